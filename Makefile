@@ -1,0 +1,53 @@
+# Commands of the project. Each works from nothing: the first one makes .venv and installs into it.
+#   PIP_FLAGS   more words for pip: another package index, a local folder of wheels, ...
+#   PYTHON      the interpreter that .venv is made with (3.10 or later)
+#   PYTEST_FLAGS  more words for pytest (-k name, -x, ...)
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help demo test test-slow check format bench clean
+
+help:
+	@echo "make demo       train twice, once with faults, and compare the weights bit for bit"
+	@echo "make test       the tests"
+	@echo "make test-slow  the long tests"
+	@echo "make check      format, lint, types, import contract"
+	@echo "make format     rewrite the files in the project's format"
+	@echo "make bench      the benchmarks, beside torchrun"
+	@echo "make clean      remove .venv and every output"
+
+# pip's constraints pin torch: unpinned, it may fetch gigabytes of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv: a minute or two."
+	$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python scripts/demo/run.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	$(BIN)/python -m scripts.bench
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out ft_logs

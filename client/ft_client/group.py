@@ -1,0 +1,55 @@
+"""What one value is over all ranks: reductions on the process group's own device.
+
+Without a process group a rank is alone. torch is used when the script has loaded it; this file never does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def rank() -> int:
+    """This rank in the group; 0 when alone."""
+    dist = _distributed()
+    return 0 if dist is None else int(dist.get_rank())
+
+
+def max_over_ranks(values: Sequence[float]) -> list[float]:
+    """The maximum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    dist = _distributed()
+    if dist is None:
+        return list(values)
+    torch = sys.modules["torch"]
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=_device(dist))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return [float(value) for value in tensor.tolist()]
+
+
+def union_over_ranks(names: Iterable[str]) -> list[str]:
+    """All names that any rank gives, sorted: one reduction of a length, one gathering of bytes."""
+    own = sorted(set(names))
+    dist = _distributed()
+    if dist is None:
+        return own
+    torch = sys.modules["torch"]
+    text = json.dumps(own).encode()
+    length = int(max_over_ranks([len(text)])[0])
+    tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=_device(dist))
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, tensor)
+    return sorted({name for one in gathered for name in json.loads(bytes(one.tolist()))})
+
+
+def _distributed() -> Any:
+    """`torch.distributed` if this process is in a group."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+def _device(dist: Any) -> Any:
+    """The device of the default group's backend, from its form `cpu:gloo,cuda:nccl`: cpu when it serves that."""
+    kinds = [pair.partition(":")[0] for pair in str(dist.get_backend_config()).split(",")]
+    return sys.modules["torch"].device("cpu" if "cpu" in kinds else kinds[0])

@@ -1,0 +1,118 @@
+"""The limits of this rank over its life: configured, loaded, learned from all ranks, multiplied after a kill.
+
+Collective calls happen here; what is observed and who is told, the client knows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ft_client import group
+from ft_client.errors import RankMonitorClientError
+from ft_client.learned_limits import (
+    INITIAL,
+    OUT_OF_SECTION,
+    SECTION,
+    SUBSEQUENT,
+    Limits,
+    Multipliers,
+    floored,
+    learned_in,
+    positive,
+    taught,
+)
+from rank_monitor.contract import env
+from rank_monitor.contract.config import MonitorSettings
+
+logger = logging.getLogger("ft_client")
+
+
+class LimitsInForce:
+    """What is in force now; before `settle`, what was loaded."""
+
+    def __init__(self) -> None:
+        self.now = Limits()
+        self._settings: MonitorSettings | None = None
+        self._multipliers = Multipliers(_factors_of_environment())
+
+    def settle(self, settings: MonitorSettings) -> None:
+        """Takes the settings; what was loaded or learned before goes over what they say."""
+        self._settings = settings
+        before, self.now = self.now, Limits.configured(settings)
+        self._adopt({name: limit for name in before.learned if (limit := before.seconds[name])}, loaded=False)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over the limits that another run learned.
+
+        Raises:
+            RankMonitorClientError: it is no state of a client.
+        """
+        try:
+            learned = learned_in(state)
+        except ValueError as problem:
+            raise RankMonitorClientError(f"not a state of this client: {problem}") from None
+        self._adopt(learned, loaded=True)
+
+    def learn_heartbeats(self, seen: Mapping[str, float], skip_if_not_ready: bool) -> bool:
+        """As `RankMonitorClient.calculate_and_set_hb_timeouts`; `seen` are the longest intervals of this rank."""
+        unready = not {INITIAL, SUBSEQUENT} <= set(seen)
+        initial, subsequent, some_unready = group.max_over_ranks(
+            [seen.get(INITIAL, 0.0), seen.get(SUBSEQUENT, 0.0), float(unready)]
+        )
+        if not some_unready:
+            self._learn({INITIAL: initial, SUBSEQUENT: subsequent})
+        elif not skip_if_not_ready:
+            raise RankMonitorClientError("limits of heartbeats need at least two signs of life on every rank")
+        return not some_unready
+
+    def learn_sections(
+        self,
+        seen: Mapping[str, float],
+        selected: Collection[str] | None,
+        out_of_section: bool,
+        skip_if_not_ready: bool,
+    ) -> bool:
+        """As `RankMonitorClient.calculate_and_set_section_timeouts`; `seen` are the longest intervals of this rank."""
+        if selected is None:
+            wanted = group.union_over_ranks(name for name in seen if name.startswith(SECTION))
+        else:
+            wanted = sorted({SECTION + name for name in selected})
+        wanted += [OUT_OF_SECTION] if out_of_section else []
+        longest = dict(zip(wanted, group.max_over_ranks([seen.get(name, 0.0) for name in wanted]), strict=True))
+        unseen = [name for name in wanted if not longest[name]]
+        if skip_if_not_ready and (unseen or not wanted):
+            return False
+        if len(unseen) == len(wanted):
+            raise RankMonitorClientError(f"no rank has seen any of: {', '.join(wanted) or 'sections'}")
+        if unseen and group.rank() == 0:
+            logger.warning("no limit is learned for what no rank has seen: %s", ", ".join(unseen))
+        self._learn({name: took_s for name, took_s in longest.items() if took_s})
+        return True
+
+    def _learn(self, longest: Mapping[str, float]) -> None:
+        assert self._settings is not None
+        self._adopt(self.now.averaged(taught(longest, self._settings)), loaded=False)
+
+    def _adopt(self, learned: Mapping[str, float], loaded: bool) -> None:
+        limits = dict(learned)
+        if self._settings is not None:
+            limits, words = self._multipliers(floored(learned, self._settings), loaded)
+            for line in words:
+                logger.warning("%s", line)
+        self.now = self.now.adopting(limits)
+
+
+def _factors_of_environment() -> dict[str, float]:
+    """What the launcher says of learned limits that ended a cycle."""
+    text = os.environ.get(env.LIMIT_MULTIPLIERS)
+    if not text:
+        return {}
+    try:
+        return {str(name): positive(str(name), factor) for name, factor in json.loads(text).items()}
+    except (ValueError, AttributeError) as problem:
+        logger.warning("%s is not used: %s", env.LIMIT_MULTIPLIERS, problem)
+        return {}

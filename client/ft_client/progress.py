@@ -1,0 +1,111 @@
+"""The watchdog of this process: a thread that reports whether the main thread executes Python, and tends the link.
+
+A stamp is a call that the interpreter makes in the main thread between two bytecodes (`Py_AddPendingCall`); it only
+posts a semaphore, so it runs no Python there. While the main thread is stuck in a call, or holds the interpreter's lock
+in one, no stamp comes. Because it is this thread that restores a lost connection, a replaced monitor learns the whole
+state also while the main thread hangs. Knows nothing of what the state is.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import sys
+import time
+
+from ft_client.link import Link
+from rank_monitor.contract import codec
+from rank_monitor.contract.messages import IterationReached, Progress
+
+_PERIOD_S = 30.0
+_PERIOD_UNTIL_WELCOME_S = 5.0
+_AFTER_ERROR_S = 1.0
+_SEMAPHORE_BYTES = 128  # sem_t has 32 on Linux
+
+
+class Stamp:
+    """Asks the main thread for a sign, and tells since when it owes one.
+
+    Raises:
+        OSError, AttributeError: the C library has no semaphores.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+        self._libc.sem_init(self._semaphore, 0, 0)
+        self._post = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
+        self._add = ctypes.pythonapi.Py_AddPendingCall
+        self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._asked_ns: int | None = None
+        self.stamp_ns = now_ns
+
+    def renew(self, now_ns: int) -> int:
+        """The last moment known at which the main thread was still to execute bytecode; asks for the next."""
+        if self._asked_ns is not None and self._libc.sem_trywait(self._semaphore) == 0:
+            self.stamp_ns, self._asked_ns = self._asked_ns, None
+        if self._asked_ns is None and self._add(self._post, ctypes.addressof(self._semaphore)) == 0:
+            self._asked_ns = now_ns
+        return self.stamp_ns
+
+
+class Watchdog:
+    """The thread. It is not in `threading.enumerate()`: a script sees the threads it would see without us."""
+
+    def __init__(self, link: Link) -> None:
+        self.errors = 0
+        self._link = link
+        self._stamp = Stamp(time.monotonic_ns())
+        self._iteration: int | None = None
+        self._ticked_ns = self._due_ns = time.monotonic_ns()
+
+    def start(self) -> None:
+        """Starts it; it ends with the process.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        while not self._link.closed:
+            try:
+                self._turn()
+            except Exception:
+                self.errors += 1
+                time.sleep(_AFTER_ERROR_S)
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        period_ns = int(self.period_s() * 1e9)
+        if now_ns >= min(self._due_ns, self._ticked_ns + period_ns):
+            self._tick(now_ns)
+            self._due_ns = now_ns + period_ns
+        if self._link.dirty or self._link.stale:
+            self._link.restate()
+        self._link.attend(min(self._due_ns - now_ns, period_ns) / 1e9)
+
+    def period_s(self) -> float:
+        """Seconds from one stamp to the next: a quarter of what the monitor takes for a stall."""
+        settings = self._link.settings
+        if settings is None:
+            return _PERIOD_UNTIL_WELCOME_S
+        return _PERIOD_S if settings.stall_warning is None else min(_PERIOD_S, settings.stall_warning / 4)
+
+    def _tick(self, now_ns: int) -> None:
+        link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns
+        link.send(codec.encode(Progress(self._stamp.renew(now_ns)), next(link.sequence), now_ns))
+        iteration = megatron_iteration()
+        if iteration is not None and iteration != self._iteration:
+            self._iteration = iteration
+            if link.speaker is not None:
+                link.speaker.iteration = iteration
+            # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
+            link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
+
+
+def megatron_iteration() -> int | None:
+    """The iteration of a Megatron training in this process, read off its global arguments."""
+    module = sys.modules.get("megatron.training.global_vars")
+    iteration = getattr(getattr(module, "_GLOBAL_ARGS", None), "curr_iteration", None)
+    return iteration if isinstance(iteration, int) else None

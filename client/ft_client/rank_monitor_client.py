@@ -1,0 +1,256 @@
+"""`RankMonitorClient`: the training's side of the watch, as the training calls it.
+
+How life is shown stands in `signs_of_life.py`, how limits are learned in `limits_in_force.py`; what a limit means, only
+the monitor knows. Nothing here waits for the monitor but `init_workload_monitoring`, which waits for a bounded time;
+nothing but misuse is raised into the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from collections.abc import Collection, Mapping
+from time import monotonic_ns
+from typing import Any
+
+from ft_client import process
+from ft_client.control import WorkloadControlRequest
+from ft_client.errors import RankMonitorClientError
+from ft_client.learned_limits import HeartbeatTimeouts, SectionTimeouts
+from ft_client.limits_in_force import LimitsInForce
+from ft_client.link import Link
+from ft_client.signs_of_life import SignsOfLife, not_initialized
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.messages import Attach, ControlRequest, Detach, Hello, Message, Sections
+
+logger = logging.getLogger("ft_client")
+
+_WELCOME_WAIT_S = 5.0
+_REQUEST_PATIENCE_S = 1.0
+_DETACH_PATIENCE_S = 0.1
+_MAX_DESCRIPTION = 4000
+
+_said_that_nobody_watches = False
+
+
+class RankMonitorClient(SignsOfLife):
+    """The client. One per process speaks at a time: the one initialised last.
+
+    Attributes:
+        is_initialized: between `init_workload_monitoring` and `shutdown_workload_monitoring`.
+        cfg: the monitor's settings; None before `init_workload_monitoring`.
+    """
+
+    active: RankMonitorClient | None = None
+    """The client that was initialised last in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg: MonitorSettings | None = None
+        self._limits = LimitsInForce()
+        self._limits_to_send = False
+        self._warmup_steps: int | None = None
+        self._watched = self._attached = self._knows_limits = False
+
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
+        """Asks the monitor to watch this training, and takes its settings; without a launcher nothing is watched.
+
+        Args:
+            num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
+
+        Raises:
+            RankMonitorClientError: called twice, or with a count that is none.
+        """
+        if self.is_initialized:
+            raise RankMonitorClientError("init_workload_monitoring() was called twice")
+        self._warmup_steps = _count(num_warmup_iters)
+        RankMonitorClient.active = self
+        link = process.start()
+        self._watched = link is not None
+        if link is None:
+            _say_that_nobody_watches()
+        settings = None if link is None else self._attach(link)
+        self._knows_limits = settings is not None
+        self.is_initialized = True
+        self._settle(settings or MonitorSettings())
+
+    def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
+        """Learns the limits of heartbeats from the longest intervals of all ranks. Collective.
+
+        Args:
+            skip_if_not_ready: return False instead of raising when a rank has not seen enough.
+
+        Returns:
+            Whether they were set. Without a launcher, False.
+
+        Raises:
+            RankMonitorClientError: not initialised; a rank has not seen two signs of life.
+        """
+        if not self.is_initialized:
+            raise not_initialized("calculate_and_set_hb_timeouts")
+        if not self._watched or process.is_forked():
+            return False
+        return self._limits.learn_heartbeats(self._observed.longest(), skip_if_not_ready) and self._set_limits()
+
+    calculate_and_set_timeouts = calculate_and_set_hb_timeouts
+
+    def calculate_and_set_section_timeouts(
+        self,
+        selected_sections: Collection[str] | None = None,
+        calc_out_of_section: bool = True,
+        skip_if_not_ready: bool = False,
+    ) -> bool:
+        """Learns the limits of sections from the longest intervals of all ranks. Collective.
+
+        Args:
+            selected_sections: the same on every rank; None: all that any rank has seen.
+            calc_out_of_section: learn the limit of the time with no section open, too.
+            skip_if_not_ready: set nothing and return False when something that was asked for was never seen.
+
+        Returns:
+            Whether any was set. What was never seen is left out with a warning. Without a launcher, False.
+
+        Raises:
+            RankMonitorClientError: not initialised; no rank has seen anything of it.
+        """
+        if not self.is_initialized:
+            raise not_initialized("calculate_and_set_section_timeouts")
+        if not self._watched or process.is_forked():
+            return False
+        seen = self._observed.longest()
+        learned = self._limits.learn_sections(seen, selected_sections, calc_out_of_section, skip_if_not_ready)
+        return learned and self._set_limits()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learned limits, as JSON values; the same on every rank."""
+        return self._limits.now.state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over the limits learned by another run; what it does not hold stays as it is.
+
+        Raises:
+            RankMonitorClientError: it is no state of a client.
+        """
+        self._limits.load(state_dict)
+        if self.is_initialized:
+            self._set_limits()
+
+    @property
+    def hb_timeouts(self) -> HeartbeatTimeouts | None:
+        """The limits of heartbeats in force; None before `init_workload_monitoring`."""
+        return None if self.cfg is None else self._limits.now.heartbeats
+
+    @property
+    def section_timeouts(self) -> SectionTimeouts | None:
+        """The limits of sections in force; None before `init_workload_monitoring`."""
+        return None if self.cfg is None else self._limits.now.sections
+
+    def send_workload_control_request(self, request: WorkloadControlRequest) -> None:
+        """Asks the launcher to restart, to exclude this node, or to end the job.
+
+        Raises:
+            RankMonitorClientError: not initialised.
+        """
+        if not self.is_initialized:
+            raise not_initialized("send_workload_control_request")
+        if (link := self._link) is not None:
+            message = ControlRequest(request.action.value, str(request.description)[:_MAX_DESCRIPTION])
+            if not link.post(message, monotonic_ns(), _REQUEST_PATIENCE_S):
+                logger.warning("the monitor does not answer: the request %s was not sent", request.action.name)
+
+    def shutdown_workload_monitoring(self) -> None:
+        """Ends the watch: the monitor judges no more. May be called at any time, and twice."""
+        if not self.is_initialized:
+            return
+        self.is_initialized = False
+        self._open.clear()
+        if RankMonitorClient.active is self:
+            RankMonitorClient.active = None
+        link, self._link = self._link, None
+        if link is not None:
+            link.speak_for(None)
+            link.post(Detach(), monotonic_ns(), _DETACH_PATIENCE_S)
+
+    # The speaker of the link.
+
+    def state(self) -> list[tuple[Message, int]]:
+        """All that a monitor must know of this training."""
+        now_ns, seen, opened = monotonic_ns(), self._observed, self._open.copy()
+        hello = Hello(
+            pid=os.getpid(),
+            attached=self._attached,
+            last_sign_ns=seen.last_sign_ns,
+            got_first_sign=seen.got_first_sign,
+            num_warmup_iterations=self._warmup_steps,
+        )
+        messages: list[tuple[Message, int]] = [(hello, now_ns)]
+        if not self._attached:
+            messages.append((Attach(self._warmup_steps), seen.last_sign_ns))
+        if self._limits_to_send:
+            messages.append((self._limits.now.message(), now_ns))
+        if seen.got_first_sign:  # what is said again is no new sign of life
+            sections = Sections(tuple(opened.items()), self.iteration)
+            messages.append((sections, seen.last_sign_ns if opened else seen.out_since_ns))
+        return messages
+
+    def forget(self) -> None:
+        """Another client speaks for this training, or this is a forked child: every call does nothing from now on."""
+        self._link = None
+
+    # Within.
+
+    def _attach(self, link: Link) -> MonitorSettings | None:
+        now_ns = monotonic_ns()
+        self._observed.begin(now_ns)
+        self._open.clear()
+        self._attached = False
+        self._link = link
+        link.speak_for(self)
+        settings = link.ask(Attach(self._warmup_steps), now_ns, _WELCOME_WAIT_S)
+        self._attached = True
+        if link.closed:
+            self._link = None
+            logger.warning("the monitor refused this process, which is not watched: %s", link.refused)
+        elif settings is None:
+            logger.warning("no answer of the monitor within %g s; training goes on without it", _WELCOME_WAIT_S)
+        return settings
+
+    def _settle(self, settings: MonitorSettings) -> None:
+        """Takes the settings, and puts in force what was loaded before."""
+        self.cfg = settings
+        logger.setLevel(settings.log_level)
+        self._observed.warm_up(settings.num_warmup_iterations if self._warmup_steps is None else self._warmup_steps)
+        self._limits.settle(settings)
+        if self._limits.now.learned:
+            self._set_limits()
+
+    def _set_limits(self) -> bool:
+        """Tells the monitor the limits in force. Where its own are not known, they stay."""
+        limits, link = self._limits.now, self._link
+        logger.info("limits in force: %s", limits)
+        if link is not None and self._knows_limits:
+            try:
+                message, self._limits_to_send = limits.message(), True
+                link.post(message, monotonic_ns())
+            except ValueError as problem:
+                self._limits_to_send = False
+                logger.warning("the monitor keeps its limits: %s", problem)
+        return True
+
+
+def _count(value: int | None) -> int | None:
+    try:
+        count = None if value is None else operator.index(value)
+    except TypeError:
+        count = -1
+    if count is not None and count < 0:
+        raise RankMonitorClientError(f"num_warmup_iters={value!r} is not a count")
+    return count
+
+
+def _say_that_nobody_watches() -> None:
+    global _said_that_nobody_watches
+    if not _said_that_nobody_watches and not process.is_forked():
+        _said_that_nobody_watches = True
+        logger.warning("not started by ft_launcher: nobody watches this process, monitoring calls do nothing")

@@ -1,0 +1,139 @@
+"""Runs the user's script in this process as `python` would have run it: same names, same paths, same words at its end.
+
+What an interpreter does for `python SCRIPT` and `python -m MODULE` is written in C; `_run_module_as_main` of runpy is
+the part of it in Python, for modules, folders and zip files. Knows nothing of monitoring.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
+from pkgutil import get_importer
+from types import CodeType, TracebackType
+
+_AT_STARTUP = frozenset({"abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath", "site", "stat"})
+"""Modules of the standard library that every interpreter has loaded before a script's folder is looked at."""
+
+
+class Script:
+    """What is to be run.
+
+    Args:
+        arguments: `[-m] SCRIPT ARGS`, as they would stand behind `python`.
+        first_path: what the interpreter put first into `sys.path` for `-m`; None in safe-path mode, where it does not.
+    """
+
+    def __init__(self, arguments: list[str], first_path: str | None) -> None:
+        self._is_module = arguments[0] == "-m"
+        self._name, *self._rest = arguments[1:] if self._is_module else arguments
+        self._first_path = first_path
+
+    def run(self) -> None:
+        """Runs it. Whatever it raises comes out, with our frames at the top of the traceback: see `below`."""
+        _forget_bootstrap()
+        if self._is_module:
+            sys.argv = ["-m", *self._rest]
+            self._look_first_in(self._first_path)
+            runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
+            return
+        sys.argv = [self._name, *self._rest]
+        if get_importer(self._name) is not None:  # a folder or zip file with a __main__
+            self._look_first_in(_absolute(self._name), always=True)
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+            return
+        self._look_first_in(str(Path(self._name).resolve().parent))
+        self._run_file()
+
+    def below(self, trace: TracebackType | None) -> TracebackType | None:
+        """The part of a traceback that `python` would have shown: what is below our frames."""
+        found = trace
+        while trace is not None:
+            if trace.tb_frame.f_code in _OUR_FRAMES:
+                found = trace.tb_next
+            trace = trace.tb_next
+        return found
+
+    def _look_first_in(self, folder: str | None, always: bool = False) -> None:
+        if folder is not None and (always or self._first_path is not None):
+            sys.path.insert(0, folder)
+            _uncover(folder)
+
+    def _run_file(self) -> None:
+        path = _absolute(self._name)
+        compiled = path.endswith(".pyc")
+        loader = SourcelessFileLoader("__main__", path) if compiled else SourceFileLoader("__main__", path)
+        try:
+            source = loader.get_data(path)
+        except OSError as error:
+            print(
+                f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr
+            )
+            sys.exit(2)
+        names = sys.modules["__main__"].__dict__
+        names.update(__file__=path, __cached__=None, __loader__=loader)
+        code = loader.get_code("__main__") if compiled else compile(source, path, "exec", dont_inherit=True)
+        assert isinstance(code, CodeType)
+        exec(code, names)
+
+
+_OUR_FRAMES = frozenset({Script.run.__code__, Script._run_file.__code__})
+
+
+def hide_frames(script: Script) -> None:
+    """Has the interpreter show the exception that is about to leave this process without our frames.
+
+    The hook in force, which may be the script's own, gets what it would have got under `python`.
+    """
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = show
+        sys.last_traceback = trace = script.below(trace)
+        error.__traceback__ = trace
+        show(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def without_bootstrap(argv: list[str]) -> list[str]:
+    """`sys.orig_argv` as if the interpreter had been given the script itself: without the first `-m` and its module."""
+    at = argv.index("-m") if "-m" in argv else len(argv)
+    return argv[:at] + argv[at + 2 :]
+
+
+def _forget_bootstrap() -> None:
+    """Makes `__main__` what it is at the start of an interpreter."""
+    main = sys.modules["__main__"].__dict__
+    fresh: dict[str, object] = {
+        "__name__": "__main__",
+        "__doc__": None,
+        "__package__": None,
+        "__loader__": None,
+        "__spec__": None,
+    }
+    if "__annotations__" in main:
+        fresh["__annotations__"] = {}
+    fresh["__builtins__"] = sys.modules["builtins"]
+    main.clear()
+    main.update(fresh)
+    sys.orig_argv[:] = without_bootstrap(sys.orig_argv)
+
+
+def _absolute(name: str) -> str:
+    """Joined to the current folder, not normalised: as the interpreter does it."""
+    return name if name.startswith("/") else f"{Path.cwd()}/{name}"
+
+
+def _uncover(folder: str) -> None:
+    """A module in the script's folder hides one of the standard library with the same name, also if we loaded that."""
+    try:
+        with os.scandir(folder) as entries:
+            found = {entry.name.removesuffix(".py") for entry in entries}
+    except OSError:
+        return
+    for name in found:
+        if name in sys.stdlib_module_names and name not in _AT_STARTUP | set(sys.builtin_module_names):
+            sys.modules.pop(name, None)

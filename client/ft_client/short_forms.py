@@ -1,0 +1,96 @@
+"""The two-line form: `ft.init()`, `ft.section(name)`, `ft.steps(loader)` over the one client of this process.
+
+They make the client when there is none yet, and use the one that the script made itself when there is. Knows nothing
+of sockets or limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from ft_client.learned_limits import STEP
+from ft_client.rank_monitor_client import RankMonitorClient
+from ft_client.signs_of_life import Section
+
+T = TypeVar("T")
+
+
+def init(num_warmup_iters: int | None = None) -> RankMonitorClient:
+    """Starts the watch, once; returns the client of this process, for what has no short form.
+
+    Args:
+        num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
+    """
+    client = RankMonitorClient.active
+    if client is None:
+        client = RankMonitorClient()
+        client.init_workload_monitoring(num_warmup_iters)
+    return client
+
+
+def section(name: str) -> Section:
+    """A context manager: the section is open in its body.
+
+    Raises:
+        RankMonitorClientError: on entry, when it is open already.
+    """
+    return init().section(name)
+
+
+def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
+    """The items, each with the section `step` open while it is fetched and while the loop's body runs.
+
+    Reports each finished step as an iteration; the section is closed when the body ends, breaks or raises. A loop
+    inside the body of another is part of that one's step.
+
+    Args:
+        start: the first step's iteration; a training that resumes gives it, so that progress over restarts shows.
+            None: the one after the last that was reported.
+    """
+    client = init()
+    if client.is_open(STEP):
+        yield from iterable
+        return
+    iteration = client.iteration + 1 if start is None else start
+    items = iter(iterable)
+    while True:
+        with client.section(STEP):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            yield item
+        client.report_iteration(iteration)
+        iteration += 1
+
+
+def report_iteration(iteration: int) -> None:
+    """Tells the training's iteration: for progress over restarts, warm-up and verdicts."""
+    init().report_iteration(iteration)
+
+
+def shutdown() -> None:
+    """Ends the watch; it may be started again."""
+    if RankMonitorClient.active is not None:
+        RankMonitorClient.active.shutdown_workload_monitoring()
+
+
+class monitored(Generic[T]):
+    """The whole protocol in one word: `for batch in ft.monitored(loader)`, or `with ft.monitored():` around a training.
+
+    The loop form starts the watch and goes through `steps`; the `with` form starts the watch and ends it.
+    """
+
+    def __init__(self, iterable: Iterable[T] = (), start: int | None = None) -> None:
+        self._iterable, self._start = iterable, start
+
+    def __iter__(self) -> Iterator[T]:
+        return steps(self._iterable, self._start)
+
+    def __enter__(self) -> RankMonitorClient:
+        return init()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        shutdown()

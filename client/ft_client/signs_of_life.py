@@ -1,0 +1,186 @@
+"""The hot path: heartbeats, sections and iterations of the training in this process.
+
+It keeps what is open and says when it changed; how messages travel is the link's matter. No lock is taken: each step is
+one operation of the interpreter, and a message that was overtaken by a change of another thread is followed by one with
+the whole set as it is then. Nothing is raised but misuse, and that before anything is sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from time import monotonic_ns
+from types import TracebackType
+
+from ft_client.errors import RankMonitorClientError
+from ft_client.learned_limits import Observed
+from ft_client.link import Link
+from rank_monitor.contract import codec
+from rank_monitor.contract.messages import NO_ITERATION, IterationReached
+
+_MAX_ITERATION = 2**63 - 1
+
+
+class SignsOfLife:
+    """What the training shows of itself.
+
+    Attributes:
+        is_initialized: whether calls are expected now; they do nothing all the same while there is no link.
+        iteration: the last one reported.
+    """
+
+    def __init__(self) -> None:
+        self.is_initialized = False
+        self.iteration = NO_ITERATION
+        self._link: Link | None = None
+        self._observed = Observed()
+        self._open: dict[str, int] = {}
+        self._names: set[str] = set()
+        self._changes = itertools.count(1)
+        self._last_change = 0
+
+    def send_heartbeat(self) -> None:
+        """Tells that the training is alive.
+
+        Raises:
+            RankMonitorClientError: not initialised.
+        """
+        if not self.is_initialized:
+            raise not_initialized("send_heartbeat")
+        link = self._link
+        if link is None:
+            return
+        now_ns = monotonic_ns()
+        self._observed.sign(now_ns)
+        if link.dirty:
+            self._send_sections(link, now_ns)
+        else:
+            link.send(codec.heartbeat(next(link.sequence), now_ns))
+
+    def start_section(self, name: str) -> None:
+        """Opens a section of any name; sections may overlap.
+
+        Raises:
+            RankMonitorClientError: not initialised, it is open already, or the name cannot be one.
+        """
+        if not self.is_initialized:
+            raise not_initialized("start_section")
+        link = self._link
+        if link is None:
+            return
+        if name in self._open:
+            raise RankMonitorClientError(f"section {name!r} is open already")
+        if name not in self._names or len(self._open) >= codec.MAX_OPEN_SECTIONS:
+            self._check_name(name)
+        now_ns = monotonic_ns()
+        if not self._open:
+            self._observed.entered(now_ns)
+        self._observed.sign(now_ns)
+        self._open[name] = now_ns
+        self._last_change = next(self._changes)
+        self._send_sections(link, now_ns)
+
+    def end_section(self, name: str) -> None:
+        """Closes a section.
+
+        Raises:
+            RankMonitorClientError: not initialised, or it is not open.
+        """
+        if not self.is_initialized:
+            raise not_initialized("end_section")
+        link = self._link
+        if link is None:
+            return
+        now_ns = monotonic_ns()
+        since_ns = self._open.pop(name, None)
+        if since_ns is None:
+            raise RankMonitorClientError(f"section {name!r} is not open")
+        self._note_closed(name, since_ns, now_ns)
+        self._last_change = next(self._changes)
+        self._send_sections(link, now_ns)
+
+    def end_all_sections(self) -> None:
+        """Closes every open section.
+
+        Raises:
+            RankMonitorClientError: not initialised.
+        """
+        if not self.is_initialized:
+            raise not_initialized("end_all_sections")
+        for name in list(self._open):
+            self.end_section(name)
+
+    def is_open(self, name: str) -> bool:
+        """Whether a section is open."""
+        return name in self._open
+
+    def section(self, name: str) -> Section:
+        """A context manager: the section is open in its body."""
+        return Section(self, name)
+
+    def report_iteration(self, iteration: int) -> None:
+        """Tells the training's iteration: for progress over restarts, warm-up and verdicts.
+
+        Raises:
+            RankMonitorClientError: not initialised, or it is no whole number.
+        """
+        if not self.is_initialized:
+            raise not_initialized("report_iteration")
+        try:
+            number = int(iteration)
+        except (TypeError, ValueError, OverflowError):
+            raise RankMonitorClientError(f"iteration {iteration!r} is no whole number") from None
+        if not 0 <= number <= _MAX_ITERATION:
+            raise RankMonitorClientError(f"iteration {iteration!r} is out of range")
+        self.iteration = number
+        if (link := self._link) is not None:
+            now_ns = monotonic_ns()
+            self._observed.last_sign_ns = now_ns
+            link.send(codec.encode(IterationReached(number), next(link.sequence), now_ns))
+
+    def _check_name(self, name: str) -> None:
+        try:
+            fits = len(name.encode()) <= codec.MAX_NAME_BYTES
+        except (AttributeError, ValueError):
+            fits = False
+        if not fits:
+            raise RankMonitorClientError(f"section name {name!r} is no text of at most {codec.MAX_NAME_BYTES} bytes")
+        if len(self._open) >= codec.MAX_OPEN_SECTIONS:
+            raise RankMonitorClientError(f"at most {codec.MAX_OPEN_SECTIONS} sections may be open at a time")
+        self._names.add(name)
+
+    def _note_closed(self, name: str, since_ns: int, now_ns: int) -> None:
+        observed = self._observed
+        observed.sign(now_ns)
+        observed.closed(name, now_ns - since_ns)
+        if not self._open:
+            observed.left(now_ns)
+
+    def _send_sections(self, link: Link, sent_ns: int) -> None:
+        while True:
+            link.dirty = False
+            change = self._last_change
+            link.send(codec.sections(next(link.sequence), sent_ns, self.iteration, self._open.copy()))
+            if change == self._last_change:
+                return
+
+
+class Section:
+    """A section as a context manager."""
+
+    def __init__(self, client: SignsOfLife, name: str) -> None:
+        self._client, self._name = client, name
+
+    def __enter__(self) -> None:
+        self._client.start_section(self._name)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._client.end_section(self._name)
+        except RankMonitorClientError:
+            if error is None:  # else the training's own error matters more
+                raise
+
+
+def not_initialized(call: str) -> RankMonitorClientError:
+    """The error of a call that came before `init_workload_monitoring`."""
+    return RankMonitorClientError(f"{call}() needs init_workload_monitoring() first")

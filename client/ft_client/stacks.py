@@ -1,0 +1,26 @@
+"""Lets the monitor ask for this process' stacks: a signal makes faulthandler append them to a file.
+
+It works in C, so also while the interpreter's lock is held. Knows no socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+
+from ft_client.descriptor import moved_up
+from rank_monitor.contract import env
+
+
+def register() -> bool:
+    """Registers what the launcher asked for in the environment; returns whether it did and could."""
+    path, number = os.environ.get(env.STACK_FILE), os.environ.get(env.STACK_SIGNAL)
+    if not path or not number:
+        return False
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = moved_up(os.open(path, flags, 0o600))
+        faulthandler.register(int(number), file=descriptor, all_threads=True, chain=False)
+        return True
+    return False

@@ -1,0 +1,107 @@
+"""The program `ft_launcher`: from the words of a command line to an exit code.
+
+The order is its point: what must be done before torch is imported comes first. Parsing, settings and the run have
+their own files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ft_launcher import prescan
+from ft_launcher.runtime import Runtime
+from rank_monitor.contract.errors import ConfigError, FtError
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
+
+if TYPE_CHECKING:
+    from ft_launcher.torch_config import Job
+
+SUBCOMMANDS = frozenset({"validate"})
+_PEER = "nvidia_resiliency_ext"
+
+
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Runs the program and exits.
+
+    Args:
+        words: the command line without the program's name; None: this process's.
+    """
+    words = sys.argv[1:] if words is None else words
+    try:
+        code = _subcommand(words) if is_subcommand(words) else _job(words)
+    except FtError as error:
+        print(f"ft_launcher: {error}", file=sys.stderr)
+        code = int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        code = int(ExitCode.LAUNCHER_ERROR)
+    sys.exit(code)
+
+
+def is_subcommand(words: Sequence[str]) -> bool:
+    """Whether the first word is a command of ours and no script: `ft_launcher -- validate` always runs a script."""
+    return bool(words) and words[0] in SUBCOMMANDS and not Path(words[0]).exists()
+
+
+def _subcommand(words: Sequence[str]) -> int:
+    from ft_launcher.validate import validate
+
+    validate.main(args=list(words[1:]), prog_name=f"ft_launcher {words[0]}", standalone_mode=False)
+    return int(ExitCode.OK)
+
+
+def _job(words: Sequence[str]) -> int:
+    """Runs a job, or tells what it would be; returns the exit code."""
+    seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
+    runtime = Runtime.start() if seen.starts_ranks else None
+    try:
+        job = make_job(words, seen, os.environ)
+        if job.settings.start.dry_run:
+            return _tell(job)
+        runtime = runtime or Runtime.start()
+        from ft_launcher.launch import run
+
+        return run(job, runtime)
+    finally:
+        if runtime is not None:
+            runtime.close()
+
+
+def make_job(words: Sequence[str], seen: prescan.Scan, environ: MutableMapping[str, str]) -> Job:
+    """The job of a command line. Imports torch.
+
+    Raises:
+        ConfigError: something is wrong with it.
+        SystemExit: it asks for help, which was printed.
+    """
+    from ft_launcher import command_line, config, torch_config
+
+    parsed = command_line.parse(words)
+    resolved = config.resolve(parsed, environ, torch_config.stop_timeouts(parsed, environ), _peer_note())
+    return torch_config.make_job(parsed, resolved, seen, environ)
+
+
+def _peer_note() -> tuple[str, ...]:
+    """Which program this is, where another package installs one of the same name."""
+    if importlib.util.find_spec(_PEER) is None:
+        return ()
+    from ft_launcher import __version__
+
+    return (f"this is ft_launcher {__version__}; {_PEER} is installed too and has a program of that name",)
+
+
+def _tell(job: Job) -> int:
+    from ft_launcher.dry_run import describe
+
+    for warning in job.warnings:
+        print(f"ft_launcher: {warning}", file=sys.stderr)
+    print(describe(job, os.environ))
+    return int(ExitCode.OK)

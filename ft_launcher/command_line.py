@@ -1,0 +1,235 @@
+"""A command line, cut where the script begins, and read by torch's own parser with our options beside torch's.
+
+Only words before the script are looked at. Ours are brought to one spelling first, so that torch's abbreviations stay
+as they are. Uses argparse's underscored table of options: there is no public way to ask which of them take a value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ft_launcher import nvrx_flags, options
+from ft_launcher.options import UsageError
+from rank_monitor.contract import kinds
+from rank_monitor.contract.errors import ConfigError
+
+_TORCH_VARIABLE = "PET_{}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A command line in two: `options` with ours in one spelling, `rest` from the script (or `--`) on, untouched.
+
+    `spelled` maps the keys of ours that were given to the user's last spelling; `accepted` those without meaning here.
+    """
+
+    options: tuple[str, ...]
+    rest: tuple[str, ...]
+    spelled: Mapping[str, str]
+    accepted: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a command line says: torch's namespace, ours as text, and where each value came from."""
+
+    namespace: Namespace
+    texts: Mapping[str, str]
+    spelled: Mapping[str, str]
+    accepted: Mapping[str, str]
+    given: frozenset[str]
+
+    def source_of(self, dest: str) -> str:
+        """Where the value of an option of torch came from, in words."""
+        variable = _TORCH_VARIABLE.format(dest.upper())
+        if dest not in self.given and variable in os.environ:
+            return variable
+        return "--" + dest.replace("_", "-")
+
+
+def cut(words: Sequence[str], value_follows: Callable[[str], bool]) -> Cut:
+    """Finds where the script begins, and normalises our options before it.
+
+    Args:
+        value_follows: whether the word after an option of torch is its value.
+
+    Raises:
+        UsageError: an option of ours that does not exist, or has no value.
+    """
+    found: list[str] = []
+    spelled: dict[str, str] = {}
+    accepted: dict[str, str] = {}
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        word = words[at]
+        flag, joined, value = word.partition("=")
+        key = options.key_of(flag)
+        at += 1
+        if key is None:
+            taken = 2 if value_follows(word) else 1
+            found += words[at - 1 : at - 1 + taken]
+            at += taken - 1
+            continue
+        if not joined:
+            value, taken = _value(key, flag, words[at:])
+            at += taken
+        if key in nvrx_flags.DONE_INSTEAD:
+            accepted[key] = flag
+        else:
+            spelled[key] = flag
+            found.append(f"{options.flag_of(key)}={value}")
+    return Cut(tuple(found), tuple(words[at:]), spelled, accepted)
+
+
+def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
+    """The value of an option of ours from the words after it, and how many they are.
+
+    A switch takes `true`, `no`, ... only where another word follows, which can be the script.
+    """
+    if options.is_switch(key):
+        if len(following) > 1 and following[0].strip().lower() in kinds.BOOLEAN_WORDS:
+            return following[0], 1
+        return "true", 0
+    if not following or (following[0].startswith("-") and not _is_number(following[0])):
+        raise UsageError(f"{flag} needs a value", f"Write {flag}=VALUE")
+    return following[0], 1
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+class _Parser(ArgumentParser):
+    """Errors become exceptions, so that there is one place that says them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def make_parser() -> ArgumentParser:
+    """torch's parser with our group. Imports torch.
+
+    Raises:
+        UsageError: a PET_ variable that torch reads as a flag holds no number.
+    """
+    from torch.distributed.run import get_args_parser
+
+    try:
+        torch_parser = get_args_parser()
+    except ValueError as error:
+        flags = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PET_"))
+        raise UsageError(f"a PET_ variable of a flag must be 0 or 1 ({error})", f"Look at {', '.join(flags)}") from None
+    parser = _Parser(
+        prog="ft_launcher",
+        usage="ft_launcher [options] script.py [arguments of the script]\n"
+        "       ft_launcher validate [options]    prints the settings and where each comes from",
+        description="torchrun's command line; ranks are watched, and restarted when they fail or hang.",
+        parents=[torch_parser],
+        add_help=False,
+    )
+    options.add_group(parser)
+    return parser
+
+
+def parse(words: Sequence[str], script_if_none: str | None = None) -> Parsed:
+    """Reads a command line (without the program's name).
+
+    Args:
+        script_if_none: taken as the script where there is none.
+
+    Raises:
+        ConfigError: it is wrong.
+        SystemExit: it asks for help, which was printed.
+    """
+    parser = make_parser()
+    table = parser._option_string_actions
+    halves = cut(words, lambda word: _value_follows(table, word))
+    rest = halves.rest or (() if script_if_none is None else (script_if_none,))
+    namespace = _read(parser, halves.options, rest)
+    return Parsed(
+        namespace=namespace,
+        texts={key: getattr(namespace, f"ft_{key}") for key in halves.spelled},
+        spelled=halves.spelled,
+        accepted=halves.accepted,
+        given=frozenset(_dests(table, halves.options)),
+    )
+
+
+def _read(parser: ArgumentParser, before: Sequence[str], rest: Sequence[str]) -> Namespace:
+    """Has argparse read the options and the script.
+
+    Each argument of the script goes as its number and comes back as itself: argparse would complain about one that
+    looks like an ambiguous abbreviation. What happens to a bare `--` stays its own affair.
+    """
+    script = rest[: 2 if rest[:1] == ("--",) else 1]
+    arguments = rest[len(script) :]
+    stand_ins = [word if word == "--" else str(number) for number, word in enumerate(arguments)]
+    try:
+        namespace = parser.parse_args([*before, *script, *stand_ins])
+    except UsageError as error:
+        raise _explained(error, parser, before, bool(script) and script != ("--",)) from None
+    returned = namespace.training_script_args
+    namespace.training_script_args = [word if word == "--" else arguments[int(word)] for word in returned]
+    return namespace
+
+
+def _explained(error: UsageError, parser: ArgumentParser, before: Sequence[str], has_script: bool) -> ConfigError:
+    """The parser's complaint with the value's source, and in words a newcomer understands."""
+    table = parser._option_string_actions
+    about = re.match(r"argument (\S+): (.*)", error.problem, re.DOTALL)
+    action = table.get(about[1].split("/")[0]) if about else None
+    if about and action:
+        variable = _TORCH_VARIABLE.format(action.dest.upper())
+        if action.dest not in _dests(table, before) and variable in os.environ:
+            return ConfigError(action.dest, os.environ[variable], variable, about[2], "Change or unset it")
+        return UsageError(f"{about[1]}: {about[2]}")
+    if not has_script and "required" in error.problem:
+        return UsageError("no script given", "Usage: ft_launcher [options] script.py [arguments]")
+    return error
+
+
+def _matches(table: Mapping[str, Action], word: str) -> list[Action]:
+    """The options of torch that a word can mean, as argparse sees it: itself, an abbreviation, or `-r3`."""
+    flag = word.partition("=")[0]
+    if not word.startswith("--"):
+        return [table[word[:2]]] if word[:2] in table else []
+    if flag in table:
+        return [table[flag]]
+    return [action for name, action in table.items() if name.startswith(flag) and options.key_of(name) is None]
+
+
+def _value_follows(table: Mapping[str, Action], word: str) -> bool:
+    """Whether the word after an option of torch is its value.
+
+    Raises:
+        UsageError: there is no such option.
+    """
+    matches = _matches(table, word)
+    if not matches:
+        raise options.unknown_option(word.partition("=")[0], (name for name in table if name.startswith("--")))
+    if word.startswith("--"):
+        return "=" not in word and any(action.nargs != 0 for action in matches)
+    for place, letter in enumerate(word[1:], start=2):
+        action = table.get("-" + letter)
+        if action is None or action.nargs != 0:
+            return action is not None and place == len(word)
+    return False
+
+
+def _dests(table: Mapping[str, Action], words: Sequence[str]) -> set[str]:
+    """The options of torch that stand among words."""
+    return {
+        action.dest
+        for word in words
+        if word.startswith("-") and len(word) > 1 and not word.startswith("--ft-")
+        for action in _matches(table, word)
+    }

@@ -1,0 +1,171 @@
+"""The settings of a job: defaults < YAML < environment < command line, with the source of each.
+
+Which settings exist, and how a value is read, is the contract's; what a command line is, `command_line.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher import nvrx_flags, options, yaml_source
+from ft_launcher.command_line import Parsed
+from rank_monitor.contract import config, env, kinds
+from rank_monitor.contract.config import Settings, SourceSettings
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings import parse
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value that somebody gave: text, or what YAML made of it, and where it stands."""
+
+    key: str
+    raw: object
+    source: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings that hold, where each one comes from, and what the user should know about them."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+class SeveralErrors(ConfigError):
+    """More than one value is wrong: all of them, a line each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        super().__init__(first.key, first.value, first.source, first.problem, first.hint)
+        self.args = ("\n".join(["several values are wrong:", *(f"  {error}" for error in errors)]),)
+
+
+def resolve(
+    parsed: Parsed, environ: Mapping[str, str], before: Sequence[Given] = (), notes: Sequence[str] = ()
+) -> Resolved:
+    """Merges all sources.
+
+    Args:
+        before: what is below the YAML and above the defaults.
+        notes: warnings that come first.
+
+    Raises:
+        ConfigError: every wrong value of any source, overridden or not.
+    """
+    command_line = [Given(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
+    environment, warnings = from_environment(environ)
+    warnings = [*notes, *(nvrx_flags.warning(flag, key) for key, flag in parsed.accepted.items()), *warnings]
+    where, _ = _read_all(given for given in (*environment, *command_line) if _is_about_sources(given))
+    from_yaml, more_warnings, errors = _from_yaml(where)
+    layers = [*before, *from_yaml, *environment, *command_line]
+    found, more_errors = _read_all(layers)
+    _raise_if_any([*errors, *more_errors])
+    sources = {key: DEFAULT for key in options.GROUP_OF} | {key: source for key, (_, source) in found.items()}
+    settings = _build({key: value for key, (value, _) in found.items()}, sources)
+    warnings += [*more_warnings, *_about_values(layers, found)]
+    return Resolved(settings, sources, tuple(warnings))
+
+
+def _is_about_sources(given: Given) -> bool:
+    return options.GROUP_OF[given.key] is SourceSettings
+
+
+def _raise_if_any(errors: Sequence[ConfigError]) -> None:
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+
+
+def _read_all(layers: Iterable[Given]) -> tuple[dict[str, tuple[Any, str]], list[ConfigError]]:
+    """Key -> value and source, the last layer winning, and every value that cannot be read."""
+    found: dict[str, tuple[Any, str]] = {}
+    errors = []
+    for given in layers:
+        try:
+            value = parse(options.GROUP_OF[given.key], given.key, given.raw, given.source)
+        except ConfigError as error:
+            errors.append(error)
+        else:
+            found[given.key] = (value, given.source)
+    return found, errors
+
+
+def from_environment(environ: Mapping[str, str]) -> tuple[list[Given], list[str]]:
+    """What `FT_<KEY>` variables set, and warnings about those that set nothing."""
+    found: list[Given] = []
+    warnings = []
+    for name, text in environ.items():
+        if not name.startswith(env.SETTING_PREFIX) or name in env.NOT_SETTINGS:
+            continue
+        key = options.canonical(name.removeprefix(env.SETTING_PREFIX))
+        if key is None:
+            hint = options.nearest(name, map(env.of_setting, options.GROUP_OF))
+            warnings.append(f"the variable {name} is no setting and does nothing{hint}")
+        elif key in nvrx_flags.DONE_INSTEAD:
+            warnings.append(nvrx_flags.warning(name, key))
+        else:
+            found.append(Given(key, text, name))
+    paths = [Given("cfg_path", environ[name], name) for name in env.CFG_PATH_SPELLINGS if environ.get(name)]
+    return [*reversed(paths), *found], warnings
+
+
+def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[str], list[ConfigError]]:
+    """What the YAML sets that `where` names, with warnings and what is wrong in it."""
+    source = SourceSettings(**{key: value for key, (value, _) in where.items()})
+    if source.cfg_path is None:
+        return [], [], []
+    try:
+        mapping = yaml_source.section(source.cfg_path, where["cfg_path"][1], source.ignore_missing_cfg)
+    except ConfigError as error:
+        return [], [], [error]
+    tolerant = source.allow_unknown_keys or mapping.get("allow_unknown_keys") is True
+    found: list[Given] = []
+    warnings: list[str] = []
+    errors: list[ConfigError] = []
+    for name, value in mapping.items():
+        key = options.canonical(str(name))
+        if key is None or key == "cfg_path":
+            problem = f"is no setting{options.nearest(str(name), options.GROUP_OF)}"
+            hint = "Remove it; --ft-allow-unknown-keys makes this a warning"
+            if tolerant:
+                warnings.append(f"{name} in {source.cfg_path} {problem}")
+            else:
+                errors.append(ConfigError(str(name), value, source.cfg_path, problem, hint))
+        elif key in nvrx_flags.DONE_INSTEAD:
+            warnings.append(nvrx_flags.warning(f"{name} in {source.cfg_path}", key))
+        else:
+            found.append(Given(key, value, source.cfg_path))
+    return found, warnings, errors
+
+
+def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    groups = {
+        attribute: group(**{key: value for key, value in values.items() if options.GROUP_OF[key] is group})
+        for attribute, group in config.GROUPS.items()
+    }
+    try:
+        settings = Settings(**groups)
+    except ConfigError as error:
+        raise ConfigError(error.key, error.value, sources[error.key], error.problem, error.hint) from None
+    if settings.start.warm_start == "on":
+        problem = "the warm start of ranks is not part of this version"
+        raise ConfigError("warm_start", "on", sources["warm_start"], problem, "Use auto: ranks start by exec")
+    return settings
+
+
+def _about_values(layers: Iterable[Given], found: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Warnings about settings that have no effect yet, and about `none` where there is no such value."""
+    winners = {given.key: given.raw for given in layers}
+    warnings = []
+    for key, (value, source) in found.items():
+        pending = options.declaration_of(key).pending
+        if pending:
+            warnings.append(f"{key} (from {source}) is accepted and without effect in this version, without {pending}")
+        elif kinds.is_none_word(winners[key]) and value not in (None, (), {}):
+            warnings.append(f"{key} (from {source}) cannot be none; its default {value} holds")
+    return warnings

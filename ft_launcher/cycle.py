@@ -1,0 +1,89 @@
+"""One cycle, from the start of its ranks until it ends: events in, what happens next out. Pure.
+
+            RankEnded(0), all done            -> SUCCEEDED
+    RUNNING RankEnded(other)                  -> FAILED
+            VerdictFound, then RankEnded      -> FAILED, whatever the code
+            ToldToEnd                         -> TOLD_TO_END
+            MembersWait                       -> REFORM
+
+The first ending stands; what comes later is evidence, not a change of mind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+
+class Phase(Enum):
+    """Where a cycle is. All but RUNNING are endings."""
+
+    RUNNING = auto()
+    SUCCEEDED = auto()
+    FAILED = auto()
+    TOLD_TO_END = auto()
+    REFORM = auto()
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """A rank's process ended."""
+
+    local_rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Condemned:
+    """A monitor condemned its rank and is about to kill it."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class ToldToEnd:
+    """The launcher got a signal that ends it."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True)
+class MembersWait:
+    """Other nodes wait to take part, or to start again."""
+
+    count: int
+
+
+Event: TypeAlias = RankEnded | Condemned | ToldToEnd | MembersWait
+
+
+class Cycle:
+    """The state of one cycle of `ranks` local ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.phase = Phase.RUNNING
+        self._running = set(range(ranks))
+        self._condemned: set[int] = set()
+
+    def on(self, event: Event) -> Phase:
+        """Takes one event; returns the phase after it."""
+        match event:
+            case RankEnded():
+                self._running.discard(event.local_rank)
+                if event.exit_code != 0 or event.local_rank in self._condemned:
+                    self._end(Phase.FAILED)
+                elif not self._running:
+                    self._end(Phase.SUCCEEDED)
+            case Condemned():
+                self._condemned.add(event.local_rank)
+            case ToldToEnd():
+                self._end(Phase.TOLD_TO_END)
+            case MembersWait():
+                if event.count > 0:
+                    self._end(Phase.REFORM)
+        return self.phase
+
+    def _end(self, phase: Phase) -> None:
+        if self.phase is Phase.RUNNING:
+            self.phase = phase

@@ -1,0 +1,136 @@
+"""A fresh TCPStore server for the ranks of each cycle, and the one number of the cycle.
+
+Ranks started by `env://` use the store without a prefix, so that only a server of its own keeps what a former cycle
+left from being read. The first node hosts it; the others learn address, port and number through the rendezvous' store.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import random
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+_KEY = "ft_launcher/cycle"
+_TRIES = 200
+FREE_AFTER = 2
+
+
+@dataclass
+class CycleStore:
+    """The store of a cycle: where ranks find it, the cycle's number, and the server where this node hosts it."""
+
+    cycle: int
+    host: str
+    port: int
+    server: TCPStore | None
+
+
+class PortHolder:
+    """The port of the ranks' store. A port that was asked for is held by one socket for the whole job."""
+
+    def __init__(self, host: str, port: int | None, port_range: tuple[int, int] | None) -> None:
+        self._host = host
+        self._range = port_range
+        self._held = _listen(host, port) if port else None
+
+    def serve(self) -> TCPStore:
+        """A new, empty store server; its port is free for us, and so are the next two."""
+        listener = self._held.dup() if self._held is not None else self._find()
+        port = listener.getsockname()[1]
+        server = TCPStore(
+            host_name=self._host,
+            port=port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=60),
+            master_listen_fd=listener.detach(),
+        )
+        return server
+
+    def close(self) -> None:
+        """Lets go of a held port."""
+        if self._held is not None:
+            self._held.close()
+
+    def _find(self) -> socket.socket:
+        if self._range is not None:
+            low, high = self._range
+            candidates = random.sample(range(low, high + 1), min(_TRIES, high - low + 1))
+        else:
+            candidates = [0] * _TRIES
+        for candidate in candidates:
+            try:
+                listener = _listen(self._host, candidate)
+            except RendezvousConnectionError:
+                continue
+            port = listener.getsockname()[1]
+            if all(_is_free(self._host, port + offset) for offset in range(1, FREE_AFTER + 1)):
+                return listener
+            listener.close()
+        where = "any port" if self._range is None else f"ports {self._range[0]} to {self._range[1]}"
+        raise RendezvousConnectionError(f"no free port found among {where} (--ft-port-range)")
+
+
+def publish(store: Any, holder: PortHolder, host: str, suffix: str = "") -> CycleStore:
+    """The first node's part: counts the cycle, hosts its store, tells the others."""
+    cycle = _underlying(store).add(f"{_KEY}_count", 1) - 1
+    server = holder.serve()
+    store.set(_KEY + suffix, json.dumps({"cycle": cycle, "host": host, "port": server.port}))
+    return CycleStore(cycle, host, server.port, server)
+
+
+def learn(store: Any, suffix: str = "") -> CycleStore:
+    """The other nodes' part: waits for what the first published."""
+    found = json.loads(store.get(_KEY + suffix))
+    return CycleStore(int(found["cycle"]), str(found["host"]), int(found["port"]), None)
+
+
+def _underlying(store: Any) -> Any:
+    """The store below the prefixes of one rendezvous round, where a counter lasts for the job."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _family(host: str) -> tuple[socket.AddressFamily, str]:
+    """Where to listen for ranks that connect to `host`: loopback only for a loopback address."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        local = host == "localhost"
+        return socket.AF_INET, "127.0.0.1" if local else "0.0.0.0"
+    if address.version == 6:
+        return socket.AF_INET6, host if address.is_loopback else "::"
+    return socket.AF_INET, host if address.is_loopback else "0.0.0.0"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, address = _family(host)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        problem = "is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise RendezvousConnectionError(f"port {port} at {address} {problem}; name another by --master-port") from None
+    return listener
+
+
+def _is_free(host: str, port: int) -> bool:
+    if port > 65535:
+        return False
+    try:
+        _listen(host, port).close()
+    except RendezvousConnectionError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""The journal: one JSON line per event, one file per node, append-only, flushed per event.
+
+Decides nothing. A line that cannot be written is dropped and counted, which is said once: training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import IO, Any
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+_MAX_HELD = 10_000
+
+
+class Journal:
+    """Events of this node. Until `open` names a file they are held in memory, so that a quiet run leaves no file."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._file: IO[str] | None = None
+        self.path: Path | None = None
+        self.dropped = 0
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Appends one event with its facts (JSON values); never raises."""
+        line = json.dumps({"v": VERSION, "t": round(time.time(), 6), "event": event, **facts}, default=str)
+        if self._file is None:
+            if len(self._held) < _MAX_HELD:
+                self._held.append(line)
+            else:
+                self.dropped += 1
+            return
+        self._append(line)
+
+    def open(self, path: Path) -> None:
+        """Writes what was held to `path`, and everything from now on; a second call is ignored."""
+        if self._file is not None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            self._say_once(error)
+            return
+        self.path = path
+        held, self._held = self._held, []
+        for line in held:
+            self._append(line)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._say_once(error)
+
+    def _append(self, line: str) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._say_once(error)
+
+    def _say_once(self, error: OSError) -> None:
+        if self.dropped == 0:
+            logger.warning("the journal cannot be written (%s); training goes on without it", error)
+        self.dropped += 1

@@ -1,0 +1,129 @@
+"""The options of ours: which exist, how people spell them, and how they look in the parser's help.
+
+Knows neither torch nor where a command line ends; values stay text, `rank_monitor.contract.settings` reads them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from argparse import ArgumentParser
+from collections.abc import Iterable
+
+from ft_launcher import nvrx_flags
+from rank_monitor.contract import config, kinds
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings import Declaration, declarations, default_of
+
+GROUP_OF: dict[str, type] = {key: group for group in config.GROUPS.values() for key in declarations(group)}
+"""Key of a setting -> its group."""
+
+ALIASES = {"term_timeout": "preemption_grace"}
+"""Other names of settings -> key."""
+
+_WITHOUT_PREFIX = {
+    "--fault-tol-cfg-path": "cfg_path",
+    "--ignore-missing-fault-tol-cfg": "ignore_missing_cfg",
+    "--restart-policy": "restart_policy",
+    "--workers-stop-timeout": "workers_stop_timeout",
+    "--term-timeout": "preemption_grace",
+}
+_OURS = ("--ft-", "--fault-tol")
+
+
+class UsageError(ConfigError):
+    """The command line as a whole is wrong; the text says how."""
+
+    def __init__(self, problem: str, hint: str = "See ft_launcher --help") -> None:
+        super().__init__("command line", "", "command line", problem, hint)
+        self.args = (f"{problem}. {hint}",)
+
+
+def declaration_of(key: str) -> Declaration:
+    """The declaration of a setting."""
+    return declarations(GROUP_OF[key])[key]
+
+
+def flag_of(key: str) -> str:
+    """The spelling of an option of ours that the help shows."""
+    return f"--ft-{key.replace('_', '-')}"
+
+
+def canonical(name: str) -> str | None:
+    """The key that a name from YAML or the environment means, in any case, with `-` or `_`; None for an unknown one."""
+    key = name.strip().lower().replace("-", "_")
+    key = ALIASES.get(key, key)
+    return key if key in GROUP_OF or key in nvrx_flags.DONE_INSTEAD else None
+
+
+def key_of(flag: str) -> str | None:
+    """The key that an option means in any of its spellings; None for an option that is not ours.
+
+    Raises:
+        UsageError: it looks like one of ours and is none.
+    """
+    dashed = flag.replace("_", "-")
+    if dashed in _WITHOUT_PREFIX:
+        return _WITHOUT_PREFIX[dashed]
+    if not dashed.startswith(_OURS):
+        return None
+    key = canonical(dashed.removeprefix("--ft-").removeprefix("param-"))
+    if key is None:
+        raise unknown_option(flag, ())
+    return key
+
+
+def is_switch(key: str) -> bool:
+    """Whether the value is true or false, and may be left out."""
+    return key in nvrx_flags.SWITCHES or (key in GROUP_OF and declaration_of(key).kind is kinds.BOOLEAN)
+
+
+def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
+    """The error about an option that does not exist, with the nearest that does."""
+    dashed = flag.replace("_", "-").replace("--ft-param-", "--ft-")
+    known = [*torch_flags, *_WITHOUT_PREFIX]
+    if dashed.startswith(_OURS):
+        known += [flag_of(key) for key in (*GROUP_OF, *ALIASES, *nvrx_flags.DONE_INSTEAD)]
+    return UsageError(f"unknown option {flag}{nearest(dashed, known)}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)`, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def add_group(parser: ArgumentParser) -> None:
+    """Adds our options to torch's parser, each once, as `--ft-key` with dest `ft_key`."""
+    group = parser.add_argument_group(
+        "fault tolerance",
+        "Each of these can also be given as FT_<KEY> in the environment, or as a key under fault_tolerance: in the "
+        "YAML that --ft-cfg-path names. `none` means no limit. --ft-KEY, --ft-param-KEY and --ft_KEY are the same; so "
+        "are --restart-policy, --workers-stop-timeout, --term-timeout (--ft-preemption-grace), --fault-tol-cfg-path "
+        "and --ignore-missing-fault-tol-cfg. Options of NVIDIA's launcher that have no meaning here are accepted.",
+    )
+    for key, of_group in GROUP_OF.items():
+        declaration = declaration_of(key)
+        form = declaration.kind.form
+        default = default_of(of_group, key)
+        later = " [accepted; without effect in this version]" if declaration.pending else ""
+        text = f"{declaration.help} ({form}; default {_shown(declaration.kind, default)}){later}".replace("%", "%%")
+        group.add_argument(
+            flag_of(key),
+            dest=f"ft_{key}",
+            metavar=form if " " not in form else "VALUE",
+            nargs="?" if is_switch(key) else None,
+            const="true" if is_switch(key) else None,
+            help=text,
+        )
+
+
+def _shown(kind: kinds.Kind, default: object) -> str:
+    if kind is kinds.SIGNAL and isinstance(default, int):
+        return kinds.signal_name(default)
+    if default is None or default in ((), {}):
+        return "none"
+    if isinstance(default, tuple):
+        return ":".join(f"{bound:g}" for bound in default)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)

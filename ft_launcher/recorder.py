@@ -1,0 +1,160 @@
+"""Everything the agent says about a run: journal lines, the console block, log lines, stacks kept in the log folder.
+
+Decides nothing, and nothing here can end a training: what cannot be written is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ft_launcher import report
+from ft_launcher.attribution import Fault, signal_name
+from ft_launcher.journal import Journal
+from ft_launcher.logs import RunFolder
+from ft_launcher.monitors import News, Replaced
+from ft_launcher.process_tree import Ending
+from ft_launcher.restart_policy import Decision
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Writes the story of a run.
+
+    Args:
+        run: the run's folder; made at the first thing worth keeping.
+        journal_dir: where the journal goes instead; None: into the run's folder.
+    """
+
+    def __init__(self, run: RunFolder, journal_dir: str | None) -> None:
+        self.journal = Journal()
+        self._run = run
+        self._node = socket.gethostname()
+        self._folder = Path(journal_dir) if journal_dir else None
+        self._store_said = False
+        self._keep_failed = False
+        if journal_dir or run.exists:
+            self._keep()
+
+    def job_started(self, run_id: str, command: list[str], max_restarts: int, nprocs: int) -> None:
+        """The launcher begins."""
+        self.journal.write(
+            "job_start", run_id=run_id, node=self._node, command=command, max_restarts=max_restarts, nprocs=nprocs
+        )
+
+    def job_ended(self, exit_code: int, reason: str) -> None:
+        """The launcher's last word."""
+        self.journal.write("job_end", exit_code=exit_code, reason=reason)
+        self.journal.close()
+
+    def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
+        """The ranks of a cycle run; `ranks` maps local rank to global rank and pid."""
+        self.journal.write(
+            "cycle_start",
+            cycle=cycle,
+            node_rank=group.group_rank,
+            nodes=group.group_world_size,
+            master=f"{group.master_addr}:{group.master_port}",
+            ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
+        )
+
+    def cycle_ended(self, cycle: int, how: str) -> None:
+        """A cycle is over."""
+        self.journal.write("cycle_end", cycle=cycle, how=how)
+
+    def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
+        """A rank's process ended while its cycle ran."""
+        self.journal.write("rank_exit", cycle=cycle, rank=rank, exit_code=exit_code)
+
+    def heard(self, cycle: int, local_rank: int, rank: int, news: News, stack_file: Path) -> None:
+        """A monitor told something."""
+        match news:
+            case Verdict():
+                stacks = self._keep_stacks(cycle, local_rank, stack_file)
+                self.journal.write("verdict", **asdict(news), stacks=stacks)
+                if not news.condemned:
+                    report.show(f"ft_launcher: rank {rank} {news.reason}" + (f"; stacks: {stacks}" if stacks else ""))
+            case RankException():
+                self.journal.write("exception", cycle=cycle, rank=rank, **asdict(news))
+            case Replaced():
+                logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, news.why)
+                self.journal.write("monitor_replaced", cycle=cycle, rank=rank, why=news.why)
+            case LimitsSet():
+                self.journal.write("limits", cycle=cycle, rank=rank, **asdict(news))
+            case ControlRequest():
+                logger.warning(
+                    "rank %d asks for %s (%s): written down, not acted on", rank, news.action, news.description
+                )
+                self.journal.write("control_request", cycle=cycle, rank=rank, **asdict(news))
+
+    def failed(self, cycle: int, fault: Fault, decision: Decision) -> None:
+        """A cycle failed: what, why, and what follows. Written before it is carried out."""
+        self._keep()
+        facts = asdict(fault) | {"kind": fault.kind.value}
+        self.journal.write("fault", cycle=cycle, **facts)
+        self.journal.write("decision", cycle=cycle, **(asdict(decision) | {"action": decision.action.value}))
+        self.cycle_ended(cycle, "failed")
+        record = self.journal.path.parent if self.journal.path else None
+        colour = sys.stderr is not None and sys.stderr.isatty()
+        report.show(report.block(fault, decision, cycle, self._node, record, colour))
+
+    def stopped(self, cycle: int, ending: Ending) -> None:
+        """The processes of a cycle were ended; says who needed SIGKILL and who could not be ended."""
+        if ending.killed:
+            self.journal.write("killed", cycle=cycle, pids=sorted(ending.killed))
+        if ending.left:
+            logger.error("processes that even SIGKILL did not end: %s", sorted(ending.left))
+            self.journal.write("left_over", cycle=cycle, pids=sorted(ending.left))
+
+    def limit_doubled(self, limit: str, factor: float) -> None:
+        """A learned limit killed a rank; it is `factor` times itself in the next cycle."""
+        logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
+        self.journal.write("limit_doubled", limit=limit, factor=factor)
+
+    def reform(self, cycle: int) -> None:
+        """Other nodes wait, so the group forms anew."""
+        logger.warning("other nodes wait to take part: the group forms anew")
+        self.cycle_ended(cycle, "membership changed")
+
+    def told(self, number: int) -> None:
+        """A signal ends the launcher."""
+        report.show(f"ft_launcher: got {signal_name(number)}; the ranks are told to end")
+        self.journal.write("signal", signal=number)
+
+    def store_silent(self, error: Exception) -> None:
+        """The rendezvous' store does not answer while ranks are healthy."""
+        if not self._store_said:
+            self._store_said = True
+            logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
+            self.journal.write("store_silent", error=str(error))
+
+    def _keep(self) -> None:
+        """Makes the run's folder and opens the journal, once there is something to keep."""
+        if self._keep_failed or self.journal.path is not None:
+            return
+        try:
+            folder = self._folder if self._folder is not None else self._run.make()
+        except ConfigError as error:
+            self._keep_failed = True
+            logger.warning("nothing can be kept of this run: %s", error)
+            return
+        self.journal.open(folder / f"journal.{self._node}.jsonl")
+
+    def _keep_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
+        """Copies a rank's stacks to its log folder; returns where they are, empty when there are none."""
+        self._keep()
+        try:
+            if not stack_file.stat().st_size or self._keep_failed:
+                return ""
+            return str(shutil.copyfile(stack_file, self._run.of_rank(cycle, local_rank) / "stacks.txt"))
+        except (OSError, ConfigError):
+            return ""

@@ -1,0 +1,77 @@
+"""What the ranks run: whether it is there, and the words of the command that starts it.
+
+Knows nothing of torch; the interpreter comes from the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rank_monitor.contract.errors import ConfigError
+
+BOOTSTRAP = ("-m", "ft_client.bootstrap")
+_SOURCE = "the command line"
+
+
+def check_script(script: str) -> None:
+    """That Python can read the script.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if script == "-":
+        return
+    if not script or not Path(script).exists():
+        hint = f"Check the path; it is looked for in {Path.cwd()}"
+        raise ConfigError("script", script, _SOURCE, "there is no such file", hint)
+    if not os.access(script, os.R_OK):
+        raise ConfigError("script", script, _SOURCE, "this user cannot read it", f"chmod +r {script}")
+
+
+def check_command(command: str) -> None:
+    """That the system can run a command (under `--no-python`).
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    found = shutil.which(command)
+    if found is None:
+        if not Path(command).exists():
+            hint = "Check the path or PATH"
+            raise ConfigError("script", command, _SOURCE, "there is no such command", hint)
+        if not os.access(command, os.X_OK):
+            hint = f"chmod +x {command}, or leave out --no-python"
+            raise ConfigError("script", command, _SOURCE, "has no execute permission", hint)
+        hint = "Write it with a path (./...), or leave out --no-python"
+        raise ConfigError("script", command, _SOURCE, "is no command that can be run", hint)
+    if _is_text_without_interpreter(Path(found)):
+        hint = "Let its first line name an interpreter (#!/bin/bash), or leave out --no-python"
+        raise ConfigError("script", command, _SOURCE, "says not what runs it", hint)
+
+
+def check_python(interpreter: str, source: str) -> None:
+    """That the interpreter the user named can be run.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if shutil.which(interpreter) is None:
+        raise ConfigError("interpreter", interpreter, source, "cannot be run", "Change or unset it")
+
+
+def through_bootstrap(python_words: Sequence[str]) -> list[str]:
+    """`-u [-m] SCRIPT ...` with our bootstrap before the script: it runs the script as Python would."""
+    after = list(python_words).index("-u") + 1
+    return [*python_words[:after], *BOOTSTRAP, *python_words[after:]]
+
+
+def _is_text_without_interpreter(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(256)
+    except OSError:
+        return False
+    return not head.startswith((b"#!", b"\x7fELF")) and b"\0" not in head

@@ -1,0 +1,274 @@
+"""A parsed command line as torch's `LaunchConfig`, the command of a rank, and what goes with them: a `Job`.
+
+torch's own `run` makes the `LaunchConfig`: its `elastic_launch` is rebound meanwhile, so that it tells what it would
+launch. So defaults, `--standalone` and the single node are the installed torch's affair. Uses torch's underscored
+`_parse_rendezvous_config` and the table of the registry of rendezvous backends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
+
+from ft_launcher import options, script
+from ft_launcher.command_line import Parsed
+from ft_launcher.config import Given, Resolved
+from ft_launcher.prescan import Scan, settle_threads
+from rank_monitor.contract.config import Settings
+from rank_monitor.contract.errors import ConfigError
+
+StdMap: TypeAlias = "Std | dict[int, Std]"
+_T = TypeVar("_T")
+
+_PYTHON = "PYTHON_EXEC"
+_STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
+_BACKENDS_OF_TORCH = ("c10d", "static", "etcd", "etcd-v2")
+_POSITIVE = (
+    "timeout",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "read_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+)
+_NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the launcher needs to run one job on this node.
+
+    `redirects`, `tee` and `local_ranks_filter` are as the user gave them, for any local rank. With `logs_specs_name`
+    (an entry point of the user's), `launch_config.logs_specs` is the user's; else it makes no files.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+    launch_config: Any
+    entrypoint: str
+    args: tuple[str, ...]
+    log_dir: str | None
+    redirects: StdMap
+    tee: StdMap
+    local_ranks_filter: set[int] | None
+    logs_specs_name: str | None
+    script: str
+    no_python: bool
+
+
+def stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[Given]:
+    """torch's `--shutdown-timeout`, and the variable for it, as the lowest source of `workers_stop_timeout`."""
+    given = []
+    if _STOP_VARIABLE in environ:
+        given.append(Given("workers_stop_timeout", environ[_STOP_VARIABLE], _STOP_VARIABLE))
+    seconds = getattr(parsed.namespace, "shutdown_timeout", None)
+    if seconds is not None:
+        given.append(Given("workers_stop_timeout", seconds, parsed.source_of("shutdown_timeout")))
+    return given
+
+
+def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMapping[str, str]) -> Job:
+    """The job that a command line describes. Sets `OMP_NUM_THREADS` in `environ` where torchrun would.
+
+    Raises:
+        ConfigError: an option of torch is wrong, or the script cannot be run.
+    """
+    namespace = parsed.namespace
+    blame = _Blame(parsed)
+    _check_what_runs(namespace, environ)
+    _check_numbers(namespace, blame)
+    ranks: int = blame.read("nproc_per_node", torch_run.determine_local_world_size)
+    if ranks < 1:
+        raise blame.error("nproc_per_node", "at least one rank is needed")
+    redirects = blame.read("redirects", _std_map)
+    tee = blame.read("tee", _std_map)
+    shown = blame.read("local_ranks_filter", _local_ranks)
+    warnings = [*_about_standalone(namespace, blame), *resolved.warnings]
+    threads = settle_threads(seen, ranks, environ)
+    conf = blame.read("rdzv_conf", _parse_rendezvous_config)
+    config, entrypoint, words = _from_torch(namespace, ranks)
+    _check_rendezvous(config, conf, blame)
+    by_python = not namespace.no_python or _run_path(namespace)
+    return Job(
+        settings=resolved.settings,
+        sources=resolved.sources,
+        warnings=(*warnings, *([threads] if threads else ())),
+        launch_config=config,
+        entrypoint=entrypoint,
+        args=tuple(script.through_bootstrap(words) if by_python else words),
+        log_dir=namespace.log_dir,
+        redirects=redirects,
+        tee=tee,
+        local_ranks_filter=shown,
+        logs_specs_name=namespace.logs_specs,
+        script=("-m " if _as_module(namespace) else "") + namespace.training_script,
+        no_python=not by_python,
+    )
+
+
+class _Blame:
+    """Turns what torch says about a value into an error with the value's name and source."""
+
+    def __init__(self, parsed: Parsed) -> None:
+        self._parsed = parsed
+
+    def error(self, dest: str, problem: str, hint: str = "See ft_launcher --help") -> ConfigError:
+        """The error about the value of an option of torch."""
+        value = getattr(self._parsed.namespace, dest)
+        return ConfigError(dest, value, self._parsed.source_of(dest), problem.removesuffix("."), hint)
+
+    def read(self, dest: str, reader: Callable[[Any], _T]) -> _T:
+        """`reader` of an option's value.
+
+        Raises:
+            ConfigError: the reader does not take it.
+        """
+        with self.of(dest):
+            return reader(getattr(self._parsed.namespace, dest))
+
+    @contextmanager
+    def of(self, dest: str) -> Iterator[None]:
+        """What fails inside is the fault of this option."""
+        try:
+            yield
+        except (ValueError, RuntimeError, AssertionError) as error:
+            raise self.error(dest, str(error).splitlines()[0] if str(error) else "is wrong") from None
+
+
+def _run_path(namespace: Namespace) -> bool:
+    return bool(getattr(namespace, "run_path", False))
+
+
+def _as_module(namespace: Namespace) -> bool:
+    return namespace.module and not _run_path(namespace)
+
+
+def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
+    """The script, by the way it will be started. One that another interpreter runs may lie in its own container."""
+    if _run_path(namespace):
+        script.check_script(namespace.training_script)
+    elif namespace.no_python and namespace.module:
+        raise options.UsageError(
+            "--no-python and -m exclude each other", "A module needs Python: leave out --no-python"
+        )
+    elif namespace.no_python:
+        script.check_command(namespace.training_script)
+    elif environ.get(_PYTHON):
+        script.check_python(environ[_PYTHON], _PYTHON)
+    elif not namespace.module:
+        script.check_script(namespace.training_script)
+
+
+def _check_numbers(namespace: Namespace, blame: _Blame) -> None:
+    min_nodes, max_nodes = blame.read("nnodes", torch_run.parse_min_max_nnodes)
+    if not 1 <= min_nodes <= max_nodes:
+        raise blame.error("nnodes", "must be at least 1, and MIN not above MAX", "Write N or MIN:MAX")
+    if namespace.max_restarts < 0:
+        raise blame.error("max_restarts", "must not be negative")
+    if not namespace.monitor_interval > 0:
+        raise blame.error("monitor_interval", "must be above 0")
+    if namespace.master_port is not None and not 0 <= namespace.master_port <= 65535:
+        raise blame.error("master_port", "ports lie between 0 and 65535")
+    if namespace.rdzv_backend == "static" and not 0 <= namespace.node_rank < max_nodes:
+        raise blame.error("node_rank", f"must be below the number of nodes, {max_nodes}")
+    if namespace.standalone and min_nodes > 1:
+        raise blame.error("nnodes", "--standalone is for one node", "Leave out one of the two")
+
+
+def _about_standalone(namespace: Namespace, blame: _Blame) -> list[str]:
+    """torch lets `--standalone` win over what contradicts it; so do we, and say so."""
+    if not namespace.standalone:
+        return []
+    kept = {"rdzv_backend": ("static", "c10d"), "rdzv_endpoint": ("",), "rdzv_id": ("none",)}
+    lost = [f"--{dest.replace('_', '-')}" for dest, same in kept.items() if getattr(namespace, dest) not in same]
+    return [f"--standalone wins: {', '.join(lost)} is not used"] if lost else []
+
+
+def _std_map(text: str) -> StdMap:
+    """`3` for all ranks, or `0:3,10:1` per local rank.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not _STD_MAP.fullmatch(text):
+        raise ValueError("must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or by local rank like 0:3,10:1")
+    if ":" not in text:
+        return Std(int(text))
+    pairs = (part.split(":") for part in text.split(","))
+    return {int(local_rank): Std(int(streams)) for local_rank, streams in pairs}
+
+
+def _local_ranks(text: str) -> set[int] | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise ValueError("must be local ranks like 0,1,2")
+    return {int(word) for word in text.split(",")}
+
+
+def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
+    """What torch's `run` would launch: `LaunchConfig`, command and its arguments.
+
+    Raises:
+        ConfigError: torch refuses an option.
+    """
+    asked = copy(namespace)
+    asked.nproc_per_node = str(ranks)
+    if _run_path(namespace):
+        asked.run_path = asked.no_python = asked.module = False
+    if namespace.logs_specs is None:
+        vars(asked).update(_NO_LOGS)
+    told: list[tuple[Any, str, list[str]]] = []
+
+    def tell(config: LaunchConfig, entrypoint: str, **_: Any) -> Callable[..., None]:
+        return lambda *words: told.append((config, entrypoint, list(words)))
+
+    before = torch_run.elastic_launch
+    torch_run.elastic_launch = tell
+    try:
+        torch_run.run(asked)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise options.UsageError(f"torch does not take this command line: {error}") from None
+    finally:
+        torch_run.elastic_launch = before
+    return told[0]
+
+
+def _check_rendezvous(config: Any, conf: Mapping[str, str], blame: _Blame) -> None:
+    backend, known = config.rdzv_backend, rendezvous_handler_registry._registry
+    if backend not in known:
+        hint = f"There are {', '.join(sorted(known))}"
+        raise blame.error("rdzv_backend", f"is no rendezvous backend{options.nearest(backend, known)}", hint)
+    if backend in ("etcd", "etcd-v2") and importlib.util.find_spec("etcd") is None:
+        raise blame.error("rdzv_backend", "needs the package python-etcd", "pip install 'ft-launcher[etcd]'")
+    if backend in _BACKENDS_OF_TORCH:
+        with blame.of("rdzv_endpoint"):
+            parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+    with blame.of("rdzv_conf"):
+        doubled = set(conf) & set(inspect.signature(RendezvousParameters).parameters)
+        if doubled:
+            raise ValueError(f"{', '.join(sorted(doubled))}: there is an option of its own for that")
+        parameters = RendezvousParameters(backend, "", "", 1, 1, **conf)
+        for key in _POSITIVE:
+            number = parameters.get_as_int(key)
+            if number is not None and number <= 0:
+                raise ValueError(f"{key} must be above 0")
+        parameters.get_as_bool("is_host")

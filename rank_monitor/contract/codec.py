@@ -1,0 +1,240 @@
+"""Messages as bytes and back: small binary records for the hot ones, versioned JSON for the rest.
+
+Knows no socket and no clock.
+
+    header (16 bytes, little endian): version u8, kind u8, two zero bytes, sequence u32, sent u64
+    heartbeat    header
+    iteration    header, iteration i64
+    progress     header, stamp u64
+    sections     header, iteration i64, count u8, then per open section: since u64, length u8, name (UTF-8)
+    all others   header, JSON object
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import (
+    Attach,
+    Bye,
+    Connected,
+    ControlRequest,
+    CycleEnd,
+    CycleStart,
+    Detach,
+    Forked,
+    ForkMonitor,
+    Heartbeat,
+    Hello,
+    IterationReached,
+    LimitsSet,
+    Message,
+    MonitorChanged,
+    Progress,
+    RankException,
+    Ready,
+    Refused,
+    Sections,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+    Welcome,
+)
+
+VERSION = 1
+MAX_MESSAGE = 60_000
+MAX_OPEN_SECTIONS = 64
+MAX_NAME_BYTES = 255
+
+_HEADER = struct.Struct("<BBHIQ")
+_HEADER_AND_INT = struct.Struct("<BBHIQq")
+_SECTIONS_HEAD = struct.Struct("<qB")
+_SECTION_HEAD = struct.Struct("<QB")
+_HEARTBEAT, _SECTIONS, _ITERATION, _PROGRESS = 1, 2, 3, 4
+
+_JSON_KINDS: dict[int, type] = {
+    16: Hello,
+    17: Attach,
+    18: LimitsSet,
+    19: Detach,
+    20: RankException,
+    21: ControlRequest,
+    32: Welcome,
+    33: Refused,
+    48: CycleStart,
+    49: CycleEnd,
+    50: SnapshotRequest,
+    51: Bye,
+    64: Ready,
+    65: Connected,
+    66: Snapshot,
+    67: Verdict,
+    80: ForkMonitor,
+    81: Forked,
+    82: MonitorChanged,
+}
+_KIND_OF = {message: kind for kind, message in _JSON_KINDS.items()}
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_DECODE = json.JSONDecoder().decode
+
+
+def _json_types(hint: Any) -> frozenset[type]:
+    """What JSON may hold where a field has this type."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    plain = {typing.get_origin(option) or option for option in options}
+    return frozenset(plain | {int} if float in plain else plain)
+
+
+_FIELDS = {
+    message: {name: _json_types(hint) for name, hint in typing.get_type_hints(message).items()} for message in _KIND_OF
+}
+
+
+@dataclass(frozen=True)
+class Received:
+    """A decoded message with what its header said."""
+
+    message: Message
+    sequence: int
+    sent_ns: int
+
+
+def heartbeat(sequence: int, sent_ns: int) -> bytes:
+    """The bytes of a `Heartbeat`; 16 of them."""
+    return _HEADER.pack(VERSION, _HEARTBEAT, 0, sequence & 0xFFFFFFFF, sent_ns)
+
+
+def sections(sequence: int, sent_ns: int, iteration: int, open_sections: typing.Mapping[str, int]) -> bytes:
+    """The bytes of `Sections`; `open_sections` maps name to the moment it was opened.
+
+    Raises:
+        ValueError: more than 64 open sections, or a name of more than 255 bytes.
+    """
+    if len(open_sections) > MAX_OPEN_SECTIONS:
+        raise ValueError(f"{len(open_sections)} sections are open; at most {MAX_OPEN_SECTIONS} can be")
+    parts = [
+        _HEADER.pack(VERSION, _SECTIONS, 0, sequence & 0xFFFFFFFF, sent_ns),
+        _SECTIONS_HEAD.pack(iteration, len(open_sections)),
+    ]
+    for name, since_ns in open_sections.items():
+        encoded = name.encode()
+        if len(encoded) > MAX_NAME_BYTES:
+            raise ValueError(f"section name of {len(encoded)} bytes; at most {MAX_NAME_BYTES}")
+        parts.append(_SECTION_HEAD.pack(since_ns, len(encoded)))
+        parts.append(encoded)
+    return b"".join(parts)
+
+
+def encode(message: Message, sequence: int, sent_ns: int) -> bytes:
+    """The bytes of any message.
+
+    Raises:
+        ValueError: it is larger than one message may be.
+    """
+    match message:
+        case Heartbeat():
+            return heartbeat(sequence, sent_ns)
+        case Sections():
+            return sections(sequence, sent_ns, message.iteration, dict(message.open))
+        case IterationReached():
+            return _HEADER_AND_INT.pack(VERSION, _ITERATION, 0, sequence & 0xFFFFFFFF, sent_ns, message.iteration)
+        case Progress():
+            return _HEADER_AND_INT.pack(VERSION, _PROGRESS, 0, sequence & 0xFFFFFFFF, sent_ns, message.stamp_ns)
+    header = _HEADER.pack(VERSION, _KIND_OF[type(message)], 0, sequence & 0xFFFFFFFF, sent_ns)
+    data = header + _ENCODE(vars(message)).encode()
+    if len(data) > MAX_MESSAGE:
+        raise ValueError(f"{type(message).__name__} of {len(data)} bytes; at most {MAX_MESSAGE}")
+    return data
+
+
+def heartbeat_sent_ns(data: bytes | bytearray, length: int) -> int | None:
+    """When the heartbeat in the first `length` bytes was sent; None if they are no heartbeat. Cheaper than `decode`."""
+    if length != _HEADER.size or data[0] != VERSION or data[1] != _HEARTBEAT:
+        return None
+    return int(_HEADER.unpack_from(data)[4])
+
+
+def decode(data: bytes) -> Received:
+    """The message in `data`.
+
+    Raises:
+        ProtocolError: it is no message of ours, of another version, too large, or its fields do not fit.
+    """
+    if len(data) < _HEADER.size:
+        raise ProtocolError(f"message of {len(data)} bytes is shorter than a header")
+    if len(data) > MAX_MESSAGE:
+        raise ProtocolError(f"message of {len(data)} bytes is above {MAX_MESSAGE}")
+    version, kind, _, sequence, sent_ns = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise ProtocolError(f"protocol version {version}; this process speaks {VERSION}")
+    return Received(_decode_body(kind, data), sequence, sent_ns)
+
+
+def _decode_body(kind: int, data: bytes) -> Message:
+    if kind == _HEARTBEAT:
+        return Heartbeat()
+    if kind == _SECTIONS:
+        return _decode_sections(data)
+    if kind in (_ITERATION, _PROGRESS):
+        if len(data) != _HEADER_AND_INT.size:
+            raise ProtocolError(f"kind {kind} with {len(data)} bytes")
+        value = _HEADER_AND_INT.unpack(data)[-1]
+        return IterationReached(value) if kind == _ITERATION else Progress(value)
+    if kind not in _JSON_KINDS:
+        raise ProtocolError(f"unknown kind {kind}")
+    return _decode_json(_JSON_KINDS[kind], data)
+
+
+def _decode_sections(data: bytes) -> Sections:
+    try:
+        iteration, count = _SECTIONS_HEAD.unpack_from(data, _HEADER.size)
+        at = _HEADER.size + _SECTIONS_HEAD.size
+        found = []
+        for _ in range(count):
+            since_ns, length = _SECTION_HEAD.unpack_from(data, at)
+            at += _SECTION_HEAD.size
+            if at + length > len(data):
+                raise ProtocolError("section name runs past the end")
+            found.append((data[at : at + length].decode(), since_ns))
+            at += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"malformed sections: {error}") from None
+    if at != len(data) or count > MAX_OPEN_SECTIONS:
+        raise ProtocolError(f"sections: {count} entries, {len(data) - at} bytes left over")
+    return Sections(tuple(found), iteration)
+
+
+def _decode_json(expected: type, data: bytes) -> Message:
+    try:
+        values = _DECODE(str(data[_HEADER.size :], "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{expected.__name__}: no JSON: {error}") from None
+    fields = _FIELDS[expected]
+    if not isinstance(values, dict):
+        raise ProtocolError(f"{expected.__name__}: not an object")
+    for name, value in values.items():
+        if name not in fields:
+            raise ProtocolError(f"{expected.__name__}: unknown field {name!r}")
+        if not _fits(value, fields[name]):
+            raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit")
+    try:
+        return typing.cast(Message, expected(**values))
+    except TypeError as error:
+        raise ProtocolError(f"{expected.__name__}: {error}") from None
+
+
+def _fits(value: object, allowed: frozenset[type]) -> bool:
+    if type(value) not in allowed:
+        return False
+    if isinstance(value, list):
+        return all(type(item) is str for item in value)
+    if float in allowed and isinstance(value, (int, float)):
+        return abs(value) <= sys.float_info.max  # no infinity, no NaN, and no whole number that would become one
+    return True

@@ -1,0 +1,209 @@
+"""Every setting of ours, grouped per concern, with its unit and default. The only file that holds defaults.
+
+How a value is read stands in `kinds.py`; where values come from, and which wins, in `ft_launcher/config.py`.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from rank_monitor.contract import kinds
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings import setting
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """Limits and verdicts: what the monitor of a rank needs to know."""
+
+    initial_rank_heartbeat_timeout: float | None = setting(
+        3600.0, kinds.LIMIT, "from the rank's connection to its first sign of life"
+    )
+    rank_heartbeat_timeout: float | None = setting(2700.0, kinds.LIMIT, "between two signs of life")
+    rank_section_timeouts: dict[str, float | None] = setting(
+        {}, kinds.SECTIONS, "limit of each section while it is open"
+    )
+    rank_out_of_section_timeout: float | None = setting(None, kinds.LIMIT, "longest time with no section open")
+    connect_timeout: float | None = setting(None, kinds.LIMIT, "from the start of a rank to init_workload_monitoring()")
+    workload_check_interval: float = setting(
+        5.0, kinds.SECONDS, "accepted for compatibility: the detector wakes at the exact deadline"
+    )
+    safety_factor: float = setting(5.0, kinds.FACTOR, "a learned limit is the longest time observed times this")
+    learned_limit_floor: float = setting(10.0, kinds.SECONDS, "no learned limit goes below")
+    num_warmup_iterations: int = setting(
+        5, kinds.COUNT, "first steps: judged by section `warmup`, never by a learned `step` limit"
+    )
+    rank_termination_signal: int = setting(signal.SIGKILL, kinds.SIGNAL, "what a hung rank gets, after SIGCONT")
+    termination_grace_time: float = setting(5.0, kinds.SECONDS, "from that signal to SIGKILL")
+    dump_stacks: bool = setting(True, kinds.BOOLEAN, "write the stacks of a hung rank before it dies")
+    stall_warning: float | None = setting(
+        600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
+    )
+    oversleep_slack: float = setting(
+        1.0, kinds.SECONDS, "a monitor that overslept by more shifts its deadlines (a paused machine must not kill)"
+    )
+    teardown_timeout: float | None = setting(
+        None, kinds.LIMIT, "from shutdown_workload_monitoring() to the rank's exit"
+    )
+    stack_signal: int = setting(
+        kinds.SIGNAL.read("SIGRTMIN+7"), kinds.SIGNAL, "asks a rank for its stacks; one that nobody else uses"
+    )
+    log_level: str = setting("INFO", kinds.LOG_LEVEL, "level of our own log lines")
+
+
+@dataclass(frozen=True)
+class StartSettings:
+    """How ranks start."""
+
+    warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
+    preload: tuple[str, ...] = setting((), kinds.WORDS, "modules imported before the ranks fork", "warm start")
+    inprocess: str = setting("auto", kinds.choice("auto", "off"), "in-process restart first", "in-process restart")
+    rejoin: bool = setting(True, kinds.BOOLEAN, "start a dead rank again as a spare", "in-process restart")
+    port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")
+    dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
+    alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours", "the alias")
+    inject: tuple[str, ...] = setting((), kinds.WORDS, "faults on purpose", "faults on purpose")
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """How ranks end."""
+
+    workers_stop_timeout: float = setting(15.0, kinds.SECONDS, "SIGTERM to SIGKILL at the end of a cycle")
+    preemption_signal: int = setting(
+        signal.SIGTERM, kinds.SIGNAL, "what ranks with a handler for it get when the launcher is told to end"
+    )
+    preemption_grace: float = setting(60.0, kinds.SECONDS, "how long they have then")
+    exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
+    gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "wait for GPU memory before a cycle", "GPU memory")
+    gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB that may stay in use", "GPU memory")
+    gpu_memory_poll_interval: float = setting(2.0, kinds.SECONDS, "upper bound of the polling", "GPU memory")
+
+
+@dataclass(frozen=True)
+class RestartSettings:
+    """When to restart, and when to stop restarting."""
+
+    restart_policy: str = setting("any-failed", kinds.choice("any-failed", "min-healthy"), "what ends a cycle")
+    restart_window: float | None = setting(None, kinds.LIMIT, "--max-restarts counts within this many seconds")
+    backoff: tuple[float, float] = setting((0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young")
+    same_error_limit: int = setting(3, kinds.COUNT, "identical user errors before giving up; 0: never")
+    max_no_progress_cycles: int = setting(3, kinds.COUNT, "cycles without progress before giving up; 0: never")
+    min_progress_iterations: int = setting(1, kinds.COUNT, "iterations that count as progress")
+    checkpoint_iteration_file: str | None = setting(None, kinds.PATH_OR_NONE, "file that holds the last iteration")
+    no_restart_exit_codes: tuple[int, ...] = setting((), kinds.CODES, "exit codes of ranks that end the job")
+    no_restart_exit_code: int = setting(93, kinds.COUNT, "the launcher's code then")
+    exit_code: str = setting("ranks", kinds.choice("ranks", "one"), "pass on the ranks' code, or 1")
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """Which nodes take part."""
+
+    spares: int = setting(0, kinds.COUNT, "nodes that wait", "spares")
+    scale: str = setting("both", kinds.choice("up", "down", "both", "off"), "may the world grow or shrink", "spares")
+    segment: int | None = setting(None, kinds.COUNT_OR_NONE, "nodes kept together", "spares")
+    node_group: str | None = setting(None, kinds.TEXT_OR_NONE, "this node's group", "spares")
+    node_beat: float = setting(2.0, kinds.SECONDS, "period of a node's beat", "loss of nodes")
+    node_timeout: float = setting(15.0, kinds.SECONDS, "a silent node is lost after", "loss of nodes")
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """Checks of the node before a cycle."""
+
+    health: str = setting("auto", kinds.choice("auto", "off"), "checks of the node before a cycle", "health checks")
+    node_check: str | None = setting(None, kinds.TEXT_OR_NONE, "command that must exit 0", "health checks")
+    node_health_check_endpoint: str | None = setting(
+        None, kinds.TEXT_OR_NONE, "gRPC or Unix-socket endpoint of a checker", "health checks"
+    )
+    storage_health_check_path: tuple[str, ...] = setting((), kinds.WORDS, "paths that must answer", "health checks")
+    health_timeout: float = setting(30.0, kinds.SECONDS, "deadline of each check", "health checks")
+    node_health_check_interval: float = setting(5.0, kinds.SECONDS, "between readings", "health checks")
+    enable_nic_monitor: bool = setting(False, kinds.BOOLEAN, "read the NICs while ranks run", "health checks")
+    enable_nic_healthcheck: bool = setting(True, kinds.BOOLEAN, "check the NICs before a cycle", "health checks")
+    enable_gpu_health_check: bool = setting(True, kinds.BOOLEAN, "check the GPUs before a cycle", "health checks")
+    enable_dist_storage_healthcheck: bool = setting(False, kinds.BOOLEAN, "check network mounts", "health checks")
+    pci_topo_file: str | None = setting(None, kinds.PATH_OR_NONE, "map of GPU to NIC", "health checks")
+    link_down_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "counter, with {nic}", "health checks")
+    link_state_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "state, with {nic}", "health checks")
+    check_remaining_processes: bool = setting(False, kinds.BOOLEAN, "report others on the GPU", "health checks")
+    numa_bind_strict: bool = setting(False, kinds.BOOLEAN, "an impossible binding is an error", "health checks")
+
+
+@dataclass(frozen=True)
+class NcclSettings:
+    """NCCL's timeouts in the ranks."""
+
+    nccl_collective_timeout: float | None = setting(None, kinds.LIMIT, "of process groups", "NCCL settings")
+    nccl_heartbeat_timeout: float | None = setting(300.0, kinds.LIMIT, "of NCCL's watchdog", "NCCL settings")
+    nccl_async_error_handling: int | None = setting(None, kinds.COUNT_OR_NONE, "NCCL's mode", "NCCL settings")
+    nccl_enable_monitoring: bool = setting(True, kinds.BOOLEAN, "NCCL's watchdog", "NCCL settings")
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What is written down, and where."""
+
+    journal_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of the journal; default: the log folder")
+    metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "Prometheus", "metrics")
+    status_port: int | None = setting(None, kinds.PORT_OR_OFF, "status page", "status page")
+    status_address: str = setting("127.0.0.1", kinds.TEXT_OR_NONE, "where the page listens", "status page")
+    nvrx_logfile: str | None = setting(None, kinds.PATH_OR_NONE, "copy of the launcher's own log")
+    cycle_info_dir: str | None = setting(None, kinds.PATH_OR_NONE, "JSON per cycle", "cycle info")
+    per_cycle_applog_prefix: str | None = setting(None, kinds.PATH_OR_NONE, "one file per cycle", "cycle logs")
+    install_exception_hook: bool = setting(True, kinds.BOOLEAN, "accepted: it is always installed")
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """Where the other settings come from."""
+
+    cfg_path: str | None = setting(None, kinds.PATH_OR_NONE, "YAML with a mapping named fault_tolerance")
+    ignore_missing_cfg: bool = setting(False, kinds.BOOLEAN, "go on without that file, or without that mapping in it")
+    allow_unknown_keys: bool = setting(False, kinds.BOOLEAN, "an unknown key in the YAML is a warning, not an error")
+
+
+GROUPS: dict[str, type] = {
+    "monitor": MonitorSettings,
+    "start": StartSettings,
+    "stop": StopSettings,
+    "restart": RestartSettings,
+    "members": MemberSettings,
+    "health": HealthSettings,
+    "nccl": NcclSettings,
+    "record": RecordSettings,
+    "source": SourceSettings,
+}
+"""Attribute of `Settings` -> its group. Keys are unique over all groups."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a job on one node."""
+
+    monitor: MonitorSettings = MonitorSettings()
+    start: StartSettings = StartSettings()
+    stop: StopSettings = StopSettings()
+    restart: RestartSettings = RestartSettings()
+    members: MemberSettings = MemberSettings()
+    health: HealthSettings = HealthSettings()
+    nccl: NcclSettings = NcclSettings()
+    record: RecordSettings = RecordSettings()
+    source: SourceSettings = SourceSettings()
+
+    def __post_init__(self) -> None:
+        """Checks what ties settings to each other.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        beat, timeout = self.members.node_beat, self.members.node_timeout
+        if beat >= timeout:
+            raise ConfigError("node_beat", beat, "settings", f"must be below node_timeout={timeout}")
+        asks_for_stacks = self.monitor.stack_signal
+        if asks_for_stacks in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, self.stop.preemption_signal}:
+            problem = "must be a signal that a process can handle, and not preemption_signal"
+            raise ConfigError("stack_signal", asks_for_stacks, "settings", problem, "SIGRTMIN+7 is free everywhere")

@@ -1,0 +1,34 @@
+"""Names of the environment variables we define. No other file spells them."""
+
+from __future__ import annotations
+
+# Set by the launcher for each rank.
+RANK_MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
+LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
+JOB_TAG = "FT_JOB_TAG"
+CYCLE = "FT_CYCLE"
+STACK_FILE = "FT_STACK_FILE"
+STACK_SIGNAL = "FT_STACK_SIGNAL"
+LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
+DEBUG = "FT_DEBUG"
+
+# Read by the launcher.
+CFG_PATH_SPELLINGS = ("PET_FT_CFG_PATH", "FAULT_TOL_CFG_PATH", "FT_CFG_PATH")
+SETTING_PREFIX = "FT_"
+FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
+SIMULATED_FAULT = "FT_SIM_FAULT_DESC"
+INJECT = "FT_INJECT"
+ALIAS_NVRX = "FT_ALIAS_NVRX"
+
+SET_FOR_RANKS = frozenset(
+    {RANK_MONITOR_SOCKET, LAUNCHER_SOCKET, JOB_TAG, CYCLE, STACK_FILE, LIMIT_MULTIPLIERS},
+)
+"""Variables with our prefix that are not settings; a launcher started inside a rank drops them."""
+
+NOT_SETTINGS = SET_FOR_RANKS | {SIMULATED_FAULT, DEBUG, *CFG_PATH_SPELLINGS}
+"""Variables with our prefix about which no "unknown setting" warning is given."""
+
+
+def of_setting(key: str) -> str:
+    """The variable that sets `key` (underscored): `FT_<KEY>`."""
+    return SETTING_PREFIX + key.upper()

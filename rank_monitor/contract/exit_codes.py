@@ -1,0 +1,51 @@
+"""Exit codes of the launcher. 80 to 99 are ours; see the table in docs/exit_codes.md."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the launcher's exit code says. A rank's own code is passed on when all first failures agree on it."""
+
+    OK = 0
+    RANKS_FAILED = 1
+    BAD_CONFIG = 2
+    RESUME_TO_DISAMBIGUATE = 16
+    FAILED_ON_RESULT_VALIDATION = 17
+    LAUNCHER_ERROR = 80
+    RENDEZVOUS_FAILED = 81
+    STORE_HOST_LOST = 82
+    NODE_UNHEALTHY = 83
+    BELOW_MINIMUM = 84
+    HANG = 85
+    PREEMPTED = 86
+    PREEMPTED_KILLED = 87
+    NOT_RESTARTABLE = 93
+    NODE_EXCLUDED = 94
+    JOB_STOPPED = 95
+
+
+OURS = range(80, 100)
+INTERRUPTED = 130
+
+
+def died_of(signal_number: int) -> int:
+    """The shell's code for a death by signal: 128 + n."""
+    return 128 + signal_number
+
+
+def passed_on(rank_code: int) -> int:
+    """A rank's exit code as the launcher may return it.
+
+    Args:
+        rank_code: as `subprocess` gives it, negative for a signal.
+
+    Returns:
+        The code itself; 1 for one that means something of ours (2, 80 to 99); 128 + n for a signal.
+    """
+    if rank_code < 0:
+        return died_of(-rank_code)
+    if rank_code == ExitCode.BAD_CONFIG or rank_code in OURS:
+        return ExitCode.RANKS_FAILED
+    return rank_code

@@ -1,0 +1,229 @@
+"""How the value of a setting is read from text, YAML or Python, and what it may be.
+
+A kind knows its own form and unit; it does not know which setting it belongs to, nor where the value came from.
+Every kind raises `ValueError` with what is wrong and what would be right; `settings.parse` adds key and source.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+NONE_WORDS = frozenset({"", "none", "null"})
+_TRUE = frozenset({"true", "yes", "1"})
+_FALSE = frozenset({"false", "no", "0"})
+BOOLEAN_WORDS = _TRUE | _FALSE
+_LEVELS = {
+    **{"10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "CRITICAL"},
+    **{"DBG": "DEBUG", "WARN": "WARNING"},
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The form of a value: `read` turns text or a YAML value into it; `form` says it in words."""
+
+    form: str
+    read: Callable[[object], object]
+
+
+def is_none_word(raw: object) -> bool:
+    """Whether `raw` is one of the words for "no limit": none, null, or nothing."""
+    return raw is None or (isinstance(raw, str) and raw.strip().lower() in NONE_WORDS)
+
+
+def _number(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError("is not a number")
+    try:
+        value = float(raw)
+    except (ValueError, OverflowError):
+        raise ValueError("is not a number") from None
+    if math.isnan(value) or math.isinf(value):
+        raise ValueError("is not a finite number; write none for no limit")
+    return value
+
+
+def _limit(raw: object) -> float:
+    value = _number(raw)
+    if value <= 0:
+        raise ValueError("a limit must be above zero; write none for no limit")
+    return value
+
+
+def _seconds(raw: object) -> float:
+    value = _number(raw)
+    if value < 0:
+        raise ValueError("must not be negative")
+    return value
+
+
+def _factor(raw: object) -> float:
+    value = _number(raw)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _count(raw: object) -> int:
+    value = _number(raw)
+    if value < 0 or value != int(value):
+        raise ValueError("must be a whole number, zero or more")
+    return int(value)
+
+
+def _boolean(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    word = str(raw).strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("must be true or false (yes/no, 1/0)")
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, (str, int, float)) or isinstance(raw, bool):
+        raise ValueError("must be text")
+    return str(raw).strip()
+
+
+def _words(raw: object) -> tuple[str, ...]:
+    if isinstance(raw, (list, tuple)):
+        return tuple(_text(item) for item in raw)
+    return tuple(word for word in (part.strip() for part in _text(raw).split(",")) if word)
+
+
+def _codes(raw: object) -> tuple[int, ...]:
+    try:
+        codes = tuple(int(word) for word in _words([raw] if isinstance(raw, int) else raw))
+    except ValueError:
+        raise ValueError("must be exit codes like 3,17") from None
+    if any(not 1 <= code <= 255 for code in codes):
+        raise ValueError("exit codes lie between 1 and 255")
+    return codes
+
+
+def _sections(raw: object) -> dict[str, float | None]:
+    """`setup:600,step:180` or a mapping; `name:none` for a section without a limit."""
+    if isinstance(raw, Mapping):
+        pairs = [(str(name).strip(), value) for name, value in raw.items()]
+    else:
+        pairs = []
+        for part in (part for part in str(raw).split(",") if part.strip()):
+            name, colon, value = part.rpartition(":")
+            if not colon or not name.strip():
+                raise ValueError(f"{part.strip()!r} is not NAME:SECONDS")
+            pairs.append((name.strip(), value.strip()))
+    result: dict[str, float | None] = {}
+    for name, value in pairs:
+        try:
+            result[name] = None if is_none_word(value) else _limit(value)
+        except ValueError as problem:
+            raise ValueError(f"section {name!r}: {problem}") from None
+    return result
+
+
+def _range(raw: object, *, form: str) -> tuple[float, float]:
+    bounds = list(raw) if isinstance(raw, (list, tuple)) else [part.strip() for part in str(raw).split(":")]
+    if len(bounds) != 2:
+        raise ValueError(f"must be {form} (in YAML in quotes)")
+    low, high = bounds
+    pair = (_seconds(low), _seconds(high))
+    if pair[0] > pair[1]:
+        raise ValueError(f"{low} is above {high}; write {form}")
+    return pair
+
+
+def _ports(raw: object) -> tuple[int, int]:
+    low, high = (_count(bound) for bound in _range(raw, form="LOW:HIGH"))
+    if not 1 <= low <= high <= 65535:
+        raise ValueError("ports lie between 1 and 65535")
+    return low, high
+
+
+def _backoff(raw: object) -> tuple[float, float]:
+    return (0.0, 0.0) if is_none_word(raw) or str(raw).strip() in {"0", "0.0"} else _range(raw, form="MIN:MAX")
+
+
+def _port_or_off(raw: object) -> int | None:
+    if raw is False or is_none_word(raw) or str(raw).strip().lower() == "off":
+        return None
+    port = _count(raw)
+    if not 1 <= port <= 65535:
+        raise ValueError("ports lie between 1 and 65535")
+    return port
+
+
+def _log_level(raw: object) -> str:
+    """A level by name, or by number as in `logging`; `WARN` and `DBG` are in use too."""
+    word = str(raw).strip().upper()
+    level = _LEVELS.get(word, word)
+    if level not in _LEVELS.values():
+        raise ValueError(f"must be one of {', '.join(dict.fromkeys(_LEVELS.values()))}")
+    return level
+
+
+def _signal(raw: object) -> int:
+    """`SIGTERM`, `TERM`, 15, or `SIGRTMIN+7`."""
+    word = str(raw).strip().upper()
+    if word.isdigit():
+        number = int(word)
+    else:
+        name, _, offset = word.partition("+")
+        name = name.strip() if name.strip().startswith("SIG") else f"SIG{name.strip()}"
+        if not hasattr(signal, name) or (offset and not offset.strip().isdigit()):
+            raise ValueError("is no signal of this system")
+        number = int(getattr(signal, name)) + int(offset or 0)
+    try:
+        return signal.Signals(number)
+    except ValueError:
+        if signal.SIGRTMIN <= number <= signal.SIGRTMAX:
+            return number
+        raise ValueError("is no signal of this system") from None
+
+
+def signal_name(number: int) -> str:
+    """A signal as `SIGNAL` reads it: `SIGTERM`, `SIGRTMIN+7`."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return signal.Signals(number).name
+
+
+def _or_none(kind: Kind) -> Kind:
+    return Kind(f"{kind.form} or none", lambda raw: None if is_none_word(raw) else kind.read(raw))
+
+
+def choice(*words: str) -> Kind:
+    """One of `words`, in any case."""
+
+    def read(raw: object) -> str:
+        word = {True: "on", False: "off"}.get(raw, str(raw)) if isinstance(raw, bool) else str(raw)
+        for known in words:
+            if word.strip().lower() == known.lower():
+                return known
+        raise ValueError(f"must be one of {', '.join(words)}")
+
+    return Kind("|".join(words), read)
+
+
+LIMIT = _or_none(Kind("seconds above 0", _limit))
+SECONDS = Kind("seconds", _seconds)
+AMOUNT = Kind("number, zero or more", _seconds)
+FACTOR = Kind("number of at least 1", _factor)
+COUNT = Kind("whole number", _count)
+COUNT_OR_NONE = _or_none(COUNT)
+BOOLEAN = Kind("true|false", _boolean)
+TEXT_OR_NONE = _or_none(Kind("text", _text))
+PATH_OR_NONE = _or_none(Kind("path", _text))
+WORDS = Kind("a,b,...", lambda raw: () if is_none_word(raw) else _words(raw))
+CODES = Kind("exit codes", lambda raw: () if is_none_word(raw) else _codes(raw))
+SECTIONS = Kind("NAME:SECONDS,...", lambda raw: {} if is_none_word(raw) else _sections(raw))
+BACKOFF = Kind("MIN:MAX seconds, or 0", _backoff)
+PORTS = _or_none(Kind("LOW:HIGH", _ports))
+PORT_OR_OFF = Kind("port or off", _port_or_off)
+LOG_LEVEL = Kind("DEBUG|INFO|WARNING|ERROR|CRITICAL", _log_level)
+SIGNAL = Kind("signal", _signal)

@@ -1,0 +1,207 @@
+"""Starts monitors: by a lean template process that forks them, or one by one where there is no template any more.
+
+Standard library only, and usable before torch is imported. Knows no rank. A forked child of the caller that lives on
+must close what is held here: while a copy of a channel is open, nobody sees that the caller was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import Bye, Forked, ForkMonitor, Message, MonitorChanged
+from rank_monitor.contract.settings import to_json
+
+_ANSWER_S = 5.0
+_GOODBYE_S = 1.0
+# Appended, so that a file of another package can never stand in for a module of the standard library.
+_START = "import sys; sys.path.append({root!r}); from rank_monitor.__main__ import main; main()"
+
+
+@dataclass
+class Monitor:
+    """A monitor that runs: its pid and pidfd, and our end of the channel to it (not blocking). All are the caller's."""
+
+    local_rank: int
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    _process: subprocess.Popen[bytes] | None = None
+
+    def close(self, goodbye_s: float = _GOODBYE_S) -> None:
+        """Ends it: a goodbye, then SIGKILL when it does not go within `goodbye_s`; 0: at once."""
+        with contextlib.suppress(OSError):
+            channel.send(self.channel, codec.encode(Bye(), 0, time.monotonic_ns()))
+        if not _readable(self.pidfd, goodbye_s):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            _readable(self.pidfd, _GOODBYE_S)
+        self.channel.close()
+        os.close(self.pidfd)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GOODBYE_S)
+
+
+class Template:
+    """The template process, seen from the launcher. Make it with `start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, job: dict[str, str]) -> None:
+        self._process = process
+        self.socket = connection
+        self._job = job
+        self._changes: list[MonitorChanged] = []
+        self._gone = False
+        self._sequence = 0
+
+    @classmethod
+    def start(cls, tag: str, runtime_dir: Path) -> Template:
+        """Starts the process and returns at once.
+
+        Args:
+            tag: marks the job's processes in their environment; they are killed if the caller is.
+            runtime_dir: removed then.
+        """
+        ours, theirs = channel.pair()
+        job = {"tag": tag, "runtime_dir": str(Path(runtime_dir).resolve())}
+        try:
+            return cls(_execute({**job, "launcher": theirs.fileno()}), ours, job)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid, while it lives."""
+        return self._process.pid if self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork and tell changes."""
+        return not self._gone and self._process.poll() is None
+
+    def fileno(self) -> int:
+        """Readable when there are changes, or when it is gone."""
+        return self.socket.fileno()
+
+    def fork_monitor(self, listener: socket.socket, settings: MonitorSettings, local_rank: int) -> Monitor:
+        """A new monitor on a listening socket; waits 5 s at most.
+
+        A template that is gone or does not answer is given up, and the monitor is started by itself: its changes are
+        then seen by its pidfd only.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        ours, theirs = channel.pair()
+        try:
+            request = ForkMonitor(local_rank, to_json(settings))
+            forked = self._ask(request, (listener.fileno(), theirs.fileno())) if self.alive else None
+            if forked is not None:
+                return Monitor(local_rank, *forked, ours)
+            order = {"listener": listener.fileno(), "agent": theirs.fileno(), "local_rank": local_rank}
+            process = _execute({**self._job, **order, "settings": request.settings})
+            return Monitor(local_rank, process.pid, os.pidfd_open(process.pid), ours, process)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def changes(self) -> list[MonitorChanged]:
+        """What happened to monitors since the last call. Does not block."""
+        while not self._gone and (taken := self._receive()) is not None:
+            self._sort(*taken)
+        found, self._changes = self._changes, []
+        return found
+
+    def close(self) -> None:
+        """Ends it; monitors that run go on. Waits a second at most, then kills it."""
+        with contextlib.suppress(OSError):
+            self._send(Bye(), ())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_S)
+        self._give_up()
+        self.socket.close()
+
+    def _ask(self, request: ForkMonitor, descriptors: tuple[int, ...]) -> tuple[int, int] | None:
+        """Pid and pidfd of the new monitor; None when the template does not deliver."""
+        deadline = time.monotonic() + _ANSWER_S
+        try:
+            if self._send(request, descriptors):
+                while not self._gone and _readable(self.socket.fileno(), deadline - time.monotonic()):
+                    taken = self._receive()
+                    if taken is not None and (forked := self._sort(*taken)) is not None:
+                        return forked
+        except OSError:
+            pass
+        self._give_up()  # should it wake up later, it must not fork a second monitor for this rank
+        return None
+
+    def _send(self, message: Message, descriptors: tuple[int, ...]) -> bool:
+        self._sequence += 1
+        data = codec.encode(message, self._sequence, time.monotonic_ns())
+        return channel.send(self.socket, data, descriptors)
+
+    def _receive(self) -> tuple[bytes, list[int]] | None:
+        try:
+            return channel.receive(self.socket, max_descriptors=1)
+        except OSError:
+            return b"", []
+
+    def _sort(self, data: bytes, descriptors: list[int]) -> tuple[int, int] | None:
+        """Keeps a change; returns pid and pidfd of a new monitor; takes note of the end."""
+        with contextlib.suppress(ProtocolError):
+            message = codec.decode(data).message if data else Bye()
+            match message:
+                case Forked(pid) if len(descriptors) == 1:
+                    return pid, descriptors[0]
+                case MonitorChanged():
+                    self._changes.append(message)
+                case Bye():
+                    self._gone = True
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+    def _give_up(self) -> None:
+        self._gone = True
+        if self._process.poll() is None:
+            self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_S)
+
+
+def _execute(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Starts this package in an interpreter of its own: no site, no environment, a session of its own."""
+    root = str(Path(__file__).resolve().parents[2])
+    descriptors = [order[name] for name in ("launcher", "listener", "agent") if name in order]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _START.format(root=root), json.dumps(order)],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+
+
+def _readable(descriptor: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))

@@ -1,0 +1,101 @@
+"""Finds processes by what their environment says, wherever they went, and ends those of a job.
+
+A process keeps the environment it was started with, in another session or under another parent too; one that was
+given a cleared environment is not found. Signals go through pidfds only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+
+from rank_monitor.contract import env
+
+_CHUNK = 1 << 16
+_RESCAN_S = 0.005
+
+
+def processes_of(tag: str, also: Mapping[str, str] | None = None) -> list[int]:
+    """Pids of the processes started with this job's tag, and with every variable of `also`; not this one's.
+
+    Zombies have no environment any more, and those of other users cannot be read: neither is found.
+    """
+    wanted = [os.fsencode(f"\0{name}={value}\0") for name, value in {env.JOB_TAG: tag, **(also or {})}.items()]
+    own = str(os.getpid())
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries; a Path each costs more than the reading)
+        if name.isdigit() and name != own:
+            environment = b"\0" + _environ(name)
+            if all(entry in environment for entry in wanted):
+                found.append(int(name))
+    return found
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty when it is gone, a zombie, or not ours to read."""
+    entries = (os.fsdecode(entry).partition("=") for entry in _environ(str(pid)).split(b"\0") if entry)
+    return {name: value for name, _, value in entries}
+
+
+def kill(pid: int, tag: str, number: int = signal.SIGKILL) -> bool:
+    """Sends a signal to a process of the job; one that took over a recycled pid is not hit.
+
+    Returns:
+        Whether the process was there and belongs to the job.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if environ_of(pid).get(env.JOB_TAG) != tag or _ended(pidfd):
+            return False
+        signal.pidfd_send_signal(pidfd, number)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def sweep(tag: str, limit_s: float = 10.0) -> list[int]:
+    """Kills every process of the job, and what they start meanwhile, until two looks find none.
+
+    Returns:
+        Pids that are left when `limit_s` has passed (waiting in the kernel, as a rule).
+    """
+    deadline = time.monotonic() + limit_s
+    clean = 0
+    while True:
+        left = processes_of(tag)
+        clean = 0 if left else clean + 1
+        if clean == 2 or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            kill(pid, tag)
+        time.sleep(_RESCAN_S)
+
+
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _environ(pid: str) -> bytes:
+    try:
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        parts = []
+        while part := os.read(descriptor, _CHUNK):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

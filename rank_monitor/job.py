@@ -1,0 +1,40 @@
+"""The job a monitor belongs to, and its end when the launcher was killed: nothing of it may be left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rank_monitor.contract.sweep import sweep
+from rank_monitor.log import Log
+
+_SWEEP_S = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """The tag of its processes, and the folder that goes with the launcher."""
+
+    tag: str
+    runtime_dir: str
+
+    def end(self, log: Log) -> None:
+        """Kills every process of the job on this machine and removes its runtime folder."""
+        log.warning("The launcher is gone without a goodbye: its processes on this machine are killed.")
+        if left := sweep(self.tag, _SWEEP_S):
+            log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
+        _remove(Path(self.runtime_dir))
+
+
+def _remove(folder: Path) -> None:
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            with contextlib.suppress(OSError):
+                (Path(parent) / name).unlink()
+        for name in folders:
+            with contextlib.suppress(OSError):
+                (Path(parent) / name).rmdir()
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,123 @@
+"""The rank as a process of the operating system: signals through its pidfd, its stacks, what /proc says of it.
+
+Decides nothing, and never waits longer than it says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from rank_monitor.stacks import main_thread_frames
+
+_JUST_ASKED_S = 0.02
+_MAX_DUMP = 1 << 20
+
+
+class RankProcess:
+    """One process, which may have ended.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self._file = ""
+        self._offset = 0
+        self._asked_at: float | None = None
+        self._no_stacks = "not asked for"
+
+    def close(self) -> None:
+        """Lets go of the process."""
+        os.close(self.pidfd)
+
+    def signal(self, number: int) -> bool:
+        """Sends a signal; returns whether there was a process to take it."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except OSError:
+            return False
+        return True
+
+    def ask_stacks(self, number: int, file: str) -> None:
+        """Has the process append its stacks to `file`, where it said it would on signal `number`.
+
+        Nothing is sent when that could kill it (no handler), or when it could not answer; `facts` says so.
+        """
+        self._asked_at = None
+        status = _status(self.pid)
+        state = status.get("State", "")
+        if state[:1] in ("T", "t"):
+            self._no_stacks = "none: the process is stopped"
+        elif state[:1] == "D":
+            self._no_stacks = "none: the process waits in the kernel"
+        elif not int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1:
+            self._no_stacks = f"none: the process has no handler for signal {number}"
+        else:
+            self._file, self._offset = file, _size(file)
+            if self.signal(number):
+                self._asked_at = time.monotonic()
+                self._no_stacks = "none: the process did not answer"
+
+    def frames(self) -> list[str]:
+        """The main thread's frames as last asked for; waits a few milliseconds if that was only now."""
+        if self._asked_at is None:
+            return []
+        while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _JUST_ASKED_S:
+            time.sleep(0.001)
+        found = main_thread_frames(_read_from(self._file, self._offset))
+        if found:
+            self._no_stacks = ""
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`."""
+        status = _status(self.pid)
+        state = status.get("State", "gone")
+        facts: dict[str, Any] = {
+            "state": state,
+            "stopped": state[:1] in ("T", "t"),
+            "stacks": self._no_stacks or self._file,
+        }
+        if status.get("Threads", "").isdigit():
+            facts["threads"] = int(status["Threads"])
+        if (wchan := _read(f"/proc/{self.pid}/wchan").strip()) not in ("", "0"):
+            facts["wchan"] = wchan
+        if kernel := _read(f"/proc/{self.pid}/stack").split("\n"):
+            facts["kernel_stack"] = [line.partition(" ")[2] for line in kernel[:12] if line]
+        return facts
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = (line.partition(":") for line in _read(f"/proc/{pid}/status").splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def _read(path: str) -> str:
+    return _read_from(path, 0)
+
+
+def _read_from(path: str, offset: int) -> str:
+    """Text of a file from `offset` on, bounded; empty when it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, _MAX_DUMP).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

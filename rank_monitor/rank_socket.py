@@ -1,0 +1,190 @@
+"""Who may speak for the rank: one connection, of our own user, that said hello first. The rest is refused.
+
+Knows how messages arrive, not what they mean. A stray connection never replaces a live one; a dead one is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.channel import Peer
+from rank_monitor.contract.codec import Received
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import Hello, Message, Refused
+from rank_monitor.loop import Loop
+
+_MAX_UNGREETED = 8
+_MAX_BATCH = 500
+_MAX_UNREAD = 16
+_BUFFER = bytearray(codec.MAX_MESSAGE + 1)  # one for the process: a monitor has one rank, and shares untouched pages
+
+
+class RankSocket:
+    """The listening socket of a rank and the connections to it.
+
+    Args:
+        loop: where its descriptors are watched.
+        listener: owned by the agent; used here only within a cycle, so that no message comes before its cycle.
+        beat: called with the moment each heartbeat was sent.
+        heard: called with every other message of the rank, as decoded and as bytes.
+        greeted: called with who connected, before its hello is heard.
+        lost: called when the rank's connection closed.
+        complain: called with the reason when something is refused.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        listener: socket.socket,
+        beat: Callable[[int], None],
+        heard: Callable[[Received, bytes], None],
+        greeted: Callable[[Peer], None],
+        lost: Callable[[], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._beat, self._heard = beat, heard
+        self._greeted, self._lost, self._complain = greeted, lost, complain
+        self._client: socket.socket | None = None
+        self._ungreeted: dict[socket.socket, Peer] = {}
+        self._oldest_hello_ns: int | None = None
+        self._sequence = 0
+
+    def begin(self, oldest_hello_ns: int) -> None:
+        """A cycle begins: connections of the last one are closed; a hello sent before is none of this one's."""
+        self.drop()
+        if self._oldest_hello_ns is None:
+            self._loop.watch(self._listener.fileno(), self._accept)
+        self._oldest_hello_ns = oldest_hello_ns
+
+    def end(self) -> None:
+        """Takes no connection until the next cycle; the present one may go on."""
+        if self._oldest_hello_ns is not None:
+            self._loop.forget(self._listener.fileno())
+        self._oldest_hello_ns = None
+        for connection in list(self._ungreeted):
+            self._close(connection)
+
+    def drop(self) -> None:
+        """Closes every connection, without a word to `lost`."""
+        for connection in [*self._ungreeted, *([self._client] if self._client else [])]:
+            self._close(connection)
+
+    def reply(self, message: Message) -> None:
+        """Answers the rank, if it takes an answer now."""
+        if self._client is not None:
+            self._send(self._client, message)
+
+    def drain(self) -> None:
+        """Takes what waits on the rank's connection: all of it, unless it comes faster than it is taken."""
+        for _ in range(_MAX_BATCH):
+            if not self._take_one():
+                return
+
+    def _on_client(self) -> None:
+        self._take_one()  # one each time: to find nothing more costs more than to be called again
+
+    def _take_one(self) -> bool:
+        """Takes one message; returns whether there may be more."""
+        client = self._client
+        if client is None:
+            return False
+        try:
+            length = client.recv_into(_BUFFER)
+        except BlockingIOError:
+            return False
+        except OSError:
+            length = 0
+        if (sent_ns := codec.heartbeat_sent_ns(_BUFFER, length)) is not None:
+            self._beat(sent_ns)
+        elif length or not channel.closed(client):
+            self._take(client, bytes(_BUFFER[:length]))
+        else:
+            self._close(client)
+            self._lost()
+            return False
+        return True
+
+    def _take(self, connection: socket.socket, data: bytes) -> None:
+        try:
+            self._heard(codec.decode(data), data)
+        except ProtocolError as error:
+            self._refuse(connection, str(error))
+        except Exception as error:  # an edge: whatever a rank sends, its watch goes on
+            self._refuse(connection, f"{type(error).__name__}: {error}")
+
+    def _accept(self) -> None:
+        self.drain()  # a connection that is dead must not count as a live one
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setblocking(False)
+            peer = channel.peer(connection)
+            self._ungreeted[connection] = peer
+            if peer.uid != os.getuid():
+                self._refuse(connection, f"uid {peer.uid} is not the owner of this monitor", close=True)
+            elif self._client is not None:
+                self._refuse(connection, "the rank is connected already", close=True)
+            else:
+                self._loop.watch(connection.fileno(), partial(self._greet, connection))
+                if len(self._ungreeted) > _MAX_UNGREETED:
+                    self._refuse(next(iter(self._ungreeted)), "too many connections without a hello", close=True)
+
+    def _greet(self, connection: socket.socket) -> None:
+        """The first message of a connection decides whether it is the rank's."""
+        try:
+            taken = channel.receive(connection)
+            received = codec.decode(taken[0]) if taken and taken[0] else None
+        except OSError:
+            taken, received = (b"", []), None
+        except ProtocolError as error:
+            self._refuse(connection, str(error), close=True)
+            return
+        if taken is None:
+            return
+        if received is None:
+            self._close(connection)
+        elif self._client is not None:
+            self._refuse(connection, "the rank is connected already", close=True)
+        elif not isinstance(received.message, Hello):
+            self._refuse(connection, "the first message must be a hello", close=True)
+        elif received.sent_ns < (self._oldest_hello_ns or 0):
+            self._refuse(connection, "this hello is of an earlier cycle", close=True)
+        else:
+            self._client = connection
+            peer = self._ungreeted.pop(connection)
+            self._loop.watch(connection.fileno(), self._on_client)
+            self._greeted(peer)
+            self._take(connection, taken[0])
+            self.drain()
+
+    def _refuse(self, connection: socket.socket, reason: str, close: bool = False) -> None:
+        self._complain(reason)
+        self._send(connection, Refused(reason[:1000]))
+        if close:
+            with contextlib.suppress(OSError):  # what is left unread would turn our answer into a reset
+                for _ in range(_MAX_UNREAD):
+                    if channel.receive(connection) is None:
+                        break
+            self._close(connection)
+
+    def _send(self, connection: socket.socket, message: Message) -> None:
+        self._sequence += 1
+        with contextlib.suppress(OSError):
+            channel.send(connection, codec.encode(message, self._sequence, time.monotonic_ns()))
+
+    def _close(self, connection: socket.socket) -> None:
+        self._loop.forget(connection.fileno())
+        self._ungreeted.pop(connection, None)
+        if connection is self._client:
+            self._client = None
+        connection.close()

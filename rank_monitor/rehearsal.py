@@ -1,0 +1,58 @@
+"""A monitor's whole life, played once in the template on sockets of its own before any monitor is forked.
+
+What the interpreter writes into its memory at first use (specialised code, caches of types) is then written once, in
+pages that all monitors share, rather than in each of them: about 0.7 MiB less per monitor.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.messages import (
+    Attach,
+    Bye,
+    CycleEnd,
+    CycleStart,
+    Heartbeat,
+    Hello,
+    Message,
+    Progress,
+    Sections,
+    SnapshotRequest,
+)
+from rank_monitor.job import Job
+from rank_monitor.log import Log
+from rank_monitor.server import RankMonitorServer
+
+_ROUNDS = 10  # CPython specialises a function in its eighth call
+
+
+def rehearse(job: Job, log: Log) -> None:
+    """Plays a cycle, with this process as the rank. Nothing is left of it."""
+    agent, monitor = channel.pair()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    rank = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with agent, monitor, listener, rank:
+        listener.bind(b"")  # the kernel chooses an abstract name
+        listener.listen()
+        listener.setblocking(False)
+        rank.connect(listener.getsockname())
+        now_ns = time.monotonic_ns()
+        beats = [message for _ in range(_ROUNDS) for message in (Heartbeat(), Sections((("step", now_ns),)))]
+        _say(rank, [Hello(os.getpid()), Attach(), *beats, Progress(now_ns)])
+        asked = [SnapshotRequest(number) for number in range(_ROUNDS)]
+        _say(agent, [CycleStart(0, 0, os.getpid(), 0, ""), *asked])
+        server = RankMonitorServer(listener, monitor, MonitorSettings(), 0, job, log)
+        server.serve_once()
+        server.serve_once()
+        _say(agent, [*asked, CycleEnd(), Bye()])
+        server.run()
+
+
+def _say(end: socket.socket, messages: list[Message]) -> None:
+    for message in messages:
+        channel.send(end, codec.encode(message, 0, time.monotonic_ns()))

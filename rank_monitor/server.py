@@ -1,0 +1,303 @@
+"""The monitor's process: one loop that takes messages, asks the detector, acts, and sleeps until the next deadline.
+
+Decides nothing itself. What exists to protect training must not stop it: whatever arrives, the loop goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+from collections import deque
+
+from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, SendVerdict, Signal
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.channel import Peer
+from rank_monitor.contract.codec import Received
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import (
+    Attach,
+    Bye,
+    Connected,
+    ControlRequest,
+    CycleEnd,
+    CycleStart,
+    Detach,
+    Heartbeat,
+    Hello,
+    IterationReached,
+    LimitsSet,
+    Message,
+    Progress,
+    RankException,
+    Ready,
+    Sections,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+    Welcome,
+)
+from rank_monitor.contract.settings import to_json
+from rank_monitor.hang_detector import HangDetector
+from rank_monitor.job import Job
+from rank_monitor.log import Log
+from rank_monitor.loop import Loop
+from rank_monitor.rank_process import RankProcess
+from rank_monitor.rank_socket import RankSocket
+from rank_monitor.verdicts import NS_PER_S
+
+_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet)
+_OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Hello, Attach, Detach)
+_MAX_UNSENT = 256
+
+
+class RankMonitorServer:
+    """The monitor of one local rank, for the whole job.
+
+    Args:
+        listener: the rank's listening socket.
+        agent: this end of the channel to the agent.
+        settings: limits and how to act.
+        local_rank: used for the log until the first cycle tells the global rank.
+        job: what is swept when the agent was killed.
+        log: the monitor's log; takes its level and name from here.
+
+    Makes no descriptor before it runs, so that it can be made before a fork.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        agent: socket.socket,
+        settings: MonitorSettings,
+        local_rank: int,
+        job: Job,
+        log: Log,
+    ) -> None:
+        self._agent, self._settings, self._job, self._log = agent, settings, job, log
+        log.level, log.name = settings.log_level, f"RankMonitorServer:{local_rank}"
+        self._detector = HangDetector(settings)
+        self._loop = Loop()
+        self._socket = RankSocket(
+            self._loop, listener, self._beat, self._heard, self._greeted, self._lost, self._complain
+        )
+        self._process: RankProcess | None = None
+        self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
+        self._sequence = 0
+        self._complaints: dict[str, int] = {}
+        self._done = False
+        self._loop.watch(agent.fileno(), self._on_agent)
+
+    def run(self) -> None:
+        """Serves until the agent says goodbye, or is gone: then every process of the job is killed."""
+        self._tell(Ready(os.getpid()))
+        try:
+            while not self._done:
+                self.serve_once()
+        finally:
+            self._forget_process()
+            self._socket.drop()
+            self._loop.close()
+
+    def serve_once(self) -> None:
+        """Judges if it is time, then waits for the next event or deadline and handles it."""
+        timeout_s = self._timeout_s()
+        if timeout_s == 0:
+            self._socket.drain()  # never judge while a sign of life waits
+            now_ns = time.monotonic_ns()
+            if (due_ns := self._detector.next_deadline()) is not None and due_ns <= now_ns:
+                self._act(self._detector.on_tick(now_ns))
+            timeout_s = self._timeout_s()
+        self._loop.wait(timeout_s)
+
+    def _timeout_s(self) -> float | None:
+        due_ns = self._detector.next_deadline()
+        return None if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S)
+
+    # The rank.
+
+    def _beat(self, sent_ns: int) -> None:
+        if actions := self._detector.on_heartbeat(sent_ns, time.monotonic_ns()):
+            self._act(actions)
+
+    def _heard(self, received: Received, data: bytes) -> None:
+        """One message of the rank.
+
+        Raises:
+            ProtocolError: it is not the rank's to send, or its values make no sense.
+        """
+        message = received.message
+        if not isinstance(message, _OF_THE_WATCH + _FOR_THE_AGENT):
+            raise ProtocolError(f"{type(message).__name__} is not for a rank to send")
+        if isinstance(message, Hello):
+            message = dataclasses.replace(message, pid=self._process.pid if self._process else message.pid)
+            received = dataclasses.replace(received, message=message)
+        self._act(self._detector.on_message(received, time.monotonic_ns()))
+        watch = self._detector.watch
+        if isinstance(message, _FOR_THE_AGENT):
+            self._send(data)
+        elif isinstance(message, (Hello, Attach, Detach)):
+            self._tell(Connected(message.pid if isinstance(message, Hello) else watch.client_pid, watch.attached))
+        if isinstance(message, Attach) and watch.start is not None:
+            self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
+
+    def _greeted(self, peer: Peer) -> None:
+        """The rank is who connected, by the kernel's word: the script may be a child of what the launcher started."""
+        if self._process is None or self._process.pid != peer.pid:
+            self._watch_process(peer.pid)
+
+    def _lost(self) -> None:
+        self._act(self._detector.on_lost(time.monotonic_ns()))
+
+    def _watch_process(self, pid: int) -> None:
+        self._forget_process()
+        try:
+            self._process = RankProcess(pid)
+        except OSError:  # it has ended, or is of another pid namespace
+            return
+        self._loop.watch(self._process.pidfd, self._rank_exited)
+
+    def _forget_process(self) -> None:
+        if self._process is not None:
+            self._loop.forget(self._process.pidfd)
+            self._process.close()
+            self._process = None
+
+    def _rank_exited(self) -> None:
+        self._socket.drain()  # its last words
+        self._socket.drop()  # a child of it may still hold the connection
+        self._forget_process()
+        self._act(self._detector.on_exit(time.monotonic_ns()))
+
+    # The agent.
+
+    def _on_agent(self) -> None:
+        self._flush()
+        while not self._done:
+            try:
+                taken = channel.receive(self._agent)
+            except OSError:
+                taken = b"", []
+            if taken is None:
+                return
+            if not taken[0]:
+                self._agent_gone()
+                return
+            try:
+                self._told(codec.decode(taken[0]))
+            except ProtocolError as error:
+                self._complain(f"from the agent: {error}")
+
+    def _told(self, received: Received) -> None:
+        now_ns = time.monotonic_ns()
+        match received.message:
+            case CycleStart() as start:
+                self._log.name = f"RankMonitorServer:{start.rank}"
+                self._socket.begin(0 if start.reconnect else start.started_ns)
+                self._act(self._detector.on_message(received, now_ns))
+                self._watch_process(start.rank_pid)
+                if self._process is None:
+                    self._act(self._detector.on_exit(now_ns))
+            case CycleEnd():
+                self._socket.drain()
+                self._socket.end()
+                self._act(self._detector.on_message(received, now_ns))
+            case LimitsSet():
+                self._act(self._detector.on_message(received, now_ns))
+            case SnapshotRequest(token):
+                self._socket.drain()
+                self._tell(self._snapshot(token, time.monotonic_ns()))
+            case Bye():
+                self._done = True
+            case other:
+                raise ProtocolError(f"{type(other).__name__} is not for an agent to send")
+
+    def _snapshot(self, token: int, now_ns: int) -> Snapshot:
+        watch = self._detector.watch
+        return Snapshot(
+            token=token,
+            connected=watch.connected,
+            attached=watch.attached,
+            iteration=watch.iteration,
+            sections={name: (now_ns - since_ns) / NS_PER_S for name, since_ns in watch.sections.items()},
+            last_sign_age_s=None if watch.last_sign_ns is None else (now_ns - watch.last_sign_ns) / NS_PER_S,
+            detached=watch.detached,
+        )
+
+    def _agent_gone(self) -> None:
+        """The channel closed without a goodbye: the launcher was killed. Nothing of its job may be left."""
+        self._done = True
+        self._job.end(self._log)
+
+    def _tell(self, message: Message) -> None:
+        self._sequence += 1
+        try:
+            data = codec.encode(message, self._sequence, time.monotonic_ns())
+        except ValueError:  # names or frames too long for one message: what was decided goes out without them
+            data = codec.encode(_shortened(message), self._sequence, time.monotonic_ns())
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what waits for the agent; an agent that does not read holds up nothing."""
+        with contextlib.suppress(OSError):
+            while self._unsent and channel.send(self._agent, self._unsent[0]):
+                self._unsent.popleft()
+        self._loop.watch(self._agent.fileno(), self._on_agent, writable=bool(self._unsent))
+
+    # Acting.
+
+    def _act(self, actions: list[Action]) -> None:
+        lines = []
+        for action in actions:
+            match action:
+                case DumpStacks():
+                    if self._process is not None and (start := self._detector.watch.start) is not None:
+                        self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
+                case SendVerdict(verdict):
+                    self._tell(self._with_process(verdict))
+                    lines.append(verdict.line)
+                case Interrupt(verdict):
+                    self._tell(self._with_process(verdict))
+                    lines.append(f"{verdict.line} Asking for a restart in process.")
+                case Signal(number):
+                    self._signal(signal.SIGCONT)
+                    self._signal(number)
+                case Kill():
+                    self._signal(signal.SIGKILL)
+                    lines.append(f"The rank outlived the grace of {self._settings.termination_grace_time:g} s. Killed.")
+                case Note(text):
+                    self._log.info(text)
+        for line in lines:
+            self._log.warning(line)
+
+    def _with_process(self, verdict: Verdict) -> Verdict:
+        if self._process is None:
+            return verdict
+        frames = self._process.frames()
+        return dataclasses.replace(verdict, pid=self._process.pid, frames=frames, process=self._process.facts())
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.signal(number)
+
+    def _complain(self, reason: str) -> None:
+        """Logs a refusal once by its kind, and counts it."""
+        kind = "".join(letter for letter in reason.partition(":")[0] if not letter.isdigit())
+        self._complaints[kind] = self._complaints.get(kind, 0) + 1
+        if self._complaints[kind] == 1:
+            self._log.warning(f"Refused: {reason} (said once)")
+
+
+def _shortened(message: Message) -> Message:
+    if isinstance(message, Verdict):
+        return dataclasses.replace(message, sections={}, frames=[], process={})
+    assert isinstance(message, Snapshot)
+    return dataclasses.replace(message, sections={})

@@ -1,0 +1,145 @@
+"""The lean process that forks monitors: it has imported once what each of them needs, and nothing more.
+
+It also sees, as their parent, when one ends, is stopped or continued. Knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.errors import ConfigError, ProtocolError
+from rank_monitor.contract.messages import Bye, Forked, ForkMonitor, Message, MonitorChanged
+from rank_monitor.contract.settings import from_json
+from rank_monitor.job import Job
+from rank_monitor.log import Log
+from rank_monitor.loop import Loop
+from rank_monitor.rehearsal import rehearse
+from rank_monitor.server import RankMonitorServer
+
+_CHANGES = {os.CLD_STOPPED: "stopped", os.CLD_TRAPPED: "stopped", os.CLD_CONTINUED: "continued"}
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+
+
+def ignore_signals() -> None:
+    """Signals meant for the launcher or the ranks (Ctrl-C, a scheduler's) end no monitor; the agent does."""
+    for name in _IGNORED:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def name_process(name: str) -> None:
+    """The name that `ps` and `top` show; at most 15 letters."""
+    with contextlib.suppress(OSError):
+        comm = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)  # a Path touches half a MiB of shared pages
+        os.write(comm, name.encode())
+        os.close(comm)
+
+
+class Template:
+    """Serves the launcher's requests for monitors until it says goodbye, or is gone."""
+
+    def __init__(self, launcher: int, job: Job) -> None:
+        self._job = job
+        self._log = Log("INFO", "MonitorTemplate")
+        self._launcher = socket.socket(fileno=launcher)
+        self._launcher.setblocking(True)
+        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._loop = Loop()
+        self._serving = True
+        self._sequence = 0
+        self._settings, self._read_from = MonitorSettings(), {}
+
+    def run(self) -> None:
+        """Never returns to the caller's code in a monitor: that ends with its own exit."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._loop.watch(self._launcher.fileno(), self._serve)
+        self._loop.watch(self._woken, self._tell_changes)
+        rehearse(self._job, self._log)
+        while self._serving:
+            self._loop.wait(None)
+
+    def _serve(self) -> None:
+        """One request."""
+        try:
+            taken = channel.receive(self._launcher, max_descriptors=2)
+        except OSError:
+            taken = b"", []
+        data, descriptors = taken or (b"", [])
+        ends = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        try:
+            if not data:
+                self._serving = False
+                self._job.end(self._log)
+                return
+            message = codec.decode(data).message
+            if isinstance(message, ForkMonitor) and len(ends) == 2:
+                self._fork(message, *ends)
+            self._serving = not isinstance(message, Bye)
+        except (ProtocolError, ConfigError) as error:
+            self._log.warning(f"Refused: {error}")
+        finally:
+            for end in ends:
+                end.close()
+
+    def _fork(self, request: ForkMonitor, listener: socket.socket, agent: socket.socket) -> None:
+        """Forks a monitor. What can be made before is: then it is made once, in pages that are shared."""
+        if request.settings != self._read_from:
+            self._settings = from_json(MonitorSettings, request.settings, "the launcher")
+            self._read_from = request.settings
+        gc.freeze()
+        pid = os.fork()
+        if pid == 0:
+            self._become_monitor(listener, agent, request.local_rank)
+        pidfd = os.pidfd_open(pid)  # not reaped yet, so it is this one
+        try:
+            self._tell(Forked(pid), (pidfd,))
+        finally:
+            os.close(pidfd)
+
+    def _become_monitor(self, listener: socket.socket, agent: socket.socket, local_rank: int) -> None:
+        """Never returns."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            self._loop.close()
+            self._launcher.close()
+            os.close(self._woken)
+            os.close(self._waker)
+            name_process(f"ft_monitor{local_rank}")
+            RankMonitorServer(listener, agent, self._settings, local_rank, self._job, self._log).run()
+            code = 0
+        except BaseException:  # the edge of the process: its parent's stack must not go on in it
+            with contextlib.suppress(OSError):
+                traceback.print_exc(file=sys.stderr)
+        os._exit(code)
+
+    def _tell_changes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        flags = os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+        while True:
+            try:
+                child = os.waitid(os.P_ALL, 0, flags)
+            except ChildProcessError:
+                return
+            if child is None:
+                return
+            change = _CHANGES.get(child.si_code, "ended")
+            by_signal = child.si_code != os.CLD_EXITED
+            self._tell(MonitorChanged(child.si_pid, change, -child.si_status if by_signal else child.si_status))
+
+    def _tell(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        self._sequence += 1
+        with contextlib.suppress(OSError):
+            data = codec.encode(message, self._sequence, time.monotonic_ns())
+            channel.send(self._launcher, data, descriptors)

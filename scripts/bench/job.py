@@ -1,0 +1,210 @@
+"""One run of a launcher: started in a folder of its own, read through its ranks' stamps, ended to the last process.
+
+Every wait has a deadline. A process is ended only when its environment carries this job's tag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from .launchers import COMMON_ENVIRONMENT, Launcher
+
+
+class JobFailed(Exception):
+    """The job did not do what the scenario needs; the text says what and shows the end of its output."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """One event in one rank; `t` is the monotonic clock in nanoseconds."""
+
+    event: str
+    rank: int
+    cycle: int
+    pid: int
+    t: int
+
+
+class Job:
+    """A launcher with its ranks; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        ranks: int,
+        arguments: Sequence[str],
+        flags: Sequence[str] = (),
+        max_restarts: int = 0,
+    ) -> None:
+        self.ranks = ranks
+        self.launcher = launcher
+        self.folder = Path(tempfile.mkdtemp(prefix="ftb"))
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("FT_", "PET_"))},
+            **COMMON_ENVIRONMENT,
+            **launcher.environment,
+            "BENCH_FOLDER": str(self.folder),
+            "BENCH_CLIENT": launcher.client,
+            "TMPDIR": str(self.folder),
+        }
+        command = launcher.command(ranks, max_restarts, flags, arguments)
+        with (self.folder / "output").open("wb") as output:
+            self.started_ns = time.monotonic_ns()
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        deadline = time.monotonic() + 10
+        while end_tagged(f"BENCH_FOLDER={self.folder}".encode()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.process.wait(10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def stamps(self, event: str = "", cycle: int | None = None) -> list[Stamp]:
+        """What the ranks wrote so far, whole lines only, filtered."""
+        with contextlib.suppress(FileNotFoundError):
+            text = (self.folder / "stamps.jsonl").read_text()
+            lines = text[: text.rfind("\n") + 1].splitlines()
+            found = [Stamp(**json.loads(line)) for line in lines]
+            return [
+                s for s in found if s.event == (event or s.event) and s.cycle == (s.cycle if cycle is None else cycle)
+            ]
+        return []
+
+    def wait_ranks(self, event: str, cycle: int = 0, deadline_s: float = 60.0, count: int | None = None) -> list[Stamp]:
+        """The stamps of `event` in `cycle` once `count` ranks (all) wrote it; a failure if a later cycle began without.
+
+        Polls: the stamps carry their own times, so polling costs no accuracy.
+        """
+        what = f"{event} in cycle {cycle}"
+        deadline = time.monotonic() + deadline_s
+        while True:
+            ended = self.process.poll() is not None
+            found = self.stamps(event, cycle)
+            if len(found) == (count or self.ranks):
+                return found
+            if any(s.cycle > cycle for s in self.stamps()):
+                raise JobFailed(f"{what}: another restart instead; {self.last_output()}")
+            if ended:
+                raise JobFailed(f"{what}: the launcher ended with {self.process.returncode}; {self.last_output()}")
+            if time.monotonic() > deadline:
+                raise JobFailed(f"{what}: not within {deadline_s:g} s; {self.last_output()}")
+            time.sleep(0.01)
+
+    def tell(self, name: str) -> None:
+        """Make the file that the ranks wait for."""
+        (self.folder / name).touch()
+
+    def last_output(self) -> str:
+        """The last lines of what the launcher and its ranks printed."""
+        lines = (self.folder / "output").read_text(errors="replace").strip().splitlines()
+        return " | ".join(line for line in lines[-12:] if "^^^" not in line)[-1200:]
+
+    def monitors(self) -> list[int]:
+        """The sidecars of this launcher."""
+        words = self.launcher.monitor_words.encode()
+        ranks = {s.pid for s in self.stamps()}
+        found = (pid for pid in descendants(self.process.pid) if pid not in ranks)
+        return [pid for pid in found if words and words in read_bytes(f"/proc/{pid}/cmdline")]
+
+
+def deaths(
+    pids: Iterable[int], once_watched: Callable[[], None] = lambda: None, deadline_s: float = 30.0
+) -> dict[int, int]:
+    """The monotonic nanoseconds at which each process was seen dead; `once_watched` is called before the wait."""
+    poller = select.poll()
+    alive: dict[int, int] = {}
+    dead: dict[int, int] = {}
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                raise JobFailed(f"process {pid} ended before it was watched") from None
+            stack.callback(os.close, fd)
+            poller.register(fd, select.POLLIN)
+            alive[fd] = pid
+        once_watched()
+        deadline = time.monotonic() + deadline_s
+        while alive:
+            events = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            now = time.monotonic_ns()
+            if not events:
+                raise JobFailed(f"{len(alive)} processes still alive after {deadline_s:g} s")
+            for fd, _ in events:
+                poller.unregister(fd)
+                dead[alive.pop(fd)] = now
+    return dead
+
+
+def read_bytes(path: str) -> bytes:
+    """A file of /proc, empty when the process is gone."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            text = read_bytes(f"{entry}/stat").rpartition(b")")[2].split()
+            if len(text) > 1:
+                children.setdefault(int(text[1]), []).append(int(entry.name))
+    below, todo = [], [pid]
+    while todo:
+        found = children.get(todo.pop(), [])
+        below += found
+        todo += found
+    return below
+
+
+def end_tagged(tag: bytes) -> int:
+    """SIGKILL every process whose environment has `tag`; says how many there were."""
+    count = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and tag in read_bytes(f"{entry}/environ").split(b"\0"):
+            count += 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(entry.name), signal.SIGKILL)
+    return count
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of all threads so far: the clock that clock_getcpuclockid(3) names, good to a nanosecond."""
+    return time.clock_gettime_ns(~pid << 3 | 2) / 1e9
+
+
+def memory_mib(pid: int) -> tuple[float, float]:
+    """(proportional, private) MiB."""
+    lines = (line.split() for line in read_bytes(f"/proc/{pid}/smaps_rollup").decode().splitlines())
+    sizes = {words[0]: int(words[1]) / 1024 for words in lines if len(words) == 3}
+    if not sizes:
+        raise JobFailed(f"process {pid} ended")
+    return sizes["Pss:"], sizes["Private_Clean:"] + sizes["Private_Dirty:"]

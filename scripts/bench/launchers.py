@@ -1,0 +1,87 @@
+"""The launchers that are compared: how each is started and what its flags are called.
+
+Knows nothing of scenarios. NVIDIA's gets an environment of its own under `bench_out/`, made on the first request.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).with_name("worker.py")
+OUT = ROOT / "bench_out"
+NVRX_PACKAGES = ("nvidia-resiliency-ext==0.4.1", "packaging", "nvidia-ml-py", "defusedxml")
+COMMON_ENVIRONMENT = {
+    "RES_OPTIONS": "timeout:1 attempts:1",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One way to start ranks. `monitor_words` are found in the command line of its sidecars and of nothing else."""
+
+    name: str
+    module: str
+    python: str = sys.executable
+    client: str = ""
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    monitor_words: str = ""
+    stop_flag: str = "--workers-stop-timeout"
+    check_interval_s: float = 0.1
+
+    def command(self, ranks: int, max_restarts: int, flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        """The command line that runs the worker on `ranks` ranks of this machine."""
+        layout = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
+        return [self.python, "-m", self.module, *layout, *self.flags, *flags, str(WORKER), *arguments]
+
+
+# This tree's launcher, whatever is installed.
+OURS = Launcher(
+    "ours",
+    module="ft_launcher",
+    client="ft_client",
+    environment={"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])},
+    monitor_words="rank_monitor",
+)
+TORCHRUN = Launcher("torchrun", module="torch.distributed.run", stop_flag="--shutdown-timeout")
+# With a store per restart: without it the ranks of torchrun often read stale addresses after a restart.
+TORCHRUN_OWN_STORE = replace(TORCHRUN, name="torchrun-opt", environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+# Its monitors are forks of the launcher.
+NVRX = Launcher(
+    "nvrx",
+    module="nvidia_resiliency_ext.fault_tolerance.launcher",
+    python=str(OUT / "nvrx" / "bin" / "python"),
+    client="nvidia_resiliency_ext.fault_tolerance",
+    flags=("--ignore-missing-fault-tol-cfg", "--ft-enable-nic-monitor=false"),
+    monitor_words="fault_tolerance.launcher",
+    check_interval_s=5.0,
+)
+NVRX_QUICK = replace(
+    NVRX, name="nvrx-0.1s", flags=(*NVRX.flags, "--ft-workload-check-interval=0.1"), check_interval_s=0.1
+)
+
+
+def make_nvrx_environment() -> None:
+    """Install NVIDIA's package beside, not over, this environment's torch; `PIP_FLAGS` is passed on to pip."""
+    python = OUT / "nvrx" / "bin" / "python"
+    check = [str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance"]
+    if python.exists() and subprocess.run(check, check=False, capture_output=True).returncode == 0:
+        return
+    print(f"making {OUT / 'nvrx'} with {', '.join(NVRX_PACKAGES)}", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(OUT / "nvrx")], check=True)
+    base = sysconfig.get_paths()["purelib"]
+    (site,) = (OUT / "nvrx" / "lib").glob("python3*/site-packages")
+    (site / "base_environment.pth").write_text(f"import site; site.addsitedir({base!r})\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    flags = ["-c", str(ROOT / "constraints.txt"), *shlex.split(os.environ.get("PIP_FLAGS", ""))]
+    subprocess.run([*pip, *flags, *NVRX_PACKAGES], check=True)

@@ -1,0 +1,169 @@
+"""The script every rank of every launcher runs: does one scenario's part and stamps what happened.
+
+It must not know which launcher started it (the client's package comes from the environment) nor import anything of
+the benchmark: launchers run it by its path.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+RANK = int(os.environ["RANK"])
+WORLD = int(os.environ["WORLD_SIZE"])
+CYCLE = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+FOLDER = Path(os.environ["BENCH_FOLDER"])
+GIVE_UP_S = 120.0
+
+
+def stamp(event: str) -> None:
+    """Append one line with the system-wide monotonic clock; a single `write` of a short line is atomic."""
+    line = {"event": event, "rank": RANK, "cycle": CYCLE, "pid": os.getpid(), "t": time.monotonic_ns()}
+    fd = os.open(FOLDER / "stamps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(fd, (json.dumps(line) + "\n").encode())
+    os.close(fd)
+
+
+def wait_for(name: str, while_waiting: Callable[[], object] = lambda: None, every_s: float = 0.02) -> None:
+    """Wait until the runner makes the file `name`."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while not (FOLDER / name).exists():
+        if time.monotonic() > deadline:
+            sys.exit(f"the runner did not make {name} within {GIVE_UP_S:g} s")
+        while_waiting()
+        time.sleep(every_s)
+
+
+def make_client() -> Any:
+    """The client of this launcher, connected; the classes of both packages have the same methods."""
+    client = importlib.import_module(os.environ["BENCH_CLIENT"]).RankMonitorClient()
+    client.init_workload_monitoring()
+    return client
+
+
+def make_group() -> None:
+    """A gloo group, which connects to all ranks before it returns."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    stamp("ready")
+
+
+def launch() -> None:
+    """P1: make the group, end when told."""
+    make_group()
+    wait_for("go")
+    dist.destroy_process_group()
+
+
+def crash(crashes: int, ignore_sigterm: bool = False) -> None:
+    """P2, P10: one rank kills itself in each cycle, the last cycle ends well."""
+    if ignore_sigterm and RANK > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    make_group()
+    wait_for(f"go.{CYCLE}")
+    if crashes <= CYCLE:
+        return
+    victim = 0 if ignore_sigterm else CYCLE % WORLD
+    if victim == RANK:
+        time.sleep(0.2)
+        stamp("crash")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ignore_sigterm:
+        time.sleep(GIVE_UP_S)
+    dist.barrier()
+
+
+def hang(kind: str, jitter_s: float) -> None:
+    """P5: show life for a moment of random length, stamp the last sign, stand still."""
+
+    def on_signal(_number: int, _frame: object) -> None:
+        stamp("signalled")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR2, on_signal)
+    client = make_client()
+    stamp("ready")
+    deadline = time.monotonic() + random.uniform(0.2, 0.2 + jitter_s)
+    while time.monotonic() < deadline:
+        if kind == "heartbeat":
+            client.send_heartbeat()
+        time.sleep(0.1)
+    stamp("life")
+    if kind == "heartbeat":
+        client.send_heartbeat()
+    else:
+        client.start_section("work")
+    time.sleep(GIVE_UP_S)
+
+
+def calls(count: int) -> None:
+    """P6: the cost of each call, back to back and with pauses, then with the monitor stopped."""
+    client = make_client()
+
+    def section() -> None:
+        client.start_section("work")
+        client.end_section("work")
+
+    stamp("ready")
+    wait_for("go")
+    time_calls("heartbeat", client.send_heartbeat, count)
+    time_calls("section", section, count)
+    time_calls("heartbeat_paced", client.send_heartbeat, count // 10, pause_s=0.001)
+    stamp("timed")
+    wait_for("stopped")
+    time_calls("heartbeat_stopped", client.send_heartbeat, count)
+    time_calls("section_stopped", section, count)
+    stamp("timed_stopped")
+    wait_for("end")
+
+
+def time_calls(name: str, call: Callable[[], object], count: int, pause_s: float = 0.0) -> None:
+    """Write the nanoseconds of each of `count` calls to `<name>.<rank>.bin` (signed 64 bit)."""
+    took = array.array("q", bytes(8 * count))
+    for index in range(count):
+        if pause_s:
+            time.sleep(pause_s)
+        start = time.perf_counter_ns()
+        call()
+        took[index] = time.perf_counter_ns() - start
+    (FOLDER / f"{name}.{RANK}.bin").write_bytes(took.tobytes())
+
+
+def beat() -> None:
+    """P7: ten heartbeats a second where there is a client."""
+    call = make_client().send_heartbeat if os.environ.get("BENCH_CLIENT") else lambda: None
+    stamp("ready")
+    wait_for("end", while_waiting=call, every_s=0.1)
+
+
+def main() -> None:
+    """Run the part named by the first argument."""
+    stamp("start")
+    mode, *arguments = sys.argv[1:]
+    if mode == "launch":
+        launch()
+    elif mode in ("crash", "stubborn"):
+        crash(int(arguments[0]), ignore_sigterm=mode == "stubborn")
+    elif mode == "hang":
+        hang(arguments[CYCLE], float(arguments[-1]))
+    elif mode == "calls":
+        calls(int(arguments[0]))
+    elif mode == "beat":
+        beat()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,134 @@
+"""The demo: trains twice under the launcher, without and with faults, and shows that the result is the same.
+
+Prints what the launcher saw and did (from its journal), the accuracy on held-out images, and whether the weights of
+both runs are equal bit for bit. The exit code is 0 only if everything that it claims holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faults import FAULTS
+
+HERE = Path(__file__).resolve().parent
+WANTED_ACCURACY = 0.95
+LIMIT_S = 300.0
+GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of the training: how it ended, what it cost, what it wrote, what the launcher noted."""
+
+    out: Path
+    exit_code: int
+    seconds: float
+    result: dict[str, Any]
+    journal: list[dict[str, Any]]
+
+    def count(self, event: str) -> int:
+        return sum(record["event"] == event for record in self.journal)
+
+
+def train(script: str, out: Path, epochs: int) -> Training:
+    """Runs `script` to its end under the launcher; all that both write goes below `out`, which is made anew."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    command = [
+        *(sys.executable, "-m", "ft_launcher", "--standalone", "--nproc-per-node=2", "--max-restarts=5"),
+        *("--ft-rank-section-timeouts=setup:60,step:5,checkpointing:30", f"--log-dir={out / 'logs'}"),
+        *(str(HERE / script), f"--out={out}", f"--epochs={epochs}"),
+    ]
+    started = time.monotonic()
+    with (out / "console.log").open("wb") as console:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
+        try:
+            exit_code = process.wait(LIMIT_S)
+        except BaseException:
+            process.terminate()
+            process.wait(GRACE_S)
+            raise
+    seconds = time.monotonic() - started
+    result = out / "result.json"
+    lines = [line for file in sorted(out.glob("logs/**/journal.*.jsonl")) for line in file.read_text().splitlines()]
+    return Training(
+        out=out,
+        exit_code=exit_code,
+        seconds=seconds,
+        result=json.loads(result.read_text()) if result.exists() else {},
+        journal=[json.loads(line) for line in lines],
+    )
+
+
+def print_timeline(journal: list[dict[str, Any]]) -> None:
+    """One line per event that matters: seconds since the first, what it is, and its words."""
+    for record in journal:
+        words = {
+            "cycle_start": lambda r: f"cycle {r['cycle']}: {len(r['ranks'])} ranks started",
+            "verdict": lambda r: f"rank {r['rank']}: {r['reason']}",
+            "fault": lambda r: f"rank {r['rank']} {r['what']} {r['where']}; {r['hint']}".rstrip("; "),
+            "decision": lambda r: f"{r['action']}: {r['reason']}",
+            "job_end": lambda r: r["reason"],
+        }.get(record["event"])
+        if words is not None:
+            print(f"  {record['t'] - journal[0]['t']:6.2f} s  {record['event']:<11}  {words(record)}")
+
+
+def claims(plain: Training, faulty: Training) -> list[tuple[bool, str]]:
+    """What the demo says in the end: whether it holds, and the words."""
+    runs = (plain, faulty)
+    codes = [run.exit_code for run in runs]
+    struck = sum((faulty.out / f"fault.{fault.name}").exists() for fault in FAULTS)
+    named = [run.count("fault") for run in runs]
+    accuracies = [run.result.get("test_accuracy", 0.0) for run in runs]
+    digests = [run.result.get("weights_sha256", "") for run in runs]
+    return [
+        (codes == [0, 0], f"both trainings came to their end: exit codes {codes}"),
+        (struck == len(FAULTS), f"{struck} of {len(FAULTS)} faults struck"),
+        (named == [0, len(FAULTS)], f"the launcher named every fault and nothing else: {named}"),
+        (
+            min(accuracies) >= WANTED_ACCURACY,
+            f"accuracy on held-out images is at least {WANTED_ACCURACY}: {accuracies}",
+        ),
+        (digests[0] == digests[1] != "", f"the weights are the same, bit for bit: {[text[:16] for text in digests]}"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="where everything is written")
+    parser.add_argument("--epochs", type=int, default=12)
+    args = parser.parse_args()
+    out = args.out.absolute()
+
+    print("Training without faults ...", flush=True)
+    plain = train("train.py", out / "without_faults", args.epochs)
+    print(f"  {plain.seconds:.1f} s")
+    print(f"Training with faults: {', '.join(fault.name for fault in FAULTS)} ...", flush=True)
+    faulty = train("faults.py", out / "with_faults", args.epochs)
+    print(f"  {faulty.seconds:.1f} s; what the launcher saw and did:")
+    print_timeline(faulty.journal)
+
+    results = claims(plain, faulty)
+    print("\n[without, with faults]")
+    for holds, words in results:
+        print(f"  {'ok  ' if holds else 'FAIL'}  {words}")
+    failed = not all(holds for holds, _ in results)
+    if failed:
+        for run in (plain, faulty):
+            print(f"\nThe end of {run.out / 'console.log'}:")
+            print("\n".join((run.out / "console.log").read_text(errors="replace").splitlines()[-30:]))
+    print(f"\nEverything that was written lies in {args.out}.")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A rank of a real DDP training (gloo), struck once. All its numbers are whole or halves: results are exact.
+
+Rank 0 saves after every step; all resume from there. The weight goes down by the mean of the ranks' samples.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import ft_client as ft
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.faults.strikes import STRIKES, no_core_files
+from tests.faults.training import Plan
+from tests.faults.worker import write
+
+STEPS = 6
+
+
+def main(folder: Path) -> None:
+    """Trains to the end, from the last checkpoint on."""
+    no_core_files()
+    plan, state = Plan.load(folder), folder / "ddp"
+    client = ft.RankMonitorClient()
+    client.init_workload_monitoring()
+    with client.section("setup"):
+        dist.init_process_group("gloo")
+        rank, world = dist.get_rank(), dist.get_world_size()
+        done, weight = (float(word) for word in state.read_text().split()) if state.exists() else (0.0, 0.0)
+        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        torch.nn.init.constant_(model.weight, weight)
+        ddp = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    for step in range(int(done), STEPS):
+        client.report_iteration(step)
+        with client.section("step"):
+            for strike in plan.strikes:
+                marker = folder / "struck"
+                if strike.iteration == step and strike.rank == rank and not marker.exists():
+                    marker.touch()
+                    STRIKES[strike.what](client)
+            optimizer.zero_grad()
+            ddp(torch.tensor([[float(step * world + rank)]], dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        with client.section("checkpointing"):
+            if rank == 0:
+                write(state, f"{step + 1} {model.weight.item()}")
+            dist.barrier()
+    dist.destroy_process_group()
+    client.shutdown_workload_monitoring()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""What a broken or hostile process can send to a monitor's socket. Runs inside a rank; then the rank goes on.
+
+Written against the wire, not with the client: finds the rank's live connection among its descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+
+SOCKET_VARIABLE = "FT_RANK_MONITOR_IPC_SOCKET"
+_HEADER = struct.Struct("<BBHIQ")
+_ATTACH, _LIMITS, _CYCLE_END, _BYE, _SECTIONS = 17, 18, 49, 51, 2
+
+
+def _header(version: int, kind: int, sent_ns: int | None = None) -> bytes:
+    return _HEADER.pack(version, kind, 0, 7, time.monotonic_ns() if sent_ns is None else sent_ns)
+
+
+def messages() -> list[bytes]:
+    """One of every kind of nonsense."""
+    return [
+        b"",
+        b"x",
+        b"\0" * 16,
+        _header(99, 1),
+        _header(1, 200),
+        _header(1, _ATTACH) + b"{not json",
+        _header(1, _ATTACH) + b"[" * 20_000,
+        _header(1, _ATTACH) + b'{"num_warmup_iterations": "many"}',
+        _header(1, _LIMITS) + b'{"initial": -1, "subsequent": NaN, "sections": {"step": 1e-9}, "out_of_section": 0}',
+        _header(1, _LIMITS) + b'{"unknown": 1}',
+        _header(1, _SECTIONS) + struct.pack("<qB", 1, 200) + b"\xff" * 40,
+        _header(1, _CYCLE_END) + b"{}",
+        _header(1, _BYE) + b"{}",
+        _header(1, 1, 1 << 63),
+        os.urandom(1000),
+        b"\1" * 150_000,
+    ]
+
+
+def live_connection() -> socket.socket:
+    """A second handle of this process' connection to its monitor."""
+    path = os.environ[SOCKET_VARIABLE]
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=os.dup(int(entry.name)))
+            if found.getpeername() == path:
+                return found
+            found.close()
+    raise AssertionError("the rank is not connected to its monitor")
+
+
+def send_nonsense() -> None:
+    """On the live connection, as if the client were broken."""
+    connection = live_connection()
+    for message in messages():
+        with contextlib.suppress(BlockingIOError):
+            connection.send(message)
+    connection.close()
+
+
+def connect_again() -> None:
+    """Strangers beside the live connection: silent, talking nonsense, greeting properly, and too many of them."""
+    strangers = []
+    for message in [None, *messages(), _header(1, 16) + b'{"pid": 1}'] * 2:
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stranger.settimeout(5)
+        stranger.connect(os.environ[SOCKET_VARIABLE])
+        if message is not None:
+            with contextlib.suppress(OSError):
+                stranger.send(message)
+        strangers.append(stranger)
+    for stranger in strangers:
+        stranger.close()

@@ -1,0 +1,136 @@
+"""What must hold after every fault, I1 to I5, read off what a job left behind.
+
+    I1  no process of the job, no socket, no port, nothing in its TMPDIR is left
+    I2  the launcher ended by itself within its limit, with the code it should
+    I3  the training came to what it comes to without faults: every sample of every epoch once, the same values
+    I4  a rank that was well was not killed, nor condemned
+    I5  the journal tells each fault once: rank, kind, limit, decision
+
+Starts and ends nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.children import Child
+from tests.faults.job import Job
+from tests.faults.training import EPOCHS, PER_EPOCH, fault_free
+
+RESTART, GIVE_UP = "restart", "give up"
+_GONE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """A fault as the journal should tell it. `limit`: the one that was passed, for a hang."""
+
+    kind: str
+    ranks: Collection[int]
+    limit: str = ""
+    action: str = RESTART
+
+
+def holds(job: Job, code: int, story: Collection[Told] = (), limit_s: float = 60.0) -> None:
+    """Waits for the job's end and checks I1, I2, I4 and I5, and I3 where it should end well."""
+    found = job.finish(limit_s)
+    assert found == code, f"I2: ended with {found}, not {code}\n{job.tail()}"
+    nothing_left(job)
+    if code == 0:
+        result_is_fault_free(job, job.nproc)
+    healthy_ranks_live(job, story)
+    journal_tells(job, code, story)
+
+
+def nothing_left(job: Job, limits: Collection[str] = ()) -> None:
+    """I1. `limits` names kinds of children that may be left, as documented.
+
+    The kernel may need a moment for what was killed, so that there is a deadline; processes that end by themselves
+    would not count as left over, and none here does.
+    """
+    deadline = time.monotonic() + _GONE_S
+    while (left := _left_over(job, limits)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, f"I1: left over: {left}\n{job.tail()}"
+    earlier = [file.name for file in (job.folder / "ranks").glob("*") if '"left": []' not in file.read_text()]
+    assert not earlier, f"I1: cycles began beside children of earlier ones: {earlier}\n{job.tail()}"
+
+
+def result_is_fault_free(job: Job, world: int) -> None:
+    """I3."""
+    states = [job.state(rank) for rank in range(world)]
+    expected = [fault_free(rank, world) for rank in range(world)]
+    assert states == expected, f"I3: {states} is not {expected}\n{job.tail()}"
+    seen = sorted(sample for state in expected for sample in state.seen)
+    assert seen == [(epoch, sample) for epoch in range(EPOCHS) for sample in range(PER_EPOCH * world)]
+
+
+def healthy_ranks_live(job: Job, story: Collection[Told]) -> None:
+    """I4: no verdict against a rank, and no SIGKILL for one, that did nothing wrong."""
+    guilty = {rank for told in story for rank in told.ranks}
+    condemned = {verdict["rank"] for verdict in job.journal("verdict") if verdict["condemned"]}
+    assert condemned <= guilty, f"I4: healthy ranks were condemned: {condemned - guilty}\n{job.tail()}"
+    started = {rank["pid"]: rank["rank"] for line in job.journal("cycle_start") for rank in line["ranks"]}
+    killed = {started[pid] for line in job.journal("killed") for pid in line["pids"] if pid in started}
+    stubborn = set(job.plan.stubborn_ranks)
+    assert killed <= guilty | stubborn, f"I4: healthy ranks were killed: {killed - guilty}\n{job.tail()}"
+
+
+def journal_tells(job: Job, code: int, story: Collection[Told]) -> None:
+    """I5."""
+    faults, decisions, verdicts = job.journal("fault"), job.journal("decision"), job.journal("verdict")
+    told = [(fault["kind"], fault["limit"], decision["action"]) for fault, decision in _pairs(faults, decisions)]
+    expected = [(one.kind, one.limit, one.action) for one in story]
+    assert told == expected, f"I5: told {told}, happened {expected}\n{job.tail()}"
+    for one, fault, decision in zip(story, faults, decisions, strict=True):
+        assert fault["rank"] in one.ranks, f"I5: rank {fault['rank']} is blamed, not {one.ranks}\n{job.tail()}"
+        assert fault["cycle"] == decision["cycle"] and decision["reason"]
+    hangs = [one for one in story if one.limit]
+    condemned = [(verdict["limit"], verdict["cycle"]) for verdict in verdicts if verdict["condemned"]]
+    assert len(condemned) == len(set(condemned)) == len(hangs), f"I5: verdicts {condemned}\n{job.tail()}"
+    assert job.journal("left_over") == [], job.tail()
+    (first, *_), (*_, last) = job.journal(), job.journal()
+    assert (first["event"], last["event"]) == ("job_start", "job_end"), job.tail()
+    assert last["exit_code"] == code and last["reason"], job.tail()
+
+
+def _pairs(
+    faults: list[dict[str, Any]], decisions: list[dict[str, Any]]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    assert len(faults) == len(decisions), f"I5: {len(faults)} faults, {len(decisions)} decisions"
+    return list(zip(faults, decisions, strict=True))
+
+
+def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "processes": job.processes(),
+        "children": [child for child in job.children() if child.alive and child.kind not in limits],
+        "files": [str(path.relative_to(job.tmp)) for path in job.tmp.rglob("*")],
+        "sockets": _unix_sockets(job.tmp),
+        "ports": [master for line in job.journal("cycle_start") if _listens(master := line["master"])],
+    }
+    allowed = {child.pid for child in job.children() if child.kind in limits}
+    found["processes"] = {pid: command for pid, command in found["processes"].items() if pid not in allowed}
+    return {what: left for what, left in found.items() if left}
+
+
+def _unix_sockets(folder: Path) -> list[str]:
+    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
+    return [line for line in lines if str(folder) in line]
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def gone(children: Collection[Child]) -> bool:
+    """Whether none of these processes lives."""
+    return not any(child.alive for child in children)

@@ -1,0 +1,99 @@
+"""The faults a rank can do to itself, by name. Runs inside a rank; knows no plan and no launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.faults import hostile
+
+FOREVER_S = 3600
+
+
+class Struck(Exception):
+    """The exception of the fault `exception`."""
+
+
+def _exception(client: Any) -> None:
+    raise Struck("struck on purpose")
+
+
+def _exit_3(client: Any) -> None:
+    sys.exit(3)
+
+
+def _sigkill(client: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _sigsegv(client: Any) -> None:
+    ctypes.string_at(0)
+
+
+def _sigabrt(client: Any) -> None:
+    os.abort()
+
+
+def _sigstop(client: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _sleep(client: Any) -> None:
+    time.sleep(FOREVER_S)
+
+
+def _wait_with_gil(client: Any) -> None:
+    """Inside one C call that no signal cuts short: sleep() would return when the stacks are asked for."""
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
+def _outer_overdue(client: Any) -> None:
+    """A young inner section, and signs of life, while an outer one is open for too long."""
+    client.start_section("outer")
+    client.start_section("inner")
+    while True:
+        client.send_heartbeat()
+        time.sleep(0.02)
+
+
+def _inner_overdue(client: Any) -> None:
+    client.start_section("outer")
+    client.start_section("inner")
+    _sleep(client)
+
+
+def _nonsense(client: Any) -> None:
+    hostile.send_nonsense()
+
+
+def _strangers(client: Any) -> None:
+    hostile.connect_again()
+
+
+STRIKES: dict[str, Callable[[Any], None]] = {
+    "exception": _exception,
+    "exit 3": _exit_3,
+    "SIGKILL": _sigkill,
+    "SIGSEGV": _sigsegv,
+    "SIGABRT": _sigabrt,
+    "SIGSTOP": _sigstop,
+    "sleep": _sleep,
+    "wait with the GIL": _wait_with_gil,
+    "outer overdue": _outer_overdue,
+    "inner overdue": _inner_overdue,
+    "nonsense": _nonsense,
+    "strangers": _strangers,
+}
+
+
+def no_core_files() -> None:
+    """A fault on purpose leaves no core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

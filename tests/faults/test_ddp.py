@@ -1,0 +1,50 @@
+"""Real DDP over gloo: a rank fails amid collectives, and the weights come out as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left
+from tests.faults.training import Plan, Strike
+
+WORLD = 2
+DDP_WORKER = Path(__file__).with_name("ddp_worker.py")
+CRASH_WORKER = Path(__file__).with_name("crash_worker.py")
+STEPS = 6
+CRASHES = 100
+FINAL_WEIGHT = -sum(step * WORLD + rank for step in range(STEPS) for rank in range(WORLD)) / WORLD
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "flags"),
+    [
+        ("exception", Told("exception", {1}), ()),
+        ("SIGKILL", Told("signal", {1}), ()),
+        ("SIGSTOP", Told("hang", {1}, "section:step"), ("--ft-rank-section-timeouts=step:5",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_recovers_with_the_same_weights(start_job: StartJob, what: str, told: Told, flags: tuple[str, ...]) -> None:
+    job = start_job(Plan((Strike(what, "step", 3, rank=1),)), WORLD, "--max-restarts=1", *flags, script=DDP_WORKER)
+    assert job.finish(120) == 0, job.tail()
+    nothing_left(job)
+    assert (job.folder / "ddp").read_text() == f"{STEPS} {FINAL_WEIGHT}"
+    faults = job.journal("fault")
+    assert [(fault["kind"], fault["rank"]) for fault in faults] == [(told.kind, 1)], job.tail()
+    if not told.limit:  # a rank that waits for a stopped one passes the same limit: both are condemned, one is blamed
+        healthy_ranks_live(job, [told])
+        journal_tells(job, 0, [told])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_hundred_single_crashes_are_all_recovered(start_job: StartJob) -> None:
+    job = start_job(Plan(), WORLD, f"--max-restarts={CRASHES}", script=CRASH_WORKER)
+    assert job.finish(1400) == 0, job.tail()
+    faults = job.journal("fault")
+    assert [(fault["cycle"], fault["kind"]) for fault in faults] == [(cycle, "signal") for cycle in range(CRASHES)]
+    assert [fault["rank"] for fault in faults] == [cycle % 2 for cycle in range(CRASHES)]
+    assert job.journal("left_over") == []

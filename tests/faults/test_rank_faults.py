@@ -1,0 +1,76 @@
+"""What a rank can do wrong: the job restarts and ends as if nothing had happened, or ends with a code that says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.invariants import GIVE_UP, Told, holds
+from tests.faults.training import Plan, Strike
+
+RANKS = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A fault, how it should be told, and the launcher's exit code when no restart is left.
+
+    It strikes the last rank, or every one. `limit`: the limit it passes; `flags`: what sets that.
+    """
+
+    what: str
+    where: str
+    kind: str
+    code: int
+    limit: str = ""
+    flags: tuple[str, ...] = ()
+    every_rank: bool = False
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or f"{self.what} in {self.where}"
+
+    def plan(self, nproc: int) -> Plan:
+        iteration = 5 if self.where == "checkpointing" else 4
+        return Plan((Strike(self.what, self.where, iteration, None if self.every_rank else nproc - 1),))
+
+    def told(self, nproc: int, action: str = "restart") -> Told:
+        return Told(self.kind, range(nproc) if self.every_rank else {nproc - 1}, self.limit, action)
+
+
+def hang(what: str, where: str, limit: str, *flags: str, name: str = "") -> Cell:
+    return Cell(what, where, "hang", 85, limit, flags, name=name)
+
+
+CELLS = [
+    Cell("exception", "step", "exception", 1),
+    Cell("exception", "checkpointing", "exception", 1),
+    Cell("exit 3", "between", "exit", 3),
+    Cell("SIGKILL", "step", "signal", 137),
+    Cell("SIGSEGV", "setup", "signal", 139),
+    Cell("SIGABRT", "step", "signal", 134, every_rank=True),
+    hang("SIGSTOP", "step", "section:step", "--ft-rank-section-timeouts", "step:1,checkpointing:30"),
+    hang("wait with the GIL", "checkpointing", "section:checkpointing", "--ft-rank-section-timeouts=checkpointing:1"),
+    hang("sleep", "setup", "section:setup", "--ft_rank_section_timeouts=setup:1,step:30"),
+    hang("sleep", "between", "subsequent", "--ft-rank-heartbeat-timeout=1", name="heartbeat missing"),
+    hang("outer overdue", "between", "section:outer", "--ft-rank-section-timeouts=outer:1,inner:30"),
+    hang("inner overdue", "between", "section:inner", "--ft-rank-section-timeouts=outer:30,inner:1"),
+    hang("sleep", "start", "connect", "--ft-connect-timeout=3", name="never connects"),
+    hang("sleep", "end", "teardown", "--ft-teardown-timeout=1", name="hang after the shutdown of the watch"),
+]
+
+
+@pytest.mark.parametrize("nproc", RANKS)
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_recovers(start_job: StartJob, cell: Cell, nproc: int) -> None:
+    job = start_job(cell.plan(nproc), nproc, "--max-restarts=1", *cell.flags)
+    holds(job, 0, [cell.told(nproc)])
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.where != "checkpointing"], ids=str)
+def test_ends_with_its_code_when_no_restart_is_left(start_job: StartJob, cell: Cell, nproc: int) -> None:
+    job = start_job(cell.plan(nproc), nproc, "--max-restarts=0", *cell.flags)
+    holds(job, cell.code, [cell.told(nproc, GIVE_UP)])

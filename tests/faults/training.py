@@ -1,0 +1,96 @@
+"""The plan of a training with faults, and what it must come to: data and arithmetic only.
+
+Read by the tests and by the rank processes (`worker.py`). Knows no process; a strike is carried out in `strikes.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+EPOCHS = 2
+PER_EPOCH = 6
+ITERATIONS = EPOCHS * PER_EPOCH
+CHECKPOINT_EVERY = 3
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault, which strikes once in a job: `what` happens to `rank` (None: to each) in a place of an iteration.
+
+    `where` is `start` (before the rank is watched), `setup`, `between` (no section is open), `step`, `checkpointing`
+    or `end` (after the watch was shut down).
+    """
+
+    what: str
+    where: str = "step"
+    iteration: int = 4
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the ranks of a job do beside training.
+
+    `children`: kinds of processes each rank starts at the start of each cycle. At SIGTERM ranks end, save and exit 0
+    (`saves_on_sigterm`), or write down that it came and go on (`stubborn_ranks`). `hold`: iteration at which ranks
+    wait, well and watched, until the file `go` is there.
+    """
+
+    strikes: tuple[Strike, ...] = ()
+    children: tuple[str, ...] = ()
+    saves_on_sigterm: bool = False
+    stubborn_ranks: tuple[int, ...] = ()
+    hold: int | None = None
+
+    def save(self, folder: Path) -> None:
+        """Writes the plan where the ranks look for it."""
+        (folder / PLAN_FILE).write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """The plan of a job."""
+        values = json.loads((folder / PLAN_FILE).read_text())
+        values["strikes"] = [Strike(**strike) for strike in values["strikes"]]
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+@dataclass
+class State:
+    """What a rank has learned: how far it is, each sample it saw as (epoch, sample), and a value over their order."""
+
+    iteration: int = 0
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    value: int = 1
+
+    def take(self, rank: int, world: int) -> None:
+        """One iteration."""
+        epoch, step = divmod(self.iteration, PER_EPOCH)
+        samples = list(range(PER_EPOCH * world))
+        random.Random(epoch).shuffle(samples)
+        sample = samples[step * world + rank]
+        self.seen.append((epoch, sample))
+        self.value = (self.value * 1_000_003 + sample) % (1 << 61)
+        self.iteration += 1
+
+    @classmethod
+    def of_json(cls, text: str) -> State:
+        """As saved by `to_json`."""
+        values = json.loads(text)
+        return cls(values["iteration"], [(epoch, sample) for epoch, sample in values["seen"]], values["value"])
+
+    def to_json(self) -> str:
+        """For a checkpoint."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def fault_free(rank: int, world: int) -> State:
+    """The final state of a rank when nothing happens."""
+    state = State()
+    for _ in range(ITERATIONS):
+        state.take(rank, world)
+    return state

@@ -1,0 +1,36 @@
+"""A clean environment and a folder with a script, for tests that read command lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ft_launcher import cli, prescan
+from ft_launcher.torch_config import Job
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The current folder, with `train.py` in it; no variable of torch's launcher or ours is set."""
+    for name in list(os.environ):
+        if name.startswith(("FT_", "FAULT_TOL_", "PET_", "TORCH_ELASTIC_", "PYTHON_EXEC", "OMP_NUM")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # remembered, so that what the code sets is undone
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    return tmp_path
+
+
+@pytest.fixture
+def job_of(folder: Path) -> Callable[..., Job]:
+    """Words of a command line -> its job."""
+
+    def make(*words: str) -> Job:
+        seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
+        return cli.make_job(words, seen, os.environ)
+
+    return make

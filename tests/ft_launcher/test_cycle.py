@@ -1,0 +1,31 @@
+"""Every event in every phase."""
+
+import pytest
+
+from ft_launcher.cycle import Condemned, Cycle, Event, MembersWait, Phase, RankEnded, ToldToEnd
+
+CASES: list[tuple[str, list[Event], Phase]] = [
+    ("nothing yet", [], Phase.RUNNING),
+    ("one of two done", [RankEnded(0, 0)], Phase.RUNNING),
+    ("both done", [RankEnded(0, 0), RankEnded(1, 0)], Phase.SUCCEEDED),
+    ("one fails", [RankEnded(1, 3)], Phase.FAILED),
+    ("one fails after the other is done", [RankEnded(0, 0), RankEnded(1, -9)], Phase.FAILED),
+    ("condemned is not yet dead", [Condemned(0)], Phase.RUNNING),
+    ("condemned and exits 0", [Condemned(0), RankEnded(0, 0)], Phase.FAILED),
+    ("told to end", [ToldToEnd(15)], Phase.TOLD_TO_END),
+    ("told after one is done", [RankEnded(0, 0), ToldToEnd(10)], Phase.TOLD_TO_END),
+    ("nobody waits", [MembersWait(0)], Phase.RUNNING),
+    ("others wait", [MembersWait(2)], Phase.REFORM),
+    ("a failure stands when told later", [RankEnded(0, 1), ToldToEnd(15)], Phase.FAILED),
+    ("told stands when ranks fail later", [ToldToEnd(15), RankEnded(0, -15)], Phase.TOLD_TO_END),
+    ("success stands", [RankEnded(0, 0), RankEnded(1, 0), ToldToEnd(15)], Phase.SUCCEEDED),
+    ("reform stands", [MembersWait(1), RankEnded(0, 1)], Phase.REFORM),
+]
+
+
+@pytest.mark.parametrize(("events", "phase"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_phase_after_events(events: list[Event], phase: Phase) -> None:
+    cycle = Cycle(2)
+    for event in events:
+        cycle.on(event)
+    assert cycle.phase is phase

@@ -1,0 +1,127 @@
+"""The monitors of a node with a real template: told of a cycle, asked, killed, stopped, replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ft_launcher.monitors import STOPPED_GRACE_S, NodeMonitors, Replaced
+from ft_launcher.runtime import Runtime
+from ft_launcher.wait import readable
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.messages import Attach, Hello, Message, RankException, Verdict
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    runtime = Runtime.start()
+    yield runtime
+    runtime.close()
+    assert not runtime.folder.exists()
+
+
+@pytest.fixture
+def rank() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def until(monitors: NodeMonitors, wanted: Callable[[object], bool], within_s: float = DEADLINE_S) -> object:
+    """Handles what comes until something wanted is told."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        check = monitors.next_check()
+        readable(monitors.descriptors(), 1.0 if check is None else min(1.0, check - time.monotonic()))
+        for _, news in monitors.handle():
+            if wanted(news):
+                return news
+    raise AssertionError("it was never told")
+
+
+def say(monitors: NodeMonitors, *messages: Message) -> object:
+    connection = channel.connect(monitors.socket_path(0))
+    for message in messages:
+        channel.send(connection, codec.encode(message, 0, time.monotonic_ns()))
+    return connection
+
+
+def begin(monitors: NodeMonitors, pid: int) -> None:
+    monitors.begin_cycle(3, {0: (5, pid)}, time.monotonic_ns())
+
+
+def test_what_a_rank_says_arrives_and_is_kept(runtime: Runtime) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(rank_heartbeat_timeout=60.0), 1)
+    begin(monitors, os.getpid())
+    connection = say(monitors, Hello(os.getpid()), Attach(), RankException("ValueError", "bad", "tb", 1.0))
+    until(monitors, lambda news: isinstance(news, RankException))
+    monitors.snapshots()
+    found = monitors.found(0)
+    assert found.exception is not None and found.exception.message == "bad"
+    assert found.snapshot is not None and found.snapshot.attached
+    monitors.end_cycle()
+    del connection
+    monitors.close()
+
+
+def test_a_hang_is_told_before_the_rank_dies(runtime: Runtime, rank: subprocess.Popen[bytes]) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(connect_timeout=0.3), 1)
+    begin(monitors, rank.pid)
+    verdict = until(monitors, lambda news: isinstance(news, Verdict))
+    assert isinstance(verdict, Verdict) and verdict.limit == "connect" and verdict.rank == 5
+    assert rank.wait(DEADLINE_S) == -signal.SIGKILL
+    monitors.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_monitor_is_replaced(runtime: Runtime, rank: subprocess.Popen[bytes], number: int) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(), 1)
+    begin(monitors, rank.pid)
+    (before,) = monitors.pids() - {runtime.template.pid}
+    os.kill(before, number)
+    until(monitors, lambda news: isinstance(news, Replaced))
+    assert before not in monitors.pids()
+    monitors.snapshots()
+    assert monitors.found(0).snapshot is not None
+    monitors.close()
+
+
+def test_a_monitor_stopped_together_with_its_rank_is_left_alone(
+    runtime: Runtime, rank: subprocess.Popen[bytes]
+) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(), 1)
+    begin(monitors, rank.pid)
+    (monitor,) = monitors.pids() - {runtime.template.pid}
+    os.kill(rank.pid, signal.SIGSTOP)
+    os.kill(monitor, signal.SIGSTOP)
+    with pytest.raises(AssertionError, match="never told"):
+        until(monitors, lambda news: isinstance(news, Replaced), within_s=2 * STOPPED_GRACE_S)
+    assert monitor in monitors.pids()
+    os.kill(monitor, signal.SIGCONT)
+    os.kill(rank.pid, signal.SIGCONT)
+    monitors.snapshots()
+    assert monitors.found(0).snapshot is not None
+    monitors.close()
+
+
+def test_the_template_is_not_needed_for_a_replacement(runtime: Runtime, rank: subprocess.Popen[bytes]) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(), 1)
+    begin(monitors, rank.pid)
+    template = runtime.template.pid
+    assert template is not None
+    (monitor,) = monitors.pids() - {template}
+    os.kill(template, signal.SIGKILL)
+    os.kill(monitor, signal.SIGKILL)
+    until(monitors, lambda news: isinstance(news, Replaced))
+    monitors.snapshots()
+    assert monitors.found(0).snapshot is not None
+    monitors.close()
