@@ -39,6 +39,8 @@ from rank_monitor.contract.exit_codes import ExitCode
 logger = logging.getLogger("ft_launcher")
 
 _STATIC_PORT = 29500
+_QUICK_RESOLVER = "timeout:1 attempts:1"
+"""torch's stores look up the name of each peer: 5 s where no resolver answers. One node needs no names."""
 
 
 def run(job: Job, runtime: Runtime) -> int:
@@ -50,6 +52,8 @@ def run(job: Job, runtime: Runtime) -> int:
         The launcher's exit code.
     """
     become_subreaper()
+    if job.launch_config.max_nodes == 1:
+        os.environ.setdefault("RES_OPTIONS", _QUICK_RESOLVER)
     signals = SignalPipe({*numbers_of(job.launch_config.signals_to_handle), signal.SIGUSR1, signal.SIGUSR2})
     try:
         _set_up_logging(job)

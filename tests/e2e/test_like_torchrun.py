@@ -1,0 +1,139 @@
+"""Scripts in the style of torch's examples see the same under torchrun and under ft_launcher, side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 120
+
+SHOW = """
+import os, sys
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+         "ROLE_NAME", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+         "TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONPATH"]
+shown = " ".join(f"{name}={os.environ.get(name)}" for name in names)
+os.write(1, f"{shown} {sys.argv[1:]} {__name__}\\n".encode())  # one write: lines of ranks must not mix
+os.write(2, f"to stderr of {os.environ['RANK']}\\n".encode())
+"""
+DDP = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    loss = model(torch.full((3, 4), float(dist.get_rank() + step))).square().mean()
+    loss.backward()
+    optimizer.step()
+total = sum(parameter.sum() for parameter in model.parameters())
+os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.6f}\\n".encode())
+dist.destroy_process_group()
+"""
+RECORD = """
+import os
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("the batch is empty")
+    import time
+    time.sleep(60)
+
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that ended."""
+
+    exit_code: int
+    stdout: list[str]
+    stderr: str
+
+
+def run(launcher: str, folder: Path, *words: str) -> Ran:
+    environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", TORCH_CPP_LOG_LEVEL="ERROR")
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0"
+    done = subprocess.run(
+        [sys.executable, "-m", launcher, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return Ran(done.returncode, sorted(done.stdout.splitlines()), done.stderr)
+
+
+def both(folder: Path, *words: str) -> tuple[Ran, Ran]:
+    return run("torch.distributed.run", folder, *words), run("ft_launcher", folder, *words)
+
+
+def to_stderr(ran: Ran) -> list[str]:
+    """What the ranks wrote there, without what launchers say."""
+    return sorted(line for line in ran.stderr.splitlines() if "to stderr of" in line)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, source in (("show.py", SHOW), ("ddp.py", DDP), ("fails.py", RECORD)):
+        (tmp_path / name).write_text(textwrap.dedent(source))
+    (tmp_path / "show.sh").write_text('#!/bin/sh\necho "sh $RANK of $WORLD_SIZE: $@"\n')
+    (tmp_path / "show.sh").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3", "--role", "worker", "show.py", "--lr", "-m"],
+        ["--nproc-per-node=2", "-m", "show", "x"],
+        ["--nproc-per-node=2", "--no-python", "./show.sh", "a", "b"],
+        ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=7", "show.py"],
+        ["--nproc-per-node=2", "--tee", "0:1,1:2", "--log-dir", "logs", "show.py"],
+        ["--nproc-per-node=2", "--local-ranks-filter", "1", "--log-dir", "logs", "show.py"],
+        ["--nproc-per-node=2", "ddp.py"],
+    ],
+    ids=" ".join,
+)
+def test_the_ranks_see_and_print_the_same(folder: Path, words: list[str]) -> None:
+    theirs, ours = both(folder, *words)
+    assert theirs.exit_code == ours.exit_code == 0, ours.stderr
+    assert ours.stdout == theirs.stdout
+    assert to_stderr(ours) == to_stderr(theirs)
+
+
+def test_redirected_streams_lie_in_files(folder: Path) -> None:
+    ours = run("ft_launcher", folder, "--nproc-per-node=2", "--redirects", "3", "--log-dir", "logs", "show.py")
+    assert ours.exit_code == 0 and ours.stdout == []
+    (run_folder,) = (folder / "logs").iterdir()
+    for rank in ("0", "1"):
+        assert f"RANK={rank} " in (run_folder / "cycle_0" / rank / "stdout.log").read_text()
+        assert f"to stderr of {rank}" in (run_folder / "cycle_0" / rank / "stderr.log").read_text()
+
+
+def test_without_a_log_folder_a_clean_run_leaves_nothing(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    assert run("ft_launcher", folder, "--nproc-per-node=2", "show.py").exit_code == 0
+    assert sorted(folder.iterdir()) == before
+
+
+def test_the_failed_ranks_own_traceback_is_shown(folder: Path) -> None:
+    theirs, ours = both(folder, "--nproc-per-node=2", "fails.py")
+    assert theirs.exit_code == ours.exit_code == 1
+    for shown in (theirs.stderr, ours.stderr):
+        assert "ValueError: the batch is empty" in shown
+        assert "Root Cause" in shown
+    assert "rank 1" in ours.stderr and "raised ValueError: the batch is empty" in ours.stderr
