@@ -8,14 +8,12 @@ name `start_processes` of torch's module, rebound while torch starts ranks.
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -23,6 +21,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher import cycle_store, node_evidence
+from ft_launcher.aside import ToldMeanwhile, run_aside
 from ft_launcher.attribution import attribute
 from ft_launcher.cycle import Condemned, Cycle, MembersWait, Phase, RankEnded, ToldToEnd
 from ft_launcher.cycle_store import CycleStore, PortHolder
@@ -179,34 +178,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return cycle_store.learn(group.store, suffix)
 
     def _aside(self, work: Callable[[], _T]) -> _T:
-        """Runs what blocks in a thread, so that a signal is heeded meanwhile.
+        """Runs what blocks, while signals are heeded.
 
         Raises:
-            SignalException: the launcher was told to end; the thread is left behind.
+            SignalException: the launcher was told to end.
         """
-        done_reader, done_writer = os.pipe()
-        outcome: list[tuple[bool, Any]] = []
-
-        def run() -> None:
-            try:
-                outcome.append((True, work()))
-            except BaseException as error:
-                outcome.append((False, error))
-            finally:
-                os.close(done_writer)
-
-        threading.Thread(target=run, daemon=True, name="ft_blocking").start()
         try:
-            while not outcome or not readable([done_reader]):
-                readable({done_reader, self._parts.signals.fileno()}, None)
-                for number in self._parts.signals.read():
-                    self._raise_told(number)
-        finally:
-            os.close(done_reader)
-        worked, value = outcome[0]
-        if not worked:
-            raise value
-        return value  # type: ignore[no-any-return]
+            return run_aside(work, self._parts.signals)
+        except ToldMeanwhile as told:
+            self._raise_told(told.number)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._oom_kills = node_evidence.oom_kills()
@@ -309,7 +289,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 multipliers[limit] = 2 * multipliers.get(limit, 1)
             self._parts.recorder.limit_doubled(limit, self._multipliers[local_rank][limit])
 
-    def _end_as_told(self) -> None:
+    def _end_as_told(self) -> NoReturn:
         """A signal ends the launcher: the ranks get theirs, and time to save.
 
         Raises:
@@ -337,7 +317,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self.exit_code = int(ExitCode.PREEMPTED if by_themselves else ExitCode.PREEMPTED_KILLED)
         raise SignalException(f"told to end by signal {self._told}", signal.Signals(self._told))
 
-    def _raise_told(self, number: int) -> None:
+    def _raise_told(self, number: int) -> NoReturn:
         """Leaves because of a signal while no rank runs."""
         if number == signal.SIGINT:
             self.exit_code = INTERRUPTED

@@ -165,7 +165,7 @@ def _about_values(layers: Iterable[Given], found: Mapping[str, tuple[Any, str]])
     for key, (value, source) in found.items():
         pending = options.declaration_of(key).pending
         if pending:
-            warnings.append(f"{key} (from {source}) is accepted and without effect in this version, without {pending}")
+            warnings.append(f"{key} (from {source}) is accepted and without effect in this version ({pending})")
         elif kinds.is_none_word(winners[key]) and value not in (None, (), {}):
             warnings.append(f"{key} (from {source}) cannot be none; its default {value} holds")
     return warnings

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ft_launcher.torch_config import Job
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -32,12 +31,14 @@ from ft_launcher.process_tree import become_subreaper
 from ft_launcher.recorder import Recorder
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
+from ft_launcher.torch_config import Job
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
 
 logger = logging.getLogger("ft_launcher")
 
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
 _STATIC_PORT = 29500
 _QUICK_RESOLVER = "timeout:1 attempts:1"
 """torch's stores look up the name of each peer: 5 s where no resolver answers. One node needs no names."""
@@ -54,7 +55,9 @@ def run(job: Job, runtime: Runtime) -> int:
     become_subreaper()
     if job.launch_config.max_nodes == 1:
         os.environ.setdefault("RES_OPTIONS", _QUICK_RESOLVER)
-    signals = SignalPipe({*numbers_of(job.launch_config.signals_to_handle), signal.SIGUSR1, signal.SIGUSR2})
+    signals = SignalPipe(
+        {*numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS)), signal.SIGUSR1, signal.SIGUSR2}
+    )
     try:
         _set_up_logging(job)
         run_folder = RunFolder(job.log_dir, job.launch_config.run_id)

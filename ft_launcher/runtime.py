@@ -12,9 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rank_monitor.contract.spawn import Template
-
 from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.spawn import Template
 
 
 @dataclass

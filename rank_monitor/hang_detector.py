@@ -244,9 +244,11 @@ class HangDetector:
         self._wake_ns = min(wakes, default=None)
 
     def _note_oversleep(self, now_ns: int) -> list[Action]:
-        promised_ns, called_ns = self.next_deadline(), self._called_ns
-        self._called_ns = now_ns
-        if promised_ns is None or now_ns <= promised_ns + self._slack_ns:
+        called_ns, self._called_ns = self._called_ns, now_ns
+        if now_ns <= called_ns + self._slack_ns or self._wake_ns is None:
+            return []
+        promised_ns = min(self._wake_ns, called_ns + self._pulse_ns)
+        if now_ns <= promised_ns + self._slack_ns:
             return []
         self.watch.pause(called_ns, now_ns)
         self._arm()

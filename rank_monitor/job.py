@@ -22,7 +22,6 @@ class Job:
 
     def end(self, log: Log) -> None:
         """Kills every process of the job on this machine and removes its runtime folder."""
-        log.warning("The launcher is gone without a goodbye: its processes on this machine are killed.")
         if left := sweep(self.tag, _SWEEP_S):
             log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
         _remove(Path(self.runtime_dir))

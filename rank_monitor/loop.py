@@ -10,10 +10,10 @@ _MAX_EVENTS = 16
 
 
 class Loop:
-    """Opened in the process that runs it: an epoll that was made before a fork would be shared."""
+    """Not to be used across a fork: both processes would share its descriptors."""
 
     def __init__(self) -> None:
-        self._epoll: select.epoll | None = None
+        self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._events: dict[int, int] = {}
 
@@ -22,24 +22,19 @@ class Loop:
         events = select.EPOLLIN | (select.EPOLLOUT if writable else 0)
         known = self._events.get(descriptor)
         self._callbacks[descriptor], self._events[descriptor] = callback, events
-        if self._epoll is not None and known is None:
+        if known is None:
             self._epoll.register(descriptor, events)
-        elif self._epoll is not None and known != events:
+        elif known != events:
             self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
         """No longer watched; harmless if it was not. To be called before the descriptor is closed."""
         if self._callbacks.pop(descriptor, None) is not None:
             del self._events[descriptor]
-            if self._epoll is not None:
-                self._epoll.unregister(descriptor)
+            self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None) -> None:
         """Waits for the first event, at most so long (rounded up to the next millisecond), and calls back for all."""
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            for descriptor, events in self._events.items():
-                self._epoll.register(descriptor, events)
         for descriptor, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
             callback = self._callbacks.get(descriptor)
             if callback is not None:
@@ -47,8 +42,5 @@ class Loop:
 
     def close(self) -> None:
         """Lets go of everything."""
-        if self._epoll is not None:
-            self._epoll.close()
-            self._epoll = None
+        self._epoll.close()
         self._callbacks.clear()
-        self._events.clear()

@@ -179,8 +179,10 @@ class RankSocket:
 
     def _send(self, connection: socket.socket, message: Message) -> None:
         self._sequence += 1
-        with contextlib.suppress(OSError):
+        try:
             channel.send(connection, codec.encode(message, self._sequence, time.monotonic_ns()))
+        except OSError:
+            pass  # it is gone: reading tells so
 
     def _close(self, connection: socket.socket) -> None:
         self._loop.forget(connection.fileno())

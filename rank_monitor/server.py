@@ -5,7 +5,6 @@ Decides nothing itself. What exists to protect training must not stop it: whatev
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
@@ -65,8 +64,6 @@ class RankMonitorServer:
         local_rank: used for the log until the first cycle tells the global rank.
         job: what is swept when the agent was killed.
         log: the monitor's log; takes its level and name from here.
-
-    Makes no descriptor before it runs, so that it can be made before a fork.
     """
 
     def __init__(
@@ -133,15 +130,12 @@ class RankMonitorServer:
         message = received.message
         if not isinstance(message, _OF_THE_WATCH + _FOR_THE_AGENT):
             raise ProtocolError(f"{type(message).__name__} is not for a rank to send")
-        if isinstance(message, Hello):
-            message = dataclasses.replace(message, pid=self._process.pid if self._process else message.pid)
-            received = dataclasses.replace(received, message=message)
         self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch
         if isinstance(message, _FOR_THE_AGENT):
             self._send(data)
         elif isinstance(message, (Hello, Attach, Detach)):
-            self._tell(Connected(message.pid if isinstance(message, Hello) else watch.client_pid, watch.attached))
+            self._tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
         if isinstance(message, Attach) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
@@ -247,9 +241,11 @@ class RankMonitorServer:
 
     def _flush(self) -> None:
         """Sends what waits for the agent; an agent that does not read holds up nothing."""
-        with contextlib.suppress(OSError):
+        try:
             while self._unsent and channel.send(self._agent, self._unsent[0]):
                 self._unsent.popleft()
+        except OSError:
+            pass  # it is gone: reading tells so
         self._loop.watch(self._agent.fileno(), self._on_agent, writable=bool(self._unsent))
 
     # Acting.

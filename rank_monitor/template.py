@@ -6,7 +6,6 @@ It also sees, as their parent, when one ends, is stopped or continued. Knows not
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import os
 import signal
@@ -14,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from typing import Any
 
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
@@ -56,7 +56,8 @@ class Template:
         self._loop = Loop()
         self._serving = True
         self._sequence = 0
-        self._settings, self._read_from = MonitorSettings(), {}
+        self._settings = MonitorSettings()
+        self._read_from: dict[str, Any] = {}
 
     def run(self) -> None:
         """Never returns to the caller's code in a monitor: that ends with its own exit."""
@@ -79,6 +80,7 @@ class Template:
         try:
             if not data:
                 self._serving = False
+                self._log.warning("The launcher is gone without a goodbye: its processes on this machine are killed.")
                 self._job.end(self._log)
                 return
             message = codec.decode(data).message

@@ -2,11 +2,13 @@
 
 Registers the stack dump, connects to the monitor, starts the watchdog, then runs the script exactly as `python` would.
 Whatever of ours fails, the script runs. Loads nothing at its top: the current folder, which `-m` puts first into
-`sys.path`, must hide nothing of what we need.
+`sys.path`, must hide nothing of what we need. (Started by its path, `python -u .../bootstrap.py`, it does the same, and
+the interpreter's own search for the module is safe from files in the current folder too.)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -69,10 +71,14 @@ def run(arguments: list[str], first_path: str | None, report: Report) -> None:
 
 
 def _take_first_path() -> str | None:
-    """Removes the entry of `sys.path` that `-m` made: the current folder. None when the interpreter made none."""
+    """Removes the entry of `sys.path` that the interpreter made for us; returns the one it would make for `-m`.
+
+    None in safe-path mode, where it makes none.
+    """
     if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
         return None
-    return sys.path.pop(0)
+    del sys.path[0]
+    return os.getcwd()  # noqa: PTH109 (nothing is loaded before this)
 
 
 if __name__ == "__main__":

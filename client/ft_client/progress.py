@@ -32,8 +32,11 @@ class Stamp:
 
     def __init__(self, now_ns: int) -> None:
         self._libc = ctypes.CDLL(None)
-        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
-        self._libc.sem_init(self._semaphore, 0, 0)
+        self._libc.malloc.restype = ctypes.c_void_p
+        # Never freed: a call that is still pending when this object goes would write to it.
+        self._semaphore = ctypes.c_void_p(self._libc.malloc(ctypes.c_size_t(_SEMAPHORE_BYTES)))
+        if self._libc.sem_init(self._semaphore, 0, 0) != 0:
+            raise OSError("no semaphore")
         self._post = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
         self._add = ctypes.pythonapi.Py_AddPendingCall
         self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
@@ -44,7 +47,7 @@ class Stamp:
         """The last moment known at which the main thread was still to execute bytecode; asks for the next."""
         if self._asked_ns is not None and self._libc.sem_trywait(self._semaphore) == 0:
             self.stamp_ns, self._asked_ns = self._asked_ns, None
-        if self._asked_ns is None and self._add(self._post, ctypes.addressof(self._semaphore)) == 0:
+        if self._asked_ns is None and self._add(self._post, self._semaphore) == 0:
             self._asked_ns = now_ns
         return self.stamp_ns
 

@@ -228,8 +228,8 @@ class RankMonitorClient(SignsOfLife):
     def _set_limits(self) -> bool:
         """Tells the monitor the limits in force. Where its own are not known, they stay."""
         limits, link = self._limits.now, self._link
-        logger.info("limits in force: %s", limits)
         if link is not None and self._knows_limits:
+            logger.info("limits in force: %s", limits.seconds)
             try:
                 message, self._limits_to_send = limits.message(), True
                 link.post(message, monotonic_ns())

@@ -27,6 +27,7 @@ class Script:
     """
 
     def __init__(self, arguments: list[str], first_path: str | None) -> None:
+        self._arguments = arguments
         self._is_module = arguments[0] == "-m"
         self._name, *self._rest = arguments[1:] if self._is_module else arguments
         self._first_path = first_path
@@ -34,6 +35,7 @@ class Script:
     def run(self) -> None:
         """Runs it. Whatever it raises comes out, with our frames at the top of the traceback: see `below`."""
         _forget_bootstrap()
+        sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
         if self._is_module:
             sys.argv = ["-m", *self._rest]
             self._look_first_in(self._first_path)
@@ -98,10 +100,10 @@ def hide_frames(script: Script) -> None:
     sys.excepthook = hook
 
 
-def without_bootstrap(argv: list[str]) -> list[str]:
-    """`sys.orig_argv` as if the interpreter had been given the script itself: without the first `-m` and its module."""
-    at = argv.index("-m") if "-m" in argv else len(argv)
-    return argv[:at] + argv[at + 2 :]
+def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
+    """`sys.orig_argv` as if the interpreter had been given `arguments` itself, not by `-m MODULE` or a file of ours."""
+    head = argv[: len(argv) - len(arguments)]
+    return head[: -2 if head[-2:-1] == ["-m"] else -1] + arguments
 
 
 def _forget_bootstrap() -> None:
@@ -119,7 +121,6 @@ def _forget_bootstrap() -> None:
     fresh["__builtins__"] = sys.modules["builtins"]
     main.clear()
     main.update(fresh)
-    sys.orig_argv[:] = without_bootstrap(sys.orig_argv)
 
 
 def _absolute(name: str) -> str:

@@ -225,9 +225,10 @@ def _decode_json(expected: type, data: bytes) -> Message:
         if not _fits(value, fields[name]):
             raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit")
     try:
-        return typing.cast(Message, expected(**values))
+        message: Message = expected(**values)
     except TypeError as error:
         raise ProtocolError(f"{expected.__name__}: {error}") from None
+    return message
 
 
 def _fits(value: object, allowed: frozenset[type]) -> bool:

@@ -90,4 +90,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
-    return dict(value) if isinstance(value, Mapping) else value
+    return dict(value) if isinstance(value, dict) else value

@@ -18,7 +18,6 @@ import json
 import os
 from pathlib import Path
 
-import ft_client as ft
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -26,6 +25,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import ft_client as ft
 
 SEED = 7
 BATCH_SIZE = 32

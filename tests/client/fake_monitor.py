@@ -13,7 +13,7 @@ from typing import TypeVar
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, Message, Refused, Welcome
+from rank_monitor.contract.messages import Attach, Message, Progress, Refused, Welcome
 from rank_monitor.contract.settings import to_json
 
 DEADLINE_S = 20.0
@@ -28,11 +28,12 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 class FakeMonitor:
-    """Listens at `path` in a thread of its own until `close`."""
+    """Listens at `path` in a thread of its own until `close`. Stamps of progress come at any time: kept apart."""
 
     def __init__(self, path: Path, settings: MonitorSettings | None = None) -> None:
         self.path, self.settings = path, settings or MonitorSettings()
         self.received: list[Received] = []
+        self.progress: list[Received] = []
         self.connections = 0
         self.refusal = ""
         self.silent = False
@@ -71,6 +72,11 @@ class FakeMonitor:
         """Closes every connection, as when the monitor dies while its listening socket lives."""
         for client in self._clients:
             client.shutdown(socket.SHUT_RDWR)
+
+    def say(self, data: bytes) -> None:
+        """Sends to every client."""
+        for client in self._clients:
+            channel.send(client, data)
 
     def close(self) -> None:
         self._closed = True
@@ -116,6 +122,6 @@ class FakeMonitor:
                 client.close()
                 return
             one = codec.decode(taken[0])
-            self.received.append(one)
-            if isinstance(one.message, Attach) and not self.silent:
+            (self.progress if isinstance(one.message, Progress) else self.received).append(one)
+            if isinstance(one.message, Attach) and not self.silent and not self.refusal:
                 channel.send(client, codec.encode(Welcome(to_json(self.settings), 0), 1, time.monotonic_ns()))

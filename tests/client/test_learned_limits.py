@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from ft_client.learned_limits import Limits, Multipliers, Observed, floored, learned_in, positive, taught
 
+from ft_client.learned_limits import Limits, Multipliers, Observed, floored, learned_in, positive, taught
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import LimitsSet
 

@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-import ft_client as ft
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import ft_client as ft
 from tests.faults.strikes import STRIKES, no_core_files
 from tests.faults.training import Plan
 from tests.faults.worker import write

@@ -11,6 +11,7 @@ Starts and ends nothing.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Collection
@@ -110,13 +111,18 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "processes": job.processes(),
         "children": [child for child in job.children() if child.alive and child.kind not in limits],
-        "files": [str(path.relative_to(job.tmp)) for path in job.tmp.rglob("*")],
+        "files": _entries(job.tmp),
         "sockets": _unix_sockets(job.tmp),
         "ports": [master for line in job.journal("cycle_start") if _listens(master := line["master"])],
     }
     allowed = {child.pid for child in job.children() if child.kind in limits}
     found["processes"] = {pid: command for pid, command in found["processes"].items() if pid not in allowed}
     return {what: left for what, left in found.items() if left}
+
+
+def _entries(folder: Path) -> list[str]:
+    """All that is in a folder; what is removed meanwhile does not matter, so that `rglob` would not do."""
+    return [f"{top}/{name}" for top, *kinds in os.walk(folder) for names in kinds for name in names]
 
 
 def _unix_sockets(folder: Path) -> list[str]:

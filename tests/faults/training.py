@@ -10,6 +10,7 @@ import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 EPOCHS = 2
 PER_EPOCH = 6
@@ -56,7 +57,8 @@ class Plan:
         """The plan of a job."""
         values = json.loads((folder / PLAN_FILE).read_text())
         values["strikes"] = [Strike(**strike) for strike in values["strikes"]]
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**fields)
 
 
 @dataclass

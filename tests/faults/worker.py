@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 
 import ft_client as ft
-
 from tests.faults import children
 from tests.faults.strikes import STRIKES, no_core_files
 from tests.faults.training import CHECKPOINT_EVERY, ITERATIONS, Plan, State

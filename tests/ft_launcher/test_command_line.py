@@ -101,7 +101,14 @@ def test_how_ours_take_their_values(words: list[str], texts: dict[str, str], scr
 
 @pytest.mark.usefixtures("folder")
 def test_flags_without_meaning_are_taken_with_their_values() -> None:
-    words = ["--ft-enable-log-server", "--ft-log_server_port", "50051", "--ft_use_infra_group_rank", "false", "train.py"]
+    words = [
+        "--ft-enable-log-server",
+        "--ft-log_server_port",
+        "50051",
+        "--ft_use_infra_group_rank",
+        "false",
+        "train.py",
+    ]
     parsed = command_line.parse(words)
     assert parsed.namespace.training_script == "train.py"
     assert parsed.accepted == {

@@ -8,6 +8,8 @@ import pytest
 
 from ft_launcher import nvrx_flags, options
 from ft_launcher.options import UsageError
+from rank_monitor.contract import config
+from rank_monitor.contract.settings import declarations
 
 
 def spellings(key: str) -> list[str]:
@@ -70,6 +72,6 @@ def test_help_shows_every_setting_with_its_default() -> None:
 
 
 def test_keys_are_unique_over_all_groups() -> None:
-    assert len(options.GROUP_OF) == sum(len(options.declarations(group)) for group in options.config.GROUPS.values())
+    assert len(options.GROUP_OF) == sum(len(declarations(group)) for group in config.GROUPS.values())
     assert not set(options.GROUP_OF) & set(nvrx_flags.DONE_INSTEAD)
     assert not set(options.GROUP_OF) & set(options.ALIASES)

@@ -65,11 +65,12 @@ def test_threads_are_set_before_torch_and_put_right_after(
     guess: int | None, environ: dict[str, str], ranks: int, after: str | None, says: bool
 ) -> None:
     seen = prescan.prepare_threads(Scan(guess, starts_ranks=True), environ)
-    assert environ.get("OMP_NUM_THREADS") == (after if guess == ranks else environ.get("OMP_NUM_THREADS"))
     line = prescan.settle_threads(seen, ranks, environ)
     assert (environ.get("OMP_NUM_THREADS"), line is not None) == (after, says)
 
 
 def test_torch_is_not_imported_before_the_command_line_is_parsed() -> None:
-    code = "import sys, ft_launcher, ft_launcher.cli; sys.exit(bool({'torch', 'yaml', 'click', 'numpy'} & {*sys.modules}))"
+    code = (
+        "import sys, ft_launcher, ft_launcher.cli; sys.exit(bool({'torch', 'yaml', 'click', 'numpy'} & {*sys.modules}))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,133 @@
+"""Bad input, a table: its exit code, one message with what was wrong and where, nothing left behind, no traceback.
+
+A row with `runs` needs the running launcher and is a process of its own; the others end before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from ft_launcher import cli
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command line with words for `{folder}` and `{port}` (one that is taken), variables, and what comes of it."""
+
+    name: str
+    line: str
+    says: tuple[str, ...]
+    code: int = 2
+    variables: dict[str, str] = field(default_factory=dict)
+    runs: bool = False
+
+
+TABLE = [
+    Row("wrong flag", "--ft-rank-hartbeat-timeout 3 train.py", ("--ft-rank-hartbeat-timeout", "did you mean")),
+    Row("wrong flag of torch", "--nprocs-per-node 3 train.py", ("--nprocs-per-node", "did you mean --nproc-per-node")),
+    Row("no script", "--nnodes 1", ("no script given", "Usage")),
+    Row("text", "--ft-stall-warning soon train.py", ("stall_warning='soon'", "--ft-stall-warning", "not a number")),
+    Row("negative", "--ft-stall-warning -1 train.py", ("stall_warning='-1'", "above zero")),
+    Row("NaN", "--ft-stall-warning=nan train.py", ("stall_warning='nan'", "finite")),
+    Row("zero", "--ft-stall-warning=0 train.py", ("stall_warning='0'", "write none for no limit")),
+    Row("of a variable", "train.py", ("FT_STALL_WARNING", "'x'"), variables={"FT_STALL_WARNING": "x"}),
+    Row("of a PET_ variable", "train.py", ("PET_MAX_RESTARTS", "'x'"), variables={"PET_MAX_RESTARTS": "x"}),
+    Row("no integer", "--max-restarts some train.py", ("--max-restarts", "'some'")),
+    Row("unknown YAML key", "--ft-cfg-path {folder}/key.yaml train.py", ("key.yaml", "hartbeat=1", "allow-unknown")),
+    Row("YAML list", "--ft-cfg-path {folder}/list.yaml train.py", ("list.yaml", "is a list")),
+    Row("missing file", "--fault-tol-cfg-path no.yaml train.py", ("no.yaml", "--fault-tol-cfg-path", "no such file")),
+    Row("unreadable file", "--ft-cfg-path {folder} train.py", ("--ft-cfg-path", "cannot be read")),
+    Row("script not found", "no.py", ("no.py", "no such file", "{folder}")),
+    Row("no execute permission", "--no-python ./train.py", ("./train.py", "chmod +x")),
+    Row("command not found", "--no-python no-such-command", ("no-such-command", "no such command")),
+    Row("-m and --no-python", "-m --no-python json", ("--no-python and -m exclude each other",)),
+    Row("no interpreter", "train.py", ("PYTHON_EXEC", "/no/python"), variables={"PYTHON_EXEC": "/no/python"}),
+    Row("warm start", "--ft-warm-start=on train.py", ("warm_start='on'", "--ft-warm-start", "Use auto")),
+    Row("bad streams", "--tee 0:7 train.py", ("tee='0:7'",)),
+    Row("no backend", "--rdzv-backend=c11d train.py", ("rdzv_backend='c11d'", "c10d")),
+    Row("port taken", "--master-port {port} train.py", ("{port}", "in use"), code=81, runs=True),
+    Row(
+        "endpoint does not resolve",
+        "--rdzv-backend c10d --rdzv-endpoint no-such-host.invalid:1 train.py",
+        ("no-such-host.invalid:1", "does not resolve"),
+        code=81,
+        runs=True,
+    ),
+    Row("log folder not writable", "--log-dir train.py/logs train.py", ("--log-dir", "Not a directory"), runs=True),
+]
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port on loopback that somebody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder with files of the table; TMPDIR is an empty folder of its own."""
+    (folder / "key.yaml").write_text("fault_tolerance: {hartbeat: 1}\n")
+    (folder / "list.yaml").write_text("- fault_tolerance: {}\n")
+    (folder / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    return folder
+
+
+def run_apart(words: list[str]) -> tuple[object, str, str]:
+    """Exit code, stdout and stderr of the launcher as a process of its own."""
+    command = [sys.executable, "-m", "ft_launcher", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def run_here(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
+    """The same in this process."""
+    with pytest.raises(SystemExit) as exited:
+        cli.main(words)
+    return exited.value.code, *capfd.readouterr()
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_bad_input(
+    row: Row, place: Path, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(place.rglob("*"))
+    for name, value in row.variables.items():
+        monkeypatch.setenv(name, value)
+    words = row.line.format(folder=place, port=port).split()
+    code, out, err = run_apart(words) if row.runs else run_here(words, capfd)
+    assert code == row.code, err
+    assert out == ""
+    assert "Traceback" not in err
+    (message,) = [line for line in err.splitlines() if line.startswith("ft_launcher: ")]
+    for says in row.says:
+        assert says.format(folder=place, port=port) in message
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_ranks_per_gpu_without_a_gpu(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, message = run_here(["--nproc-per-node", "gpu", "train.py"], capfd)
+    assert code == 2
+    assert message.startswith("ft_launcher: nproc_per_node='gpu' (from --nproc-per-node): ")
+    assert not list((place / "tmp").iterdir())
+
+
+def test_a_long_tmpdir_is_no_bad_input(place: Path) -> None:
+    long = place / "tmp" / ("x" * 120) / ("y" * 120)
+    long.mkdir(parents=True)
+    command = [sys.executable, "-m", "ft_launcher", "train.py"]
+    variables = {**os.environ, "TMPDIR": str(long)}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
+    assert not list(long.iterdir())

@@ -1,0 +1,267 @@
+"""Where settings come from: which source wins, what `none` and `default` do, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ft_launcher import options
+from ft_launcher.command_line import Parsed
+from ft_launcher.config import Given, Resolved, resolve
+from rank_monitor.contract.errors import ConfigError
+
+
+def resolved(
+    texts: Mapping[str, str], environ: Mapping[str, str] | None = None, before: tuple[Given, ...] = ()
+) -> Resolved:
+    parsed = Parsed(Namespace(), texts, {key: options.flag_of(key) for key in texts}, {}, frozenset())
+    return resolve(parsed, environ or {}, before)
+
+
+def yaml_of(folder: Path, text: str) -> dict[str, str]:
+    (folder / "job.yaml").write_text(text)
+    return {"cfg_path": str(folder / "job.yaml")}
+
+
+def test_defaults_alone() -> None:
+    found = resolved({})
+    assert found.settings.monitor.rank_heartbeat_timeout == 2700
+    assert set(found.sources.values()) == {"default"}
+    assert not found.warnings
+
+
+def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
+    path = yaml_of(tmp_path, "fault_tolerance: {safety_factor: 2, connect_timeout: 2, stall_warning: 2}")
+    before = (Given("workers_stop_timeout", "1", "before"), Given("safety_factor", "1", "before"))
+    found = resolved({**path, "stall_warning": "4"}, {"FT_CONNECT_TIMEOUT": "3", "FT_STALL_WARNING": "3"}, before)
+    monitor = found.settings.monitor
+    assert (monitor.safety_factor, monitor.connect_timeout, monitor.stall_warning) == (2, 3, 4)
+    assert found.settings.stop.workers_stop_timeout == 1
+    sources = {key: found.sources[key] for key in ("safety_factor", "connect_timeout", "stall_warning")}
+    assert sources == {
+        "safety_factor": path["cfg_path"],
+        "connect_timeout": "FT_CONNECT_TIMEOUT",
+        "stall_warning": "--ft-stall-warning",
+    }
+
+
+@pytest.mark.parametrize("word", ["none", "null", "None", "", " "])
+def test_none_overrides_a_lower_source(word: str) -> None:
+    found = resolved({"rank_heartbeat_timeout": word}, {"FT_RANK_HEARTBEAT_TIMEOUT": "5"})
+    assert found.settings.monitor.rank_heartbeat_timeout is None
+    assert found.sources["rank_heartbeat_timeout"] == "--ft-rank-heartbeat-timeout"
+
+
+def test_default_overrides_a_lower_source() -> None:
+    found = resolved(
+        {"rank_heartbeat_timeout": "default", "status_address": "default"},
+        {"FT_RANK_HEARTBEAT_TIMEOUT": "5", "FT_STATUS_ADDRESS": "0.0.0.0"},
+    )
+    assert found.settings.monitor.rank_heartbeat_timeout == 2700
+    assert found.settings.record.status_address == "127.0.0.1"
+
+
+def test_none_where_there_is_none_is_said() -> None:
+    found = resolved({"workers_stop_timeout": "none"})
+    assert found.settings.stop.workers_stop_timeout == 15
+    assert "workers_stop_timeout" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("rank_section_timeouts", " setup : 600 , step:180,save:none", {"setup": 600.0, "step": 180.0, "save": None}),
+        ("backoff", "1:30", (1.0, 30.0)),
+        ("backoff", "0", (0.0, 0.0)),
+        ("backoff", "none", (0.0, 0.0)),
+        ("port_range", "20000:20100", (20000, 20100)),
+        ("no_restart_exit_codes", "3,17", (3, 17)),
+        ("preload", "numpy, torch", ("numpy", "torch")),
+        ("metrics_port", "off", None),
+        ("metrics_port", "9100", 9100),
+        ("log_level", "warn", "WARNING"),
+        ("log_level", "10", "DEBUG"),
+        ("stack_signal", "SIGRTMIN+3", 37),
+        ("rank_termination_signal", "term", 15),
+        ("dump_stacks", "NO", False),
+        ("restart_policy", "Min-Healthy", "min-healthy"),
+    ],
+)
+def test_forms_of_values(key: str, text: str, value: object) -> None:
+    settings = resolved({key: text}).settings
+    (group,) = (group for group in vars(settings).values() if hasattr(group, key))
+    assert getattr(group, key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("rank_heartbeat_timeout", "soon"),
+        ("rank_heartbeat_timeout", "-1"),
+        ("rank_heartbeat_timeout", "0"),
+        ("rank_heartbeat_timeout", "nan"),
+        ("rank_heartbeat_timeout", "inf"),
+        ("termination_grace_time", "-1"),
+        ("safety_factor", "0.5"),
+        ("num_warmup_iterations", "1.5"),
+        ("dump_stacks", "maybe"),
+        ("rank_section_timeouts", "setup=600"),
+        ("rank_section_timeouts", "setup:0"),
+        ("backoff", "30:1"),
+        ("backoff", "30"),
+        ("port_range", "0:70000"),
+        ("status_port", "70000"),
+        ("no_restart_exit_codes", "0"),
+        ("rank_termination_signal", "SIGNOTHING"),
+        ("stack_signal", "SIGKILL"),
+        ("stack_signal", "SIGTERM"),
+        ("log_level", "loud"),
+        ("restart_policy", "sometimes"),
+        ("warm_start", "on"),
+        ("node_beat", "100"),
+    ],
+)
+@pytest.mark.parametrize("of_environment", [False, True])
+def test_a_wrong_value_is_an_error_with_key_value_and_source(key: str, text: str, of_environment: bool) -> None:
+    name = f"FT_{key.upper()}"
+    with pytest.raises(ConfigError) as error:
+        resolved({}, {name: text}) if of_environment else resolved({key: text})
+    assert key in str(error.value)
+    assert (name if of_environment else options.flag_of(key)) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_zero_is_a_grace_time_and_a_count() -> None:
+    settings = resolved({"termination_grace_time": "0", "same_error_limit": "0", "workers_stop_timeout": "0"}).settings
+    assert settings.monitor.termination_grace_time == settings.restart.same_error_limit == 0
+
+
+def test_all_wrong_values_are_reported_at_once(tmp_path: Path) -> None:
+    path = yaml_of(tmp_path, "fault_tolerance: {safety_factor: much, hartbeat: 1}")
+    with pytest.raises(ConfigError) as error:
+        resolved({**path, "stall_warning": "-4", "safety_factor": "3"}, {"FT_CONNECT_TIMEOUT": "x"})
+    lines = str(error.value).splitlines()
+    assert len(lines) == 5
+    for words in ("hartbeat=1", "safety_factor='much'", "connect_timeout='x'", "stall_warning='-4'"):
+        assert any(words in line for line in lines)
+
+
+def test_a_variable_that_is_no_setting_is_a_warning() -> None:
+    found = resolved({}, {"FT_RANK_HARTBEAT_TIMEOUT": "5", "FT_JOB_TAG": "a", "FT_DEBUG": "1", "OTHER": "x"})
+    assert len(found.warnings) == 1
+    assert "FT_RANK_HARTBEAT_TIMEOUT" in found.warnings[0]
+    assert "did you mean FT_RANK_HEARTBEAT_TIMEOUT?" in found.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["PET_FT_CFG_PATH", "FAULT_TOL_CFG_PATH", "FT_CFG_PATH"])
+def test_variables_that_name_the_yaml(name: str, tmp_path: Path) -> None:
+    path = yaml_of(tmp_path, "fault_tolerance: {safety_factor: 2}")["cfg_path"]
+    assert resolved({}, {name: path}).settings.monitor.safety_factor == 2
+    assert resolved({"cfg_path": "none"}, {name: path}).settings.monitor.safety_factor == 5
+
+
+def test_a_pending_setting_is_accepted_with_a_warning() -> None:
+    found = resolved({"spares": "2", "metrics_port": "off"})
+    assert found.settings.members.spares == 2
+    assert [warning.split()[0] for warning in found.warnings] == ["spares", "metrics_port"]
+    assert all("without effect in this version" in warning for warning in found.warnings)
+
+
+YAML_FORMS = """
+some: [1, {other: 2}]
+deep:
+  - {list: yes}
+  - fault_tolerance:
+      rank-heartbeat-timeout: null
+      rank_section_timeouts: {setup: 600, save: none}
+      backoff: [1, 30]
+      no_restart_exit_codes: 3
+      health: off
+      term_timeout: 7
+      log_level: 20
+      dump_stacks: no
+      preload: [numpy, scipy]
+fault_tolerance_not: {safety_factor: 9}
+"""
+
+
+def test_yaml_forms_at_any_depth(tmp_path: Path) -> None:
+    settings = resolved(yaml_of(tmp_path, YAML_FORMS)).settings
+    assert settings.monitor.rank_heartbeat_timeout is None
+    assert settings.monitor.rank_section_timeouts == {"setup": 600.0, "save": None}
+    assert settings.restart.backoff == (1.0, 30.0)
+    assert settings.restart.no_restart_exit_codes == (3,)
+    assert settings.health.health == "off"
+    assert settings.stop.preemption_grace == 7
+    assert settings.monitor.log_level == "INFO"
+    assert settings.monitor.dump_stacks is False
+    assert settings.start.preload == ("numpy", "scipy")
+
+
+def test_the_first_mapping_counts(tmp_path: Path) -> None:
+    text = "a: {fault_tolerance: 3}\nb: {fault_tolerance: {safety_factor: 2}}\nfault_tolerance: {safety_factor: 3}\n"
+    assert resolved(yaml_of(tmp_path, text)).settings.monitor.safety_factor == 3
+    text = (
+        "a: {fault_tolerance: 3}\nb: {fault_tolerance: {safety_factor: 2}}\nc: {fault_tolerance: {safety_factor: 4}}\n"
+    )
+    assert resolved(yaml_of(tmp_path, text)).settings.monitor.safety_factor == 2
+
+
+def test_unknown_yaml_keys(tmp_path: Path) -> None:
+    path = yaml_of(tmp_path, "fault_tolerance: {rank_hartbeat_timeout: 3, safety_factor: 2, 7: x, cfg_path: y}")
+    with pytest.raises(ConfigError, match=r"rank_hartbeat_timeout=3.*did you mean rank_heartbeat_timeout\?"):
+        resolved(path)
+    found = resolved({**path, "allow_unknown_keys": "true"})
+    assert found.settings.monitor.safety_factor == 2
+    assert len(found.warnings) == 3
+    path = yaml_of(tmp_path, "fault_tolerance: {allow_unknown_keys: true, mystery: 3}")
+    assert len(resolved(path).warnings) == 1
+
+
+def test_keys_of_nvidias_launcher_in_yaml_are_taken_with_one_warning_each(tmp_path: Path) -> None:
+    found = resolved(yaml_of(tmp_path, "fault_tolerance: {restart_check_interval: 60, skip-section-response: true}"))
+    assert len(found.warnings) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- fault_tolerance: {}\n", "is a list"),
+        ("just words", "is a single value"),
+        ("a: 1\n", "has no mapping named `fault_tolerance`"),
+        ("", "has no mapping named `fault_tolerance`"),
+        ("fault_tolerance: [a]\n", "is no mapping of keys to values"),
+        ("a: [\n", "is no YAML"),
+        ("a: 1\n---\nb: 1\n", "is no YAML"),
+        ("a: &x {b: *x}\n", "has no mapping named"),
+        ("[" * 600, "is no YAML"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolved(yaml_of(tmp_path, text))
+    assert says in str(error.value)
+    assert "job.yaml" in str(error.value) and "--ft-cfg-path" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no such file. .*--ft-ignore-missing-cfg"):
+        resolved({"cfg_path": str(tmp_path / "no.yaml")})
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        resolved({"cfg_path": str(tmp_path)})
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError, match="is no YAML"):
+        resolved({"cfg_path": str(tmp_path / "bytes.yaml")})
+
+
+def test_a_missing_file_or_mapping_can_be_ignored(tmp_path: Path) -> None:
+    ignore = {"ignore_missing_cfg": "true"}
+    assert not resolved({"cfg_path": str(tmp_path / "no.yaml"), **ignore}).warnings
+    assert not resolved({**yaml_of(tmp_path, "a: 1"), **ignore}).warnings
+    assert not resolved(yaml_of(tmp_path, "fault_tolerance:\n")).warnings
+    with pytest.raises(ConfigError, match="is a list"):
+        resolved({**yaml_of(tmp_path, "[1]"), **ignore})
