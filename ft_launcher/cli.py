@@ -6,7 +6,10 @@ their own files.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.util
+import logging
 import os
 import sys
 import traceback
@@ -69,10 +72,21 @@ def _job(words: Sequence[str]) -> int:
         runtime = runtime or Runtime.start()
         from ft_launcher.launch import run
 
-        return run(job, runtime)
+        code = run(job, runtime)
     finally:
         if runtime is not None:
             runtime.close()
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once: an interpreter with torch loaded takes 0.4 s to take itself apart."""
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def make_job(words: Sequence[str], seen: prescan.Scan, environ: MutableMapping[str, str]) -> Job:

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from ft_launcher.log_pump import LogPump, streams_of
+
 
 @dataclass(frozen=True)
 class RankExit:
@@ -29,6 +31,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._tail_logs: list[Any] = [LogPump(streams_of(self.name, vars(self)["_tail_logs"]))]
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0

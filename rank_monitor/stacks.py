@@ -10,6 +10,7 @@ import re
 
 MAX_FRAMES = 40
 _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*:$")
+_STARTED_BY = re.compile(r"/ft_client/(bootstrap|script)\.py$|^<frozen runpy>$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
@@ -24,6 +25,8 @@ def main_thread_frames(text: str) -> list[str]:
             if block[1] == "Current thread":
                 current = blocks[-1]
         elif blocks and (frame := _FRAME.match(line)):
+            if _STARTED_BY.search(frame[1]):  # how every rank begins; tells nothing
+                continue
             name = frame[1].rpartition("/")[2]
             blocks[-1].append(f"{name}:{frame[2]} in {frame[3]}"[:300])
         elif line == "...":

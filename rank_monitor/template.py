@@ -58,6 +58,7 @@ class Template:
         self._sequence = 0
         self._settings = MonitorSettings()
         self._read_from: dict[str, Any] = {}
+        self._monitors: set[int] = set()  # not reaped yet
 
     def run(self) -> None:
         """Never returns to the caller's code in a monitor: that ends with its own exit."""
@@ -81,6 +82,8 @@ class Template:
             if not data:
                 self._serving = False
                 self._log.warning("The launcher is gone without a goodbye: its processes on this machine are killed.")
+                for pid in self._monitors:
+                    os.kill(pid, signal.SIGCONT)  # a stopped one would not see that it should end
                 self._job.end(self._log)
                 return
             message = codec.decode(data).message
@@ -102,6 +105,7 @@ class Template:
         pid = os.fork()
         if pid == 0:
             self._become_monitor(listener, agent, request.local_rank)
+        self._monitors.add(pid)
         pidfd = os.pidfd_open(pid)  # not reaped yet, so it is this one
         try:
             self._tell(Forked(pid), (pidfd,))
@@ -137,6 +141,8 @@ class Template:
             if child is None:
                 return
             change = _CHANGES.get(child.si_code, "ended")
+            if change == "ended":
+                self._monitors.discard(child.si_pid)
             by_signal = child.si_code != os.CLD_EXITED
             self._tell(MonitorChanged(child.si_pid, change, -child.si_status if by_signal else child.si_status))
 

@@ -58,6 +58,7 @@ class Watch:
         self.sections: dict[str, int] = {}
         self._connect_armed = not self.replaced
         self._out_since_ns: int | None = None
+        self._out_told = False
         self._detached_ns = 0
         self._warmup_steps = settings.num_warmup_iterations
         self._steps = 0
@@ -132,8 +133,9 @@ class Watch:
         if message.iteration != NO_ITERATION:
             self.iteration = message.iteration
         now_open = {name: self._clamped(since_ns, now_ns) for name, since_ns in message.open}
-        if not now_open and (self.sections or self._out_since_ns is None):
+        if not now_open and (self.sections or not self._out_told):
             self._out_since_ns = sent_ns
+        self._out_told = True
         self.sections = now_open
         if now_open.get(STEP, -1) > self._last_step_ns:
             self._last_step_ns = now_open[STEP]
@@ -157,10 +159,13 @@ class Watch:
             self.attached = False
         elif self.attached and self.last_sign_ns is None:
             self.last_sign_ns = sent_ns
-        if self._out_since_ns is None and not self.sections:
-            self._out_since_ns = sent_ns
+        if self._out_since_ns is None:
+            self._out_since_ns = self.last_sign_ns
+        self._out_told = False  # what it says next of its sections is the truth, with the moment it became so
 
     def _note_attach(self, message: Attach, sent_ns: int) -> None:
+        if self.attached or self.detached:  # begun anew: what was open is of the watch before
+            self.sections = {}
         self.attached, self.detached, self.got_first_sign = True, False, False
         self.last_sign_ns = sent_ns
         self._connect_armed = False

@@ -33,7 +33,7 @@ module that needs an optional dependency gets a line of its own."""
 EXCEPTIONS = {("ft_launcher.zygote", "ft_client.bootstrap")}
 """The zygote calls the bootstrap of a rank in the child that it forked."""
 
-ADAPT_TORCH = {"ft_launcher.agent", "ft_launcher.rank_context", "ft_launcher.torch_config", "ft_launcher.cli"}
+ADAPT_TORCH = {"ft_launcher.agent", "ft_launcher.log_pump", "ft_launcher.rank_context", "ft_launcher.torch_config"}
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""
 
 OUR_VARIABLE = re.compile(r"((PET_)?FT|FAULT_TOL)_([A-Z]|$)")

@@ -7,6 +7,7 @@ whole state goes out again, so nothing needs to be kept for a second try.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import itertools
 import os
 import select
@@ -116,7 +117,7 @@ class Link:
         try:
             self._not_before_ns = now_ns + _RETRY_NS
             self._disconnect()
-            return self._connect()
+            return not self.closed and self._connect()
         finally:
             self._connecting.release()
 
@@ -125,7 +126,7 @@ class Link:
         self._end()
         self.speak_for(None)
 
-    # Called in the watchdog's thread only.
+    # Called in the watchdog's thread.
 
     def attend(self, timeout_s: float) -> None:
         """Listens to the monitor for at most so long; when the connection is lost, makes it anew."""
@@ -136,12 +137,9 @@ class Link:
             return
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        if poll.poll(timeout_s * 1000) and not self._listen(connection) and self._socket is connection:
-            if self.refused and not self._own:
-                self._end()
-                self._answered.set()
-            elif not self.reconnect():
-                time.sleep(min(timeout_s, self._pause_s))
+        lost = poll.poll(timeout_s * 1000) and not self._listen(connection) and self._socket is connection
+        if lost and not self.reconnect():
+            time.sleep(min(timeout_s, self._pause_s))
 
     def restate(self) -> None:
         """Sends the whole state again over the connection there is."""
@@ -191,10 +189,18 @@ class Link:
         return True
 
     def _disconnect(self) -> None:
+        """Closes the connection; a refusal that was its last word is final for any process but the rank itself."""
         self._transmit = _nowhere
         connection, self._socket = self._socket, None
-        if connection is not None:
+        if connection is None:
+            return
+        if not self.closed:
+            self._listen(connection)
+        with contextlib.suppress(OSError):  # the script may have closed every descriptor
             connection.close()
+        if self.refused and not self._own:
+            self.closed = True
+            self._answered.set()
 
     def _end(self) -> None:
         self.closed = True

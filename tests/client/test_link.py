@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,16 @@ def beat_until_back(link: Link) -> None:
     wait_until(lambda: beat(link), "the connection comes back by itself")
 
 
+def attend_until(link: Link, condition: Callable[[], object], what: str) -> None:
+    """Does the watchdog's turns."""
+
+    def turn() -> object:
+        link.attend(0.01)
+        return condition()
+
+    wait_until(turn, what)
+
+
 def test_the_first_message_is_a_hello(fake: FakeMonitor) -> None:
     link = Link(fake.path, own=True)
     assert link.reconnect()
@@ -64,7 +74,12 @@ def test_without_a_listener_sends_are_lost_and_counted(tmp_path: Path) -> None:
 
 def test_attempts_are_rare_in_the_hot_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
-    monkeypatch.setattr("ft_client.link.channel.connect", lambda path: attempts.append(path) or os.stat("/nowhere"))
+
+    def refuse(path: Path) -> None:
+        attempts.append(path)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("ft_client.link.channel.connect", refuse)
     link = Link(tmp_path / "nobody", own=True)
     started = time.monotonic()
     for _ in range(2000):
@@ -131,14 +146,14 @@ def test_the_watchdogs_turn_makes_a_lost_connection_anew(fake: FakeMonitor) -> N
     link.reconnect()
     fake.wait_for(Hello)
     fake.drop()
-    wait_until(lambda: link.attend(0.01) or len(fake.messages(Hello)) == 2, "connected again")
+    attend_until(link, lambda: len(fake.messages(Hello)) == 2, "connected again")
 
 
 def test_a_welcome_brings_the_settings(fake: FakeMonitor) -> None:
     link = Link(fake.path, own=True)
     link.reconnect()
     link.post(Attach(), 1)
-    wait_until(lambda: link.attend(0.01) or link.settings, "settings")
+    attend_until(link, lambda: link.settings, "settings")
     assert link.settings == fake.settings
 
 
@@ -147,13 +162,23 @@ def test_a_refused_child_gives_up_and_a_refused_rank_does_not(fake: FakeMonitor,
     fake.refusal = "the rank is connected already"
     link = Link(fake.path, own)
     link.reconnect()
-    wait_until(lambda: link.attend(0.01) or link.refused, "the refusal")
+    attend_until(link, lambda: link.refused, "the refusal")
     if own:
-        wait_until(lambda: link.attend(0.01) or fake.connections > 2, "another attempt")
+        attend_until(link, lambda: fake.connections > 2, "another attempt")
         return
-    wait_until(lambda: link.attend(0.01) or link.closed, "giving up")
+    attend_until(link, lambda: link.closed, "giving up")
     assert not link.reconnect()
     assert link.ask(Attach(), 1, 10.0) is None
+
+
+def test_a_script_that_closes_every_descriptor_is_no_error(fake: FakeMonitor) -> None:
+    link = Link(fake.path, own=True)
+    link.reconnect()
+    fake.wait_for(Hello)
+    assert link._socket is not None
+    os.close(link._socket.fileno())
+    beat_until_back(link)
+    fake.wait_for(Heartbeat)
 
 
 def test_bytes_that_are_no_message_are_counted(fake: FakeMonitor) -> None:
@@ -162,7 +187,7 @@ def test_bytes_that_are_no_message_are_counted(fake: FakeMonitor) -> None:
     fake.wait_for(Hello)
     for data in (b"x", b"\xff" * 40, codec.encode(Welcome({"safety_factor": "wrong"}, 0), 1, 1)):
         fake.say(data)
-    wait_until(lambda: link.attend(0.01) or link.losses == 3, "three losses")
+    attend_until(link, lambda: link.losses == 3, "three losses")
     assert link.settings is None
 
 

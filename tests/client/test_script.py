@@ -197,8 +197,8 @@ def run(how: tuple[str, ...], case: Case, folder: Path, **variables: str) -> tup
         timeout=60,
         check=False,
     )
-    texts = (re.sub(r"0x[0-9a-f]+|\d{12,}", "ADDRESS", text) for text in (done.stdout, done.stderr))
-    return (done.returncode, *texts, left.read_text() if left.exists() else "")
+    out, err = (re.sub(r"0x[0-9a-f]+|\d{12,}", "ADDRESS", text) for text in (done.stdout, done.stderr))
+    return done.returncode, out, err, left.read_text() if left.exists() else ""
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
-import ft_client as ft
 import pytest
 
+import ft_client as ft
 from rank_monitor.contract.messages import Attach, Detach, IterationReached, Sections
 from tests.client.fake_monitor import FakeMonitor
 
@@ -20,12 +21,13 @@ def test_importing_the_package_loads_nothing() -> None:
     code = "import sys; before = set(sys.modules); import ft_client as ft; print(sorted(set(sys.modules) - before))"
     code += "; assert 'RankMonitorClient' in dir(ft)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "['__future__', 'ft_client', 'typing']\n" or "ft_client." not in done.stdout
+    assert "'ft_client'" in done.stdout
+    assert not any(name in done.stdout for name in ("ft_client.", "rank_monitor", "socket", "dataclasses", "torch"))
 
 
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = ft.nothing  # type: ignore[attr-defined]
+        _ = ft.nothing
 
 
 def test_init_is_idempotent_and_uses_the_scripts_own_client(monitor: FakeMonitor) -> None:
@@ -45,12 +47,12 @@ def test_a_section_starts_the_watch_by_itself(monitor: FakeMonitor) -> None:
 def test_steps_are_open_while_fetched_and_while_the_body_runs(monitor: FakeMonitor) -> None:
     fetched = []
 
-    def loader() -> object:
+    def loader() -> Iterator[str]:
         for item in "ab":
             fetched.append(ft.init().is_open("step"))
             yield item
 
-    bodies = [(item, ft.init().is_open("step")) for item in ft.steps(loader(), start=7)]  # type: ignore[call-overload]
+    bodies = [(item, ft.init().is_open("step")) for item in ft.steps(loader(), start=7)]
     assert bodies == [("a", True), ("b", True)]
     assert fetched == [True, True]
     assert monitor.wait_for(IterationReached, 2) == [IterationReached(7), IterationReached(8)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
@@ -65,11 +66,14 @@ def send_nonsense() -> None:
 
 
 def connect_again() -> None:
-    """Strangers beside the live connection: silent, talking nonsense, greeting properly, and too many of them."""
-    strangers = []
+    """Strangers beside the live connection: silent, talking nonsense, greeting properly, and too many of them.
+
+    Raises:
+        AssertionError: one of them took the place of the live connection.
+    """
+    live, strangers = live_connection(), []
     for message in [None, *messages(), _header(1, 16) + b'{"pid": 1}'] * 2:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.settimeout(5)
         stranger.connect(os.environ[SOCKET_VARIABLE])
         if message is not None:
             with contextlib.suppress(OSError):
@@ -77,3 +81,7 @@ def connect_again() -> None:
         strangers.append(stranger)
     for stranger in strangers:
         stranger.close()
+    poll = select.poll()
+    poll.register(live, select.POLLRDHUP)
+    assert not poll.poll(0), "the live connection was closed"
+    live.close()

@@ -25,6 +25,7 @@ from tests.faults.training import EPOCHS, PER_EPOCH, fault_free
 
 RESTART, GIVE_UP = "restart", "give up"
 _GONE_S = 10.0
+_TORCHS = "/torchinductor_"  # a cache that torch makes in a rank and means to keep
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
 
 def _entries(folder: Path) -> list[str]:
     """All that is in a folder; what is removed meanwhile does not matter, so that `rglob` would not do."""
-    return [f"{top}/{name}" for top, *kinds in os.walk(folder) for names in kinds for name in names]
+    entries = [f"{top}/{name}" for top, *kinds in os.walk(folder) for names in kinds for name in names]
+    return [entry for entry in entries if _TORCHS not in entry]
 
 
 def _unix_sockets(folder: Path) -> list[str]:

@@ -168,16 +168,17 @@ class Job:
         return children.recorded(self.folder / "children")
 
     def monitor(self, local_rank: int) -> int:
-        """Pid of a rank's monitor."""
+        """Pid of a rank's monitor; 0 when there is none."""
         return self._named(f"ft_monitor{local_rank}")
 
     def template(self) -> int:
-        """Pid of the process that forks monitors."""
+        """Pid of the process that forks monitors; 0 when there is none."""
         return self._named("ft_template")
 
     def _named(self, name: str) -> int:
-        (pid,) = [pid for pid in self.processes() if _read(pid, "comm").decode().strip() == name]
-        return pid
+        found = [pid for pid in self.processes() if _read(pid, "comm").decode().strip() == name]
+        assert len(found) <= 1, f"several processes are {name}"
+        return found[0] if found else 0
 
     def runtime_folder(self) -> Path:
         """The launcher's folder of sockets."""

@@ -60,6 +60,7 @@ CELLS = [
     hang("sleep", "start", "connect", "--ft-connect-timeout=3", name="never connects"),
     hang("sleep", "end", "teardown", "--ft-teardown-timeout=1", name="hang after the shutdown of the watch"),
 ]
+ONE_PER_CODE = list({cell.code: cell for cell in reversed(CELLS)}.values())
 
 
 @pytest.mark.parametrize("nproc", RANKS)
@@ -69,8 +70,13 @@ def test_recovers(start_job: StartJob, cell: Cell, nproc: int) -> None:
     holds(job, 0, [cell.told(nproc)])
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.where != "checkpointing"], ids=str)
-def test_ends_with_its_code_when_no_restart_is_left(start_job: StartJob, cell: Cell, nproc: int) -> None:
+@pytest.mark.parametrize("nproc", RANKS[1:])
+@pytest.mark.parametrize("cell", ONE_PER_CODE, ids=str)
+def test_ends_with_its_code_when_no_restart_is_allowed(start_job: StartJob, cell: Cell, nproc: int) -> None:
     job = start_job(cell.plan(nproc), nproc, "--max-restarts=0", *cell.flags)
     holds(job, cell.code, [cell.told(nproc, GIVE_UP)])
+
+
+def test_ends_with_its_code_when_all_restarts_are_spent(start_job: StartJob) -> None:
+    plan = Plan((Strike("SIGKILL", "step", 4, rank=0), Strike("exit 3", "step", 7, rank=1)))
+    holds(start_job(plan, 2, "--max-restarts=1"), 3, [Told("signal", {0}), Told("exit", {1}, action=GIVE_UP)])

@@ -1,0 +1,123 @@
+"""Carries what ranks write to their log files on to the console: one thread for all streams, woken by inotify.
+
+Ranks write to files, not to a pipe of ours: a launcher that is slow or gone stops no rank. Takes the place of torch's
+`TailLog`, whose threads poll; what to carry where is read from those (their underscored attributes).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import IO, Any, TextIO
+
+from ft_launcher.wait import readable
+
+_IN_MODIFY = 0x2
+_IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+_CHUNK = 1 << 16
+
+
+@dataclass
+class Stream:
+    """One log file and where its lines go. `rest` is a line that has no end yet."""
+
+    path: str
+    prefix: str
+    to: TextIO
+    wanted: Callable[[str], bool]
+    file: IO[bytes] | None = None
+    rest: bytes = b""
+
+    def carry(self, ended: bool = False) -> None:
+        """Writes all whole lines that came since; with `ended` also the last one without an end."""
+        if self.file is None:
+            self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115, PTH123  (closed by the pump)
+        lines = []
+        while chunk := self.file.read(_CHUNK):
+            *whole, self.rest = (self.rest + chunk).split(b"\n")
+            lines += whole
+        if ended and self.rest:
+            lines.append(self.rest)
+            self.rest = b""
+        texts = (line.decode(errors="replace") for line in lines)
+        text = "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
+        if text:
+            self.to.write(text)
+            self.to.flush()
+
+
+class LogPump:
+    """Carries streams from `start` until `stop`, which returns when the last line is out."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self._streams = list(streams)
+        self._lost = 0
+        self._thread: threading.Thread | None = None
+        self._stop_reader, self._stop_writer = -1, -1
+
+    def start(self) -> None:
+        """Begins; the files need not exist yet."""
+        if not self._streams:
+            return
+        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_pump")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Carries what is left and ends; a second call does nothing."""
+        if self._thread is None:
+            return
+        os.close(self._stop_writer)
+        self._thread.join()
+        os.close(self._stop_reader)
+        self._thread = None
+        self._carry(ended=True)
+        for stream in self._streams:
+            if stream.file is not None:
+                stream.file.close()
+
+    def _run(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        inotify = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        for path in {stream.path for stream in self._streams}:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY)
+        try:
+            while True:
+                self._carry()
+                ready = readable([inotify, self._stop_reader], None)
+                if self._stop_reader in ready:
+                    return
+                os.read(inotify, _CHUNK)
+        finally:
+            os.close(inotify)
+
+    def _carry(self, ended: bool = False) -> None:
+        for stream in self._streams:
+            try:
+                stream.carry(ended)
+            except (OSError, ValueError):  # a console that is gone stops no rank
+                self._lost += 1
+
+
+def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
+    """What torch's `TailLog`s would carry.
+
+    Args:
+        name: of the role, for streams without a prefix of their own.
+    """
+    streams = []
+    for tail in tails:
+        prefixes = tail._log_line_prefixes or {}
+        wanted = getattr(tail, "_log_line_filter", None) or _every_line
+        for local_rank, path in tail._log_files.items():
+            prefix = prefixes.get(local_rank, f"[{name}{local_rank}]:")
+            streams.append(Stream(path, prefix, tail._dst, wanted))
+    return streams
+
+
+def _every_line(line: str) -> bool:
+    return True

@@ -1,0 +1,152 @@
+"""Client and monitor as they are, without a launcher: this test stands in for the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.messages import (
+    Connected,
+    ControlRequest,
+    CycleStart,
+    LimitsSet,
+    Message,
+    RankException,
+    Verdict,
+)
+from rank_monitor.contract.spawn import Template
+from tests.client.fake_monitor import wait_until
+from tests.client.rank import started
+
+M = TypeVar("M", bound=Message)
+
+SLEEPS = "import ft_client as ft, time\nclient = ft.init()\nft.report_iteration(7)\nclient.start_section('step')\n"
+SLEEPS += "def hang():\n    time.sleep(60)\nhang()\n"
+
+
+class Agent:
+    """Owns the socket of one rank and its monitor, and takes down what the monitor says."""
+
+    def __init__(self, folder: Path, settings: MonitorSettings) -> None:
+        self.folder, self.settings = folder, settings
+        self.path = folder / "m0"
+        self.listener = channel.listen(self.path)
+        runtime = folder / "runtime"
+        runtime.mkdir()
+        self.template = Template.start(f"test-{os.getpid()}", runtime)
+        self.monitor = self.template.fork_monitor(self.listener, settings, 0)
+        self.heard: list[Message] = []
+        self.started_ns = time.monotonic_ns()
+
+    def begin(self, rank: subprocess.Popen[str], reconnect: bool = False) -> None:
+        stacks = str(self.folder / "stacks.txt")
+        start = CycleStart(0, 34, rank.pid, self.started_ns, stacks, reconnect=reconnect, attached=reconnect)
+        channel.send(self.monitor.channel, codec.encode(start, 1, time.monotonic_ns()))
+
+    def replace_monitor(self, rank: subprocess.Popen[str]) -> None:
+        os.kill(self.monitor.pid, signal.SIGKILL)
+        self.monitor.close(0)
+        self.monitor = self.template.fork_monitor(self.listener, self.settings, 0)
+        self.begin(rank, reconnect=True)
+
+    def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
+        def came() -> bool:
+            with contextlib.suppress(OSError):
+                while taken := channel.receive(self.monitor.channel):
+                    if not taken[0]:
+                        break
+                    self.heard.append(codec.decode(taken[0]).message)
+            return sum(isinstance(one, kind) for one in self.heard) >= count
+
+        wait_until(came, f"{count} {kind.__name__}")
+        return [one for one in self.heard if isinstance(one, kind)]
+
+    def close(self) -> None:
+        self.monitor.close()
+        self.template.close()
+        self.listener.close()
+
+
+@contextlib.contextmanager
+def agent_of(folder: Path, settings: MonitorSettings) -> Iterator[Agent]:
+    agent = Agent(folder, settings)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def test_a_hang_in_a_section_is_seen_with_its_place(tmp_path: Path) -> None:
+    settings = MonitorSettings(rank_section_timeouts={"step": 0.6})
+    with agent_of(tmp_path, settings) as agent, started(SLEEPS, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        (verdict,) = agent.wait_for(Verdict)
+        assert (verdict.limit, verdict.iteration, verdict.condemned) == ("section:step", 7, True)
+        assert verdict.frames[0] == "script.py:6 in hang"
+        assert rank.wait(20) == -signal.SIGKILL
+
+
+def test_a_learned_limit_is_in_force(tmp_path: Path) -> None:
+    script = """
+import ft_client as ft, time
+client = ft.init()
+for _ in range(3):
+    client.send_heartbeat()
+assert client.calculate_and_set_hb_timeouts()
+client.send_heartbeat()
+time.sleep(60)
+"""
+    settings = MonitorSettings(learned_limit_floor=0.5)
+    with agent_of(tmp_path, settings) as agent, started(script, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        (verdict,) = agent.wait_for(Verdict)
+        assert (verdict.limit, verdict.limit_s, verdict.learned) == ("subsequent", 0.5, True)
+        assert agent.wait_for(LimitsSet)[0].learned == ["initial", "subsequent"]
+
+
+def test_a_replaced_monitor_knows_all_of_a_hang(tmp_path: Path) -> None:
+    settings = MonitorSettings(rank_section_timeouts={"step": 2.0})
+    with agent_of(tmp_path, settings) as agent, started(SLEEPS, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        wait_until(lambda: agent.wait_for(Connected)[-1].attached, "attached")
+        agent.replace_monitor(rank)
+        (verdict,) = agent.wait_for(Verdict)
+        assert (verdict.limit, verdict.iteration) == ("section:step", 7)
+        assert list(verdict.sections) == ["step"]
+
+
+def test_a_main_thread_that_stands_still_is_reported_and_lives(tmp_path: Path) -> None:
+    settings = MonitorSettings(stall_warning=0.6)
+    with agent_of(tmp_path, settings) as agent, started(SLEEPS, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        (verdict,) = agent.wait_for(Verdict)
+        assert (verdict.limit, verdict.condemned) == ("stall", False)
+        assert rank.poll() is None
+
+
+def test_a_rank_that_shows_life_lives_and_its_exception_is_told(tmp_path: Path) -> None:
+    script = """
+import ft_client as ft, time
+for _ in ft.steps(range(20)):
+    time.sleep(0.05)
+ft.init().send_workload_control_request(ft.WorkloadControlRequest(ft.WorkloadAction.ExcludeThisNode, "why"))
+raise ValueError("in the end")
+"""
+    limits = MonitorSettings(
+        rank_section_timeouts={"step": 9.0}, rank_heartbeat_timeout=9.0, rank_out_of_section_timeout=9.0
+    )
+    with agent_of(tmp_path, limits) as agent, started(script, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        (error,) = agent.wait_for(RankException)
+        assert (error.type, error.message) == ("ValueError", "in the end")
+        assert agent.wait_for(ControlRequest) == [ControlRequest("exclude_this_node", "why")]
+        assert rank.wait(20) == 1
+        assert not [one for one in agent.heard if isinstance(one, Verdict)]

@@ -1,0 +1,116 @@
+"""A detector on an imaginary clock: what happens at which second, and what it does then."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from rank_monitor.actions import Action, SendVerdict
+from rank_monitor.contract.codec import Received
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.messages import (
+    Attach,
+    CycleEnd,
+    CycleStart,
+    Detach,
+    Heartbeat,
+    Hello,
+    IterationReached,
+    LimitsSet,
+    Message,
+    Progress,
+    RankException,
+    Sections,
+    Verdict,
+)
+from rank_monitor.hang_detector import HangDetector
+
+NO_LIMITS = MonitorSettings(
+    initial_rank_heartbeat_timeout=None, rank_heartbeat_timeout=None, stall_warning=None, termination_grace_time=5.0
+)
+RANK_PID, STARTED_S = 700, 1000.0
+ONE_OF_EACH: list[Message] = [
+    Heartbeat(),
+    Sections((("step", 0),)),
+    Sections(()),
+    IterationReached(3),
+    Progress(0),
+    Hello(RANK_PID),
+    Hello(RANK_PID, attached=True),
+    Attach(),
+    LimitsSet(1.0, 1.0, {}, None),
+    Detach(),
+    RankException("E", "m", "t", 0.0),
+    CycleEnd(),
+]
+
+
+def ns(second: float) -> int:
+    """A moment in nanoseconds."""
+    return round(second * 1e9)
+
+
+def limited(base: MonitorSettings = NO_LIMITS, **values: object) -> MonitorSettings:
+    """Settings with no limit but those named."""
+    unknown = values.keys() - {field.name for field in fields(base)}
+    assert not unknown, unknown
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+class Timeline:
+    """A rank (pid 700, rank 3, cycle 1, started at second 1000) and its detector, which is woken as it asks to be."""
+
+    def __init__(self, settings: MonitorSettings, **start: object) -> None:
+        self.detector = HangDetector(settings)
+        self.now = STARTED_S
+        begin = CycleStart(cycle=1, rank=3, rank_pid=RANK_PID, started_ns=ns(self.now), stack_file="")
+        self.say(replace(begin, **start))  # type: ignore[arg-type]
+
+    def say(self, message: Message, at: float | None = None, sent: float | None = None) -> list[Action]:
+        """The detector hears a message at a second (default: now), sent then or earlier."""
+        done = self.until(self.now if at is None else at, last=False)
+        received = Received(message, 0, ns(self.now if sent is None else sent))
+        return done + self.detector.on_message(received, ns(self.now))
+
+    def lose(self, at: float) -> list[Action]:
+        """The connection of the rank breaks."""
+        done = self.until(at, last=False)
+        return done + self.detector.on_lost(ns(at))
+
+    def attach(self, at: float | None = None) -> None:
+        """The rank connects and asks to be watched."""
+        self.say(Hello(RANK_PID), at)
+        self.say(Attach())
+
+    def open(self, *names: str, at: float | None = None) -> list[Action]:
+        """These sections are open from now on, each since now unless it was before."""
+        moment = self.now if at is None else at
+        known = self.detector.watch.sections
+        return self.say(Sections(tuple((name, known.get(name, ns(moment))) for name in names)), at)
+
+    def until(self, at: float, last: bool = True) -> list[Action]:
+        """Time passes; the detector is woken whenever it asked to be, at `at` itself only if `last`."""
+        done: list[Action] = []
+        while (due := self.detector.next_deadline()) is not None and (due <= ns(at) if last else due < ns(at)):
+            before = due, self.detector.state
+            done += self.detector.on_tick(max(due, ns(self.now)))
+            self.now = max(self.now, due / 1e9)
+            assert (self.detector.next_deadline(), self.detector.state) != before, "woken for nothing, again and again"
+        self.now = at
+        return done
+
+    def sleep(self, at: float) -> list[Action]:
+        """Time passes while the monitor stands still; it is woken then."""
+        self.now = at
+        return self.detector.on_tick(ns(at))
+
+
+def verdicts(actions: list[Action]) -> list[Verdict]:
+    """The verdicts among actions."""
+    return [action.verdict for action in actions if isinstance(action, SendVerdict)]
+
+
+def verdict_of(line: Timeline, at: float) -> tuple[str, float]:
+    """Limit and waited time of the one verdict that comes exactly at `at`."""
+    assert verdicts(line.until(at - 0.001)) == []
+    (verdict,) = verdicts(line.until(at))
+    return verdict.limit, round(verdict.waited_s, 6)
