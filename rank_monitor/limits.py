@@ -78,13 +78,13 @@ def _checked(name: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ProtocolError(f"limit {name!r} is no number")
+        raise ProtocolError(f"limits: {name!r} is no number")
     try:
         if math.isfinite(value) and value > 0:
             return float(value)
     except OverflowError:
         pass
-    raise ProtocolError(f"limit {name!r} must be a finite number above zero")
+    raise ProtocolError(f"limits: {name!r} must be a finite number above zero")
 
 
 def nanoseconds(seconds: float) -> int:

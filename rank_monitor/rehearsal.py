@@ -6,6 +6,7 @@ pages that all monitors share, rather than in each of them: a quarter of a MiB l
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import time
@@ -46,7 +47,7 @@ def rehearse(job: Job, log: Log) -> None:
         _say(rank, [Hello(os.getpid()), Attach(), *beats, Progress(now_ns)])
         asked = [SnapshotRequest(number) for number in range(_ROUNDS)]
         _say(agent, [CycleStart(0, 0, os.getpid(), 0, ""), *asked])
-        server = RankMonitorServer(listener, monitor, MonitorSettings(), 0, job, log)
+        server = RankMonitorServer(listener, monitor, MonitorSettings(), 0, job, copy.copy(log))
         server.serve_once()
         server.serve_once()
         _say(agent, [*asked, CycleEnd(), Bye()])

@@ -28,12 +28,12 @@ def start(own: bool = False) -> Link | None:
     path = os.environ.get(env.RANK_MONITOR_SOCKET)
     if _link is not None or _forked or not path:
         return _link
-    stacks.register()
+    stack_signal = stacks.register()
     _link = Link(Path(path), own)
     os.register_at_fork(after_in_child=_in_child)
     _link.reconnect()
     with contextlib.suppress(OSError, AttributeError, RuntimeError):
-        Watchdog(_link).start()
+        Watchdog(_link).start(stack_signal)
     return _link
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import signal
 import sys
 import time
 
@@ -20,6 +21,7 @@ from rank_monitor.contract.messages import IterationReached, Progress
 _PERIOD_S = 30.0
 _PERIOD_UNTIL_WELCOME_S = 5.0
 _AFTER_ERROR_S = 1.0
+_OF_THE_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # faults of its own
 _SEMAPHORE_BYTES = 128  # sem_t has 32 on Linux
 
 
@@ -62,13 +64,20 @@ class Watchdog:
         self._iteration: int | None = None
         self._ticked_ns = self._due_ns = time.monotonic_ns()
 
-    def start(self) -> None:
+    def start(self, stack_signal: int | None = None) -> None:
         """Starts it; it ends with the process.
+
+        It takes no signal: one that the script blocks, to wait for it, must not find a thread that lets it through.
+        Only `stack_signal` may come here, when the main thread blocks that.
 
         Raises:
             RuntimeError: no thread can be started.
         """
-        _thread.start_new_thread(self._run, ())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {stack_signal} - _OF_THE_THREAD)
+        try:
+            _thread.start_new_thread(self._run, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run(self) -> None:
         while not self._link.closed:

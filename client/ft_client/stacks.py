@@ -13,14 +13,14 @@ from ft_client.descriptor import moved_up
 from rank_monitor.contract import env
 
 
-def register() -> bool:
-    """Registers what the launcher asked for in the environment; returns whether it did and could."""
+def register() -> int | None:
+    """Registers what the launcher asked for in the environment; returns the signal, None if there is none."""
     path, number = os.environ.get(env.STACK_FILE), os.environ.get(env.STACK_SIGNAL)
     if not path or not number:
-        return False
+        return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = moved_up(os.open(path, flags, 0o600))
         faulthandler.register(int(number), file=descriptor, all_threads=True, chain=False)
-        return True
-    return False
+        return int(number)
+    return None

@@ -34,3 +34,11 @@ def monitor(fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv(env.RANK_MONITOR_SOCKET, str(fake.path))
     yield fake
     fake.close()
+
+
+@pytest.fixture
+def client(monitor: FakeMonitor) -> RankMonitorClient:
+    """A client that is watched."""
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    return client

@@ -37,8 +37,9 @@ def test_the_script_uses_the_connection_of_the_bootstrap(monitor: FakeMonitor, t
 
 
 def test_stacks_are_written_when_asked_for_also_with_the_lock_held(monitor: FakeMonitor, tmp_path: Path) -> None:
+    """And with every signal blocked in the threads of the script."""
     script = """
-import ctypes, threading
+import ctypes, signal, threading; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 threading.Thread(target=threading.Event().wait, name="other", daemon=True).start()
 def stuck():
     print("ready", flush=True)

@@ -84,6 +84,14 @@ SIGNALS = """
 import signal
 print([(int(n), str(signal.getsignal(n))) for n in signal.valid_signals()], signal.pthread_sigmask(0, []))
 """
+SIGWAIT = """
+import os, signal
+everything = signal.valid_signals()
+print(signal.pthread_sigmask(signal.SIG_BLOCK, everything))
+for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD):
+    os.kill(os.getpid(), number)
+    print(signal.sigwait({number}))
+"""
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,7 @@ CASES = {
     ),
     "first free descriptor": Case(("x.py",), {"x.py": OPEN}),
     "signal dispositions": Case(("x.py",), {"x.py": SIGNALS}),
+    "waits for a signal": Case(("x.py",), {"x.py": SIGWAIT}),
     "reads stdin": Case(("x.py",), {"x.py": "print(input())\n"}, stdin="line\n"),
 }
 

@@ -48,7 +48,7 @@ def test_a_lost_monitor_is_replaced_and_the_training_goes_on(
 @pytest.mark.parametrize(("what", "limit"), [("sleep", "section:step"), ("wait with the GIL", "reconnect")])
 def test_a_monitor_lost_while_its_rank_hangs(start_job: StartJob, what: str, limit: str, number: int) -> None:
     """A rank that cannot even connect to the new one is given the longest limit for that."""
-    largest = ("--ft-rank-heartbeat-timeout=3", "--ft-initial-rank-heartbeat-timeout=3")
+    largest = ("--ft-rank-heartbeat-timeout=4", "--ft-initial-rank-heartbeat-timeout=4")
     job = start_job(Plan((Strike(what, "step", 4, rank=0),)), 1, *IN_STEP, *largest)
     job.until(lambda: struck(job), "the rank hangs")
     kill(job.monitor(0), number)

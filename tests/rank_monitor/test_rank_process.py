@@ -1,0 +1,125 @@
+"""The rank as a process: how it hangs, what is seen of it, and how it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rank_monitor.contract.messages import Hello, Progress, Sections, Verdict
+from rank_monitor.rank_process import RankProcess
+from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, ended, until
+from tests.rank_monitor.timeline import limited
+
+SECTIONS = limited(rank_section_timeouts={"step": 0.3}, termination_grace_time=0.3)
+
+
+def enters_step(rank: Puppet) -> None:
+    rank.say(Sections((("step", time.monotonic_ns()),), 7))
+
+
+@pytest.mark.parametrize("how", ["hang_in_sleep", "hang_with_the_interpreter_locked", "hang_in_a_loop"])
+def test_a_hang_is_seen_with_its_stacks_and_ended(node: Node, how: str) -> None:
+    node.monitor(SECTIONS)
+    rank = node.watched()
+    enters_step(rank)
+    rank.order(how)
+    verdict = node.hear(Verdict)
+    assert (verdict.limit, verdict.condemned, verdict.iteration, verdict.pid) == ("section:step", True, 7, rank.pid)
+    assert verdict.frames[0].startswith("puppet.py:")
+    assert verdict.frames[0].endswith(f" in {how}")
+    assert verdict.frames[-1].endswith(" in <module>")
+    assert verdict.process["stopped"] is False
+    assert verdict.process["stacks"] == str(node.stack_file)
+    assert verdict.process["threads"] == 1
+    assert rank.wait() == -signal.SIGKILL
+    assert how in node.stack_file.read_text()
+
+
+def test_a_stopped_rank_gives_no_stacks_and_dies_of_the_signal(node: Node) -> None:
+    """SIGCONT lets it die of the chosen signal, not only of the SIGKILL after the grace."""
+    node.monitor(limited(SECTIONS, rank_termination_signal=signal.SIGTERM, termination_grace_time=60.0))
+    rank = node.watched()
+    enters_step(rank)
+    os.kill(rank.pid, signal.SIGSTOP)
+    verdict = node.hear(Verdict)
+    assert verdict.frames == []
+    assert verdict.process["state"].startswith("T")
+    assert verdict.process["stopped"] is True
+    assert verdict.process["stacks"] == "none: the process is stopped"
+    assert rank.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("what", "code"), [("leave", 7), ("ignore", -signal.SIGKILL)])
+def test_signal_then_grace_then_kill(node: Node, what: str, code: int) -> None:
+    node.monitor(limited(SECTIONS, rank_termination_signal=signal.SIGUSR1))
+    rank = node.watched()
+    rank.do("on_signal", int(signal.SIGUSR1), what)
+    enters_step(rank)
+    rank.order("hang_in_sleep")
+    assert node.hear(Verdict).condemned
+    assert rank.wait() == code
+
+
+def test_a_rank_without_a_handler_is_not_killed_by_asking_for_its_stacks(node: Node) -> None:
+    """A stall is reported only; the signal's default action would have ended the rank."""
+    node.monitor(limited(stall_warning=0.2))
+    rank = node.start()
+    rank.do("connect", node.path)
+    rank.say(Hello(rank.pid))
+    rank.say(Progress(time.monotonic_ns()))
+    verdict = node.hear(Verdict)
+    assert (verdict.limit, verdict.condemned, verdict.frames) == ("stall", False, [])
+    assert verdict.process["stacks"] == f"none: the process has no handler for signal {STACK_SIGNAL}"
+    assert rank.do("close") == "closed", "it lives"
+
+
+def test_a_stall_is_reported_with_stacks_again_after_progress(node: Node) -> None:
+    node.monitor(limited(stall_warning=0.2))
+    rank = node.watched()
+    for _ in range(2):
+        rank.say(Progress(time.monotonic_ns()))
+        verdict = node.hear(Verdict)
+        assert (verdict.limit, verdict.condemned) == ("stall", False)
+        assert verdict.frames[-1].endswith(" in <module>")
+    assert rank.do("close") == "closed", "it lives"
+
+
+def test_no_stacks_when_not_wanted(node: Node) -> None:
+    node.monitor(limited(SECTIONS, dump_stacks=False))
+    rank = node.watched()
+    enters_step(rank)
+    verdict = node.hear(Verdict)
+    assert verdict.frames == []
+    assert verdict.process["stacks"] == "not asked for"
+    assert not Path(node.stack_file).read_text()
+
+
+def test_only_the_last_dump_is_read(node: Node) -> None:
+    rank = node.puppet()
+    rank.do("register", STACK_SIGNAL, node.stack_file)
+    process = RankProcess(rank.pid)
+    for _ in range(3):
+        process.ask_stacks(STACK_SIGNAL, str(node.stack_file))
+        until(process.frames, "no stacks came")
+    assert node.stack_file.read_text().count(" in <module>") == 3
+    assert sum(frame.endswith(" in <module>") for frame in process.frames()) == 1
+    process.close()
+
+
+def test_a_process_that_is_gone_is_only_that(node: Node) -> None:
+    rank = node.puppet()
+    process = RankProcess(rank.pid)
+    assert process.signal(signal.SIGKILL)
+    rank.wait()
+    assert ended(process.pidfd)
+    assert not process.signal(signal.SIGTERM)
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file))
+    assert process.frames() == []
+    assert process.facts()["state"] == "gone"
+    process.close()
+    with pytest.raises(ProcessLookupError):
+        RankProcess(rank.pid)

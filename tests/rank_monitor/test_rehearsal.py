@@ -1,0 +1,23 @@
+"""The rehearsal leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rank_monitor.job import Job
+from rank_monitor.log import Log
+from rank_monitor.rehearsal import rehearse
+
+
+def test_nothing_is_left_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = Log("INFO", "template")
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        rehearse(Job("tag-of-nobody", str(tmp_path)), log)
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert tmp_path.is_dir()
+    assert capfd.readouterr().err == ""
+    assert log.name == "template"

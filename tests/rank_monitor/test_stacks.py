@@ -1,0 +1,68 @@
+"""What faulthandler writes, read."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+from pathlib import Path
+
+import pytest
+
+from rank_monitor.stacks import MAX_FRAMES, main_thread_frames
+
+TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
+  File "/lib/threading.py", line 331 in wait
+  File "/lib/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/home/me/my job/train.py", line 42 in step
+  File "/home/me/my job/train.py", line 7 in <module>
+"""
+OTHER_CURRENT = """Current thread 0x00007f0000000001 [worker] (most recent call first):
+  File "a.py", line 1 in thread
+
+Thread 0x00007f0000000002 [python] (most recent call first):
+  File "b.py", line ??? in main
+"""
+CUT = """Current thread 0x1 (most recent call first):
+  File "main.py", line 3 in main
+
+Thread 0x2 (most recent call first):
+  File "other.py", line 4 in work
+...
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [
+        (TWO_THREADS, ["train.py:42 in step", "train.py:7 in <module>"]),
+        (OTHER_CURRENT, ["b.py:??? in main"]),
+        (CUT, ["main.py:3 in main"]),
+        ("", []),
+        ("no stacks at all\n", []),
+        ('  File "a.py", line 1 in f\n', []),
+        ("Current thread 0x1 (most recent call first):\n  <no Python frame>\n", []),
+    ],
+)
+def test_the_main_threads_frames(text: str, frames: list[str]) -> None:
+    assert main_thread_frames(text) == frames
+
+
+def test_a_deep_stack_is_cut() -> None:
+    text = "Thread 0x1 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * 1000
+    assert len(main_thread_frames(text)) == MAX_FRAMES
+
+
+def test_as_this_interpreter_writes_it(tmp_path: Path) -> None:
+    wait = threading.Event()
+    thread = threading.Thread(target=wait.wait)
+    thread.start()
+    with (tmp_path / "stacks").open("w+") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        frames = main_thread_frames(file.read())
+    wait.set()
+    thread.join()
+    assert frames[0].startswith("test_stacks.py:")
+    assert frames[0].endswith(" in test_as_this_interpreter_writes_it")
