@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ft_launcher.cli import main
+from ft_launcher.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -35,6 +35,7 @@ from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe
 from ft_launcher.wait import readable
 from ft_launcher.worker_env import rank_environment
+from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.config import Settings
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.messages import Verdict
@@ -53,6 +54,7 @@ class NodeParts:
     recorder: Recorder
     signals: SignalPipe
     ports: PortHolder
+    zygotes: ZygotePool
     several_nodes: bool
     adopt_orphans: bool = True
 
@@ -66,7 +68,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
         self._monitors = NodeMonitors(parts.runtime, parts.settings.monitor, self._nprocs)
         self._history = History()
-        self._multipliers: list[dict[str, float]] = [{} for _ in range(self._nprocs)]
+        self._multipliers: dict[str, float] = {}
         self._store_of_cycle: CycleStore | None = None
         self._attempt = 0
         self._told: int | None = None
@@ -113,6 +115,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             for number in self._parts.signals.read():
                 self._told = self._told or number
                 cycle.on(ToldToEnd(number))
+            self._parts.zygotes.handle()
             ended = [rank for rank, pidfd in self._running().items() if pidfd in ready]
             self._hear(cycle)
             for local_rank in ended:
@@ -125,7 +128,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return cycle.phase
 
     def _descriptors(self) -> set[int]:
-        return {self._parts.signals.fileno(), *self._running().values(), *self._monitors.descriptors()}
+        ours = self._monitors.descriptors() | self._parts.zygotes.descriptors()
+        return {self._parts.signals.fileno(), *self._running().values(), *ours}
 
     def _running(self) -> dict[int, int]:
         return dict(self._ranks.pidfds) if self._ranks else {}
@@ -217,10 +221,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                     self._monitors.socket_path(local_rank),
                     self._monitors.stack_file(local_rank),
                     self._parts.settings.monitor.stack_signal,
-                    self._multipliers[local_rank],
+                    self._multipliers,
                 )
             )
-        context = RankContext(envs=envs, **rest)
+        context = RankContext(envs=envs, zygotes=self._parts.zygotes, **rest)
         context.start()
         return context
 
@@ -233,7 +237,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _tree(self) -> ProcessTree:
         pids = self._ranks.pids() if self._ranks else {}
         running = {pids[local_rank] for local_rank in self._running()}
-        return ProcessTree(self._parts.runtime.tag, running, self._monitors.pids(), self._parts.adopt_orphans)
+        keep = self._monitors.pids() | self._parts.zygotes.pids()
+        return ProcessTree(self._parts.runtime.tag, running, keep, self._parts.adopt_orphans)
 
     def _stop_ranks(self, first: int, limit_s: float) -> Ending:
         """Ends everything of the cycle and takes the exit codes; harmless when nothing runs."""
@@ -273,7 +278,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._history = self._history.after(decision, now)
         recorder.failed(self._cycle, fault, decision)
         if decision.action is Action.RESTART:
-            self._forgive_learned_limit(fault.local_rank, fault.limit if fault.learned_limit else "")
+            self._forgive_learned_limit(fault.limit if fault.learned_limit else "")
             return None
         self.exit_code = decision.exit_code
         result = self._monitor_workers(group)
@@ -282,12 +287,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             first.timestamp = min(failure.timestamp for failure in result.failures.values()) - 1
         return result
 
-    def _forgive_learned_limit(self, local_rank: int, limit: str) -> None:
+    def _forgive_learned_limit(self, limit: str) -> None:
         """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""
+        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)} if limit else {}
         if limit:
-            for multipliers in self._multipliers:
-                multipliers[limit] = 2 * multipliers.get(limit, 1)
-            self._parts.recorder.limit_doubled(limit, self._multipliers[local_rank][limit])
+            self._parts.recorder.limit_doubled(limit, self._multipliers[limit])
 
     def _end_as_told(self) -> NoReturn:
         """A signal ends the launcher: the ranks get theirs, and time to save.
@@ -329,6 +333,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """torch's hook at the very end, on every path: nothing of ours is left."""
         if not self._closed:
             self._closed = True
+            self._parts.zygotes.close()
             self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
             self._monitors.close()
             self._parts.ports.close()

@@ -13,20 +13,37 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ft_launcher import prescan
 from ft_launcher.runtime import Runtime
+from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
+    from ft_launcher.command_line import Parsed
+    from ft_launcher.config import Resolved
     from ft_launcher.torch_config import Job
 
 SUBCOMMANDS = frozenset({"validate"})
 _PEER = "nvidia_resiliency_ext"
+
+
+def program() -> NoReturn:
+    """`main`, and leaves at once: an interpreter with torch loaded takes 0.4 s to take itself apart."""
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
@@ -65,32 +82,37 @@ def _job(words: Sequence[str]) -> int:
     """Runs a job, or tells what it would be; returns the exit code."""
     seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
     runtime = Runtime.start() if seen.starts_ranks else None
+    zygotes = ZygotePool()
+
+    def prepare(parsed: Parsed, resolved: Resolved) -> None:
+        if runtime is not None and not resolved.settings.start.dry_run:
+            source = resolved.sources.get("warm_start", "the default")
+            zygotes.prepare(parsed.python_words(), resolved.settings.start, source, runtime.tag)
+
     try:
-        job = make_job(words, seen, os.environ)
+        job = make_job(words, seen, os.environ, prepare)
         if job.settings.start.dry_run:
             return _tell(job)
         runtime = runtime or Runtime.start()
         from ft_launcher.launch import run
 
-        code = run(job, runtime)
+        return run(job, runtime, zygotes)
     finally:
+        zygotes.close()
         if runtime is not None:
             runtime.close()
-    _leave(code)
 
 
-def _leave(code: int) -> NoReturn:
-    """Ends the process at once: an interpreter with torch loaded takes 0.4 s to take itself apart."""
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
-
-
-def make_job(words: Sequence[str], seen: prescan.Scan, environ: MutableMapping[str, str]) -> Job:
+def make_job(
+    words: Sequence[str],
+    seen: prescan.Scan,
+    environ: MutableMapping[str, str],
+    once_read: Callable[[Parsed, Resolved], None] = lambda parsed, resolved: None,
+) -> Job:
     """The job of a command line. Imports torch.
+
+    Args:
+        once_read: called when the words and settings are known and torch has looked for nothing on this machine yet.
 
     Raises:
         ConfigError: something is wrong with it.
@@ -100,6 +122,7 @@ def make_job(words: Sequence[str], seen: prescan.Scan, environ: MutableMapping[s
 
     parsed = command_line.parse(words)
     resolved = config.resolve(parsed, environ, torch_config.stop_timeouts(parsed, environ), _peer_note())
+    once_read(parsed, resolved)
     return torch_config.make_job(parsed, resolved, seen, environ)
 
 

@@ -51,6 +51,13 @@ class Parsed:
             return variable
         return "--" + dest.replace("_", "-")
 
+    def python_words(self) -> list[str]:
+        """`[-m] SCRIPT ARGS` as they follow `python -u`; none when another program runs."""
+        asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)
+        if asked.no_python and not run_path:
+            return []
+        return [*(["-m"] if asked.module and not run_path else []), asked.training_script, *asked.training_script_args]
+
 
 def cut(words: Sequence[str], value_follows: Callable[[str], bool]) -> Cut:
     """Finds where the script begins, and normalises our options before it.

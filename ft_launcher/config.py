@@ -149,13 +149,9 @@ def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
         for attribute, group in config.GROUPS.items()
     }
     try:
-        settings = Settings(**groups)
+        return Settings(**groups)
     except ConfigError as error:
         raise ConfigError(error.key, error.value, sources[error.key], error.problem, error.hint) from None
-    if settings.start.warm_start == "on":
-        problem = "the warm start of ranks is not part of this version"
-        raise ConfigError("warm_start", "on", sources["warm_start"], problem, "Use auto: ranks start by exec")
-    return settings
 
 
 def _about_values(layers: Iterable[Given], found: Mapping[str, tuple[Any, str]]) -> list[str]:

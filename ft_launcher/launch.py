@@ -32,6 +32,7 @@ from ft_launcher.recorder import Recorder
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
 from ft_launcher.torch_config import Job
+from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
@@ -44,7 +45,7 @@ _QUICK_RESOLVER = "timeout:1 attempts:1"
 """torch's stores look up the name of each peer: 5 s where no resolver answers. One node needs no names."""
 
 
-def run(job: Job, runtime: Runtime) -> int:
+def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     """Runs the job on this node until its end.
 
     The handlers of ending signals stay in place: a late signal must not break the way out.
@@ -62,7 +63,7 @@ def run(job: Job, runtime: Runtime) -> int:
         _set_up_logging(job)
         run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
         recorder = Recorder(run_folder, job.settings.record.journal_dir)
-        code, reason = _run_recorded(job, runtime, signals, run_folder, recorder)
+        code, reason = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder)
         recorder.job_ended(code, reason)
         return code
     except FtError as error:
@@ -71,7 +72,7 @@ def run(job: Job, runtime: Runtime) -> int:
 
 
 def _run_recorded(
-    job: Job, runtime: Runtime, signals: SignalPipe, run_folder: RunFolder, recorder: Recorder
+    job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe, run_folder: RunFolder, recorder: Recorder
 ) -> tuple[int, str]:
     """Runs the job; returns exit code and reason."""
     config = job.launch_config
@@ -88,6 +89,7 @@ def _run_recorded(
             recorder=recorder,
             signals=signals,
             ports=PortHolder(host, port, job.settings.start.port_range),
+            zygotes=zygotes,
             several_nodes=config.max_nodes > 1,
         )
         with _our_agent(parts, agents):

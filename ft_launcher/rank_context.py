@@ -1,5 +1,7 @@
 """torch's `SubprocessContext` with our start and stop: the seam for every way to start ranks.
 
+Ranks are forks of the zygote where there is one, else programs of their own.
+
 torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
 choosing; here handlers belong to `signals.py` and stops to `process_tree.py`. Uses torch's underscored `_start`,
 `_close` and `_capture_process_failures`.
@@ -10,12 +12,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from ft_launcher import script
 from ft_launcher.log_pump import LogPump, streams_of
+from ft_launcher.zygote_pool import RankOrder, ZygotePool
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,38 @@ class RankExit:
     at: float
 
 
-class RankContext(SubprocessContext):  # type: ignore[misc]
-    """The ranks of one cycle on this node, each started by exec, each with a pidfd that tells its end."""
+class ForkedProcess:
+    """A rank that the zygote forked, a child of ours: what torch uses of `subprocess.Popen`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code once it ended (minus the signal's number for a signal)."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+@dataclass(frozen=True)
+class ForkedHandler:
+    """In the place of torch's `SubprocessHandler`; torch's names."""
+
+    proc: ForkedProcess
+    local_rank_id: int
+    _stdout: IO[str] | None
+    _stderr: IO[str] | None
+
+
+class RankContext(SubprocessContext):  # type: ignore[misc]
+    """The ranks of one cycle on this node, each with a pidfd that tells its end."""
+
+    def __init__(self, *args: Any, zygotes: ZygotePool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._zygotes = zygotes
         self._tail_logs: list[Any] = [LogPump(streams_of(self.name, vars(self)["_tail_logs"]))]
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
@@ -44,6 +77,33 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self.pidfds[local_rank] = os.pidfd_open(pid)
         for tail in self._tail_logs:
             tail.start()
+
+    def _start(self) -> None:
+        """torch's hook."""
+        with ExitStack() as files:
+            streams = {rank: self._open_streams(rank, files) for rank in range(self.nprocs)}
+            orders = [self._order(rank, streams[rank]) for rank in range(self.nprocs)]
+            pids = self._zygotes.start_ranks(orders, numa=self._numa_options is not None)
+            if pids is not None:
+                files.pop_all()
+                self.subprocess_handlers = {
+                    rank: ForkedHandler(ForkedProcess(pid), rank, streams[rank].get(1), streams[rank].get(2))
+                    for rank, pid in enumerate(pids)
+                }
+        if pids is None:
+            super()._start()
+
+    def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
+        paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
+        return {number: files.enter_context(open(path, "w")) for number, path in paths.items() if path}  # noqa: PTH123
+
+    def _order(self, local_rank: int, streams: Mapping[int, IO[str]]) -> RankOrder:
+        words = [str(word) for word in self.args[local_rank]]
+        return RankOrder(
+            words[words.index(script.bootstrap()) + 1 :] if script.bootstrap() in words else [],
+            {**os.environ, **self.envs[local_rank]},
+            {number: file.fileno() for number, file in streams.items()},
+        )
 
     def reap(self, local_rank: int) -> RankExit | None:
         """The end of a rank, once it ended; closes its pidfd."""

@@ -5,6 +5,7 @@ Knows nothing of torch; the interpreter comes from the caller.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from rank_monitor.contract.errors import ConfigError
 
-BOOTSTRAP = ("-m", "ft_client.bootstrap")
 _SOURCE = "the command line"
 
 
@@ -65,7 +65,14 @@ def check_python(interpreter: str, source: str) -> None:
 def through_bootstrap(python_words: Sequence[str]) -> list[str]:
     """`-u [-m] SCRIPT ...` with our bootstrap before the script: it runs the script as Python would."""
     after = list(python_words).index("-u") + 1
-    return [*python_words[:after], *BOOTSTRAP, *python_words[after:]]
+    return [*python_words[:after], bootstrap(), *python_words[after:]]
+
+
+def bootstrap() -> str:
+    """The path of the bootstrap. By `-m`, a `types.py` in the current folder would be taken for Python's own."""
+    client = importlib.util.find_spec("ft_client")
+    assert client is not None and client.submodule_search_locations
+    return str(Path(client.submodule_search_locations[0]) / "bootstrap.py")
 
 
 def _is_text_without_interpreter(path: Path) -> bool:

@@ -88,6 +88,7 @@ class HangDetector:
         self._step_since_ns = self._step_ns = 0
         self._stall_dumped_ns: int | None = None
         self._wake_ns: int | None = None
+        self._running = False
         self._called_ns = 0
 
     @property
@@ -153,11 +154,15 @@ class HangDetector:
         return actions
 
     def next_deadline(self) -> int | None:
-        """When `on_tick` should be called next; None while nothing is judged.
+        """When `on_tick` should be called next; None while no rank runs.
 
-        Never later than a short pulse, so that a pause of the whole machine shows however far the deadline is.
+        Never later than a short pulse, so that a pause of the whole machine shows, however far the deadline is and
+        even if there is none: a message that waited through the pause may bring one that is over.
         """
-        return None if self._wake_ns is None else min(self._wake_ns, self._called_ns + self._pulse_ns)
+        if not self._running:
+            return None
+        pulse_ns = self._called_ns + self._pulse_ns
+        return pulse_ns if self._wake_ns is None else min(self._wake_ns, pulse_ns)
 
     def interruptible(self, patience_s: float | None) -> None:
         """The rank runs an in-process wrapper: ask it first, and condemn if it shows no life within `patience_s`."""
@@ -228,7 +233,8 @@ class HangDetector:
         return self._step_since_ns + self._step_ns + self.watch.paused_since(self._step_since_ns)
 
     def _arm(self) -> None:
-        if self._alarm is State.KILLED:
+        self._running = not self.watch.ended and self._alarm is not State.KILLED
+        if not self._running:
             self._wake_ns = None
             return
         if self._alarm is State.CONDEMNED:
@@ -245,9 +251,11 @@ class HangDetector:
 
     def _note_oversleep(self, now_ns: int) -> list[Action]:
         called_ns, self._called_ns = self._called_ns, now_ns
-        if now_ns <= called_ns + self._slack_ns or self._wake_ns is None:
+        if now_ns <= called_ns + self._slack_ns or not self._running:
             return []
-        promised_ns = min(self._wake_ns, called_ns + self._pulse_ns)
+        promised_ns = called_ns + self._pulse_ns
+        if self._wake_ns is not None:
+            promised_ns = min(promised_ns, self._wake_ns)
         if now_ns <= promised_ns + self._slack_ns:
             return []
         self.watch.pause(called_ns, now_ns)

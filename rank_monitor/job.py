@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from rank_monitor.contract.sweep import sweep
+from rank_monitor.contract import env
+from rank_monitor.contract.sweep import kill, processes_of, sweep
 from rank_monitor.log import Log
 
 _SWEEP_S = 10.0
@@ -21,10 +23,15 @@ class Job:
     runtime_dir: str
 
     def end(self, log: Log) -> None:
-        """Kills every process of the job on this machine and removes its runtime folder."""
+        """Kills every process of the job on this machine and removes its runtime folder.
+
+        Its other monitors do the same by themselves; one that was stopped is continued, so that it can.
+        """
         if left := sweep(self.tag, _SWEEP_S):
             log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
         _remove(Path(self.runtime_dir))
+        for pid in processes_of(self.tag, key=env.SIDECAR_OF):
+            kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
 
 
 def _remove(folder: Path) -> None:

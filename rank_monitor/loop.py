@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable
 
 _MAX_EVENTS = 16
@@ -34,7 +35,15 @@ class Loop:
             self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Waits for the first event, at most so long (rounded up to the next millisecond), and calls back for all."""
+        """Waits for the first event, at most so long, and calls back for all.
+
+        The kernel counts whole milliseconds: it is asked for those, and the rest is slept when it is called again.
+        """
+        if timeout_s is not None:
+            whole_ms = int(timeout_s * 1000)
+            if whole_ms == 0:
+                time.sleep(timeout_s)
+            timeout_s = max(0.0, whole_ms - 0.5) / 1000
         for descriptor, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
             callback = self._callbacks.get(descriptor)
             if callback is not None:

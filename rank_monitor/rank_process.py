@@ -6,6 +6,7 @@ Decides nothing, and never waits longer than it says.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from typing import Any
@@ -34,6 +35,12 @@ class RankProcess:
     def close(self) -> None:
         """Lets go of the process."""
         os.close(self.pidfd)
+
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def signal(self, number: int) -> bool:
         """Sends a signal; returns whether there was a process to take it."""

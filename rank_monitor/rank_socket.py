@@ -33,7 +33,7 @@ class RankSocket:
         listener: owned by the agent; used here only within a cycle, so that no message comes before its cycle.
         beat: called with the moment each heartbeat was sent.
         heard: called with every other message of the rank, as decoded and as bytes.
-        greeted: called with who connected, before its hello is heard.
+        greeted: called with who connected, before its hello is heard; raises ProtocolError to refuse.
         lost: called when the rank's connection closed.
         complain: called with the reason when something is refused.
     """
@@ -160,10 +160,14 @@ class RankSocket:
         elif received.sent_ns < (self._oldest_hello_ns or 0):
             self._refuse(connection, "this hello is of an earlier cycle", close=True)
         else:
+            try:
+                self._greeted(self._ungreeted[connection])
+            except ProtocolError as error:
+                self._refuse(connection, str(error), close=True)
+                return
+            del self._ungreeted[connection]
             self._client = connection
-            peer = self._ungreeted.pop(connection)
             self._loop.watch(connection.fileno(), self._on_client)
-            self._greeted(peer)
             self._take(connection, taken[0])
             self.drain()
 

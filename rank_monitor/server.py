@@ -10,10 +10,9 @@ import os
 import signal
 import socket
 import time
-from collections import deque
 
 from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, SendVerdict, Signal
-from rank_monitor.contract import channel, codec
+from rank_monitor.agent_channel import AgentChannel
 from rank_monitor.contract.channel import Peer
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.config import MonitorSettings
@@ -30,7 +29,6 @@ from rank_monitor.contract.messages import (
     Hello,
     IterationReached,
     LimitsSet,
-    Message,
     Progress,
     RankException,
     Ready,
@@ -51,7 +49,6 @@ from rank_monitor.verdicts import NS_PER_S
 
 _FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet)
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Hello, Attach, Detach)
-_MAX_UNSENT = 256
 
 
 class RankMonitorServer:
@@ -75,23 +72,22 @@ class RankMonitorServer:
         job: Job,
         log: Log,
     ) -> None:
-        self._agent, self._settings, self._job, self._log = agent, settings, job, log
+        self._settings, self._job, self._log = settings, job, log
         log.level, log.name = settings.log_level, f"RankMonitorServer:{local_rank}"
         self._detector = HangDetector(settings)
         self._loop = Loop()
+        self._agent = AgentChannel(self._loop, agent, self._told, self._agent_gone, self._complain)
         self._socket = RankSocket(
             self._loop, listener, self._beat, self._heard, self._greeted, self._lost, self._complain
         )
         self._process: RankProcess | None = None
-        self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
-        self._sequence = 0
+        self._speaker = 0
         self._complaints: dict[str, int] = {}
         self._done = False
-        self._loop.watch(agent.fileno(), self._on_agent)
 
     def run(self) -> None:
         """Serves until the agent says goodbye, or is gone: then every process of the job is killed."""
-        self._tell(Ready(os.getpid()))
+        self._agent.tell(Ready(os.getpid()))
         try:
             while not self._done:
                 self.serve_once()
@@ -133,16 +129,26 @@ class RankMonitorServer:
         self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch
         if isinstance(message, _FOR_THE_AGENT):
-            self._send(data)
+            self._agent.forward(data)
         elif isinstance(message, (Hello, Attach, Detach)):
-            self._tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
+            self._agent.tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
         if isinstance(message, Attach) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
     def _greeted(self, peer: Peer) -> None:
-        """The rank is who connected, by the kernel's word: the script may be a child of what the launcher started."""
-        if self._process is None or self._process.pid != peer.pid:
-            self._watch_process(peer.pid)
+        """The rank is who connected, by the kernel's word: the script may be a child of what the launcher started.
+
+        Raises:
+            ProtocolError: another process is the rank already, and lives.
+        """
+        process = self._process
+        if process is not None and process.pid == peer.pid:
+            self._speaker = peer.pid
+            return
+        if process is not None and process.pid == self._speaker and not process.ended():
+            raise ProtocolError(f"process {process.pid} is the rank, and lives")
+        self._speaker = peer.pid
+        self._watch_process(peer.pid)
 
     def _lost(self) -> None:
         self._act(self._detector.on_lost(time.monotonic_ns()))
@@ -162,6 +168,8 @@ class RankMonitorServer:
             self._process = None
 
     def _rank_exited(self) -> None:
+        if self._process is None or not self._process.ended():
+            return  # an event of the descriptor that had this number a moment ago
         self._socket.drain()  # its last words
         self._socket.drop()  # a child of it may still hold the connection
         self._forget_process()
@@ -169,28 +177,12 @@ class RankMonitorServer:
 
     # The agent.
 
-    def _on_agent(self) -> None:
-        self._flush()
-        while not self._done:
-            try:
-                taken = channel.receive(self._agent)
-            except OSError:
-                taken = b"", []
-            if taken is None:
-                return
-            if not taken[0]:
-                self._agent_gone()
-                return
-            try:
-                self._told(codec.decode(taken[0]))
-            except ProtocolError as error:
-                self._complain(f"from the agent: {error}")
-
     def _told(self, received: Received) -> None:
         now_ns = time.monotonic_ns()
         match received.message:
             case CycleStart() as start:
                 self._log.name = f"RankMonitorServer:{start.rank}"
+                self._speaker = 0
                 self._socket.begin(0 if start.reconnect else start.started_ns)
                 self._act(self._detector.on_message(received, now_ns))
                 self._watch_process(start.rank_pid)
@@ -204,7 +196,7 @@ class RankMonitorServer:
                 self._act(self._detector.on_message(received, now_ns))
             case SnapshotRequest(token):
                 self._socket.drain()
-                self._tell(self._snapshot(token, time.monotonic_ns()))
+                self._agent.tell(self._snapshot(token, time.monotonic_ns()))
             case Bye():
                 self._done = True
             case other:
@@ -227,27 +219,6 @@ class RankMonitorServer:
         self._done = True
         self._job.end(self._log)
 
-    def _tell(self, message: Message) -> None:
-        self._sequence += 1
-        try:
-            data = codec.encode(message, self._sequence, time.monotonic_ns())
-        except ValueError:  # names or frames too long for one message: what was decided goes out without them
-            data = codec.encode(_shortened(message), self._sequence, time.monotonic_ns())
-        self._send(data)
-
-    def _send(self, data: bytes) -> None:
-        self._unsent.append(data)
-        self._flush()
-
-    def _flush(self) -> None:
-        """Sends what waits for the agent; an agent that does not read holds up nothing."""
-        try:
-            while self._unsent and channel.send(self._agent, self._unsent[0]):
-                self._unsent.popleft()
-        except OSError:
-            pass  # it is gone: reading tells so
-        self._loop.watch(self._agent.fileno(), self._on_agent, writable=bool(self._unsent))
-
     # Acting.
 
     def _act(self, actions: list[Action]) -> None:
@@ -258,10 +229,10 @@ class RankMonitorServer:
                     if self._process is not None and (start := self._detector.watch.start) is not None:
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
                 case SendVerdict(verdict):
-                    self._tell(self._with_process(verdict))
+                    self._agent.tell(self._with_process(verdict))
                     lines.append(verdict.line)
                 case Interrupt(verdict):
-                    self._tell(self._with_process(verdict))
+                    self._agent.tell(self._with_process(verdict))
                     lines.append(f"{verdict.line} Asking for a restart in process.")
                 case Signal(number):
                     self._signal(signal.SIGCONT)
@@ -290,10 +261,3 @@ class RankMonitorServer:
         self._complaints[kind] = self._complaints.get(kind, 0) + 1
         if self._complaints[kind] == 1:
             self._log.warning(f"Refused: {reason} (said once)")
-
-
-def _shortened(message: Message) -> Message:
-    if isinstance(message, Verdict):
-        return dataclasses.replace(message, sections={}, frames=[], process={})
-    assert isinstance(message, Snapshot)
-    return dataclasses.replace(message, sections={})

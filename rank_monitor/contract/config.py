@@ -58,7 +58,7 @@ class StartSettings:
     """How ranks start."""
 
     warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
-    preload: tuple[str, ...] = setting((), kinds.WORDS, "modules imported before the ranks fork", "warm start")
+    preload: tuple[str, ...] = setting((), kinds.WORDS, "modules imported before the ranks fork")
     inprocess: str = setting("auto", kinds.choice("auto", "off"), "in-process restart first", "in-process restart")
     rejoin: bool = setting(True, kinds.BOOLEAN, "start a dead rank again as a spare", "in-process restart")
     port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")

@@ -12,6 +12,9 @@ STACK_SIGNAL = "FT_STACK_SIGNAL"
 LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
 DEBUG = "FT_DEBUG"
 
+# Set by the launcher for its template and monitors.
+SIDECAR_OF = "FT_SIDECAR_OF"
+
 # Read by the launcher.
 CFG_PATH_SPELLINGS = ("PET_FT_CFG_PATH", "FAULT_TOL_CFG_PATH", "FT_CFG_PATH")
 SETTING_PREFIX = "FT_"

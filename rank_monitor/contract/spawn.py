@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rank_monitor.contract import channel, codec
+from rank_monitor.contract import channel, codec, env
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import Bye, Forked, ForkMonitor, Message, MonitorChanged
@@ -194,6 +194,7 @@ def _execute(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(root=root), json.dumps(order)],
         cwd="/",
+        env={**os.environ, env.SIDECAR_OF: order["tag"]},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=descriptors,

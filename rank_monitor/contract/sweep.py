@@ -16,14 +16,17 @@ from rank_monitor.contract import env
 
 _CHUNK = 1 << 16
 _RESCAN_S = 0.005
+_QUIET_S = 0.1
 
 
-def processes_of(tag: str, also: Mapping[str, str] | None = None) -> list[int]:
+def processes_of(tag: str, also: Mapping[str, str] | None = None, key: str = env.JOB_TAG) -> list[int]:
     """Pids of the processes started with this job's tag, and with every variable of `also`; not this one's.
+
+    `key` is the variable that holds the tag: of the ranks, or of the template and the monitors.
 
     Zombies have no environment any more, and those of other users cannot be read: neither is found.
     """
-    wanted = [os.fsencode(f"\0{name}={value}\0") for name, value in {env.JOB_TAG: tag, **(also or {})}.items()]
+    wanted = [os.fsencode(f"\0{name}={value}\0") for name, value in {key: tag, **(also or {})}.items()]
     own = str(os.getpid())
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries; a Path each costs more than the reading)
@@ -40,7 +43,7 @@ def environ_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in entries}
 
 
-def kill(pid: int, tag: str, number: int = signal.SIGKILL) -> bool:
+def kill(pid: int, tag: str, number: int = signal.SIGKILL, key: str = env.JOB_TAG) -> bool:
     """Sends a signal to a process of the job; one that took over a recycled pid is not hit.
 
     Returns:
@@ -51,7 +54,7 @@ def kill(pid: int, tag: str, number: int = signal.SIGKILL) -> bool:
     except OSError:
         return False
     try:
-        if environ_of(pid).get(env.JOB_TAG) != tag or _ended(pidfd):
+        if environ_of(pid).get(key) != tag or _ended(pidfd):
             return False
         signal.pidfd_send_signal(pidfd, number)
     except OSError:
@@ -62,17 +65,21 @@ def kill(pid: int, tag: str, number: int = signal.SIGKILL) -> bool:
 
 
 def sweep(tag: str, limit_s: float = 10.0) -> list[int]:
-    """Kills every process of the job, and what they start meanwhile, until two looks find none.
+    """Kills every process of the job, and what they start meanwhile, until none is found for a while.
+
+    The while is for a process that was being born: before its exec it has its parent's environment, during it none.
 
     Returns:
         Pids that are left when `limit_s` has passed (waiting in the kernel, as a rule).
     """
     deadline = time.monotonic() + limit_s
-    clean = 0
+    quiet_until = 0.0
     while True:
         left = processes_of(tag)
-        clean = 0 if left else clean + 1
-        if clean == 2 or time.monotonic() > deadline:
+        now = time.monotonic()
+        if left or not quiet_until:
+            quiet_until = now + _QUIET_S
+        if now > deadline or now > quiet_until:
             return left
         for pid in left:
             kill(pid, tag)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -50,6 +51,7 @@ def main(folder: Path) -> None:
             if rank == 0:
                 write(state, f"{step + 1} {model.weight.item()}")
             dist.barrier()
+    time.sleep(0.05)  # gloo frees its last work in a thread that needs the GIL: its destructor would wait for that
     dist.destroy_process_group()
     client.shutdown_workload_monitoring()
 

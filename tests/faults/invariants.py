@@ -114,7 +114,7 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
         "children": [child for child in job.children() if child.alive and child.kind not in limits],
         "files": _entries(job.tmp),
         "sockets": _unix_sockets(job.tmp),
-        "ports": [master for line in job.journal("cycle_start") if _listens(master := line["master"])],
+        "ports": [address for address in _addresses(job) if _listens(address)],
     }
     allowed = {child.pid for child in job.children() if child.kind in limits}
     found["processes"] = {pid: command for pid, command in found["processes"].items() if pid not in allowed}
@@ -125,6 +125,12 @@ def _entries(folder: Path) -> list[str]:
     """All that is in a folder; what is removed meanwhile does not matter, so that `rglob` would not do."""
     entries = [f"{top}/{name}" for top, *kinds in os.walk(folder) for names in kinds for name in names]
     return [entry for entry in entries if _TORCHS not in entry]
+
+
+def _addresses(job: Job) -> list[str]:
+    """Of every store the job served."""
+    rendezvous = [f"127.0.0.1:{job.port}"] if job.port else []
+    return [line["master"] for line in job.journal("cycle_start")] + rendezvous
 
 
 def _unix_sockets(folder: Path) -> list[str]:

@@ -40,7 +40,7 @@ class Job:
         flags: more words for the launcher.
         name: tells launchers of one job apart that share `folder`.
         script: what the ranks run.
-        tmp: its TMPDIR; one in `folder` when not given. `port`: for the test's own use.
+        tmp: its TMPDIR; one in `folder` when not given. `port`: of its rendezvous, where the test gives one.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class Job:
 
     def _environment(self) -> dict[str, str]:
         foreign = ("FT_", "PET_", "TORCHELASTIC_", "FAULT_TOL_")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        kept = "FT_WARM_START"  # the whole grid runs under both starts
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == kept}
         # Without a resolver each new store waits 5 s for the name of its peer; one try of 1 s is enough.
-        ours = {MARK: self.mark, "TMPDIR": str(self.tmp), "PYTHONPATH": str(ROOT)}
+        ours = {MARK: self.mark, "TMPDIR": str(self.tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
         return clean | ours | {"RES_OPTIONS": "timeout:1 attempts:1"}
 
     # What it wrote.

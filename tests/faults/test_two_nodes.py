@@ -20,10 +20,11 @@ def global_ranks(job: Job) -> set[int]:
 
 @pytest.mark.parametrize("what", ["exit 3", "SIGKILL"])
 def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
+    port = free_port()
     flags = (
         "--nnodes=2",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
         "--rdzv-id=pair",
         "--rdzv-conf=join_timeout=60,last_call_timeout=1",
         "--max-restarts=2",
@@ -32,6 +33,7 @@ def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
     nodes = [start_job(plan, WORLD // 2, *flags, name=name) for name in ("first", "second")]
     assert [node.finish(120) for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
     for node in nodes:
+        node.port = port
         nothing_left(node)
     result_is_fault_free(nodes[0], WORLD)
     assert set.union(*map(global_ranks, nodes)) == set(range(WORLD))

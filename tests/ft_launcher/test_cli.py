@@ -23,6 +23,7 @@ class FakeLauncher:
 
     code: int = 0
     fails: BaseException | None = None
+    tag: str = "tag"
     events: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
 
@@ -30,7 +31,7 @@ class FakeLauncher:
         self.events.append("start")
         return self
 
-    def run(self, job: Job, runtime: FakeLauncher) -> int:
+    def run(self, job: Job, runtime: FakeLauncher, zygotes: FakeZygotes) -> int:
         self.events.append("run")
         self.jobs.append(job)
         if self.fails is not None:
@@ -41,6 +42,16 @@ class FakeLauncher:
         self.events.append("close")
 
 
+class FakeZygotes:
+    """Stands in for the pool: this process must not fork."""
+
+    def prepare(self, *args: object) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 @pytest.fixture
 def launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     fake = FakeLauncher()
@@ -48,6 +59,7 @@ def launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     module.run = fake.run
     monkeypatch.setitem(sys.modules, "ft_launcher.launch", module)
     monkeypatch.setattr(cli, "Runtime", fake)
+    monkeypatch.setattr(cli, "ZygotePool", FakeZygotes)
     return fake
 
 
@@ -87,7 +99,7 @@ def test_a_dry_run_prints_and_starts_nothing(launcher: FakeLauncher, capsys: pyt
     assert exit_code(*line.split()) == 0
     assert launcher.events == []
     text, warnings = capsys.readouterr()
-    assert text.count("-u -m ft_client.bootstrap train.py --lr 1") == 2
+    assert text.count("/ft_client/bootstrap.py train.py --lr 1") == 2
     for words in ("LOCAL_RANK=1", "WORLD_SIZE=2", "OMP_NUM_THREADS=1", "start: exec", "limit section setup: 600 s"):
         assert words in text
     assert warnings.startswith("ft_launcher: OMP_NUM_THREADS=1 in each of the 2 ranks")

@@ -54,5 +54,5 @@ def test_commands(command: str, mode: int, text: str, says: str | None, folder: 
 
 
 def test_the_bootstrap_comes_before_what_python_runs() -> None:
-    assert script.through_bootstrap(["-u", "train.py", "-u"]) == ["-u", "-m", "ft_client.bootstrap", "train.py", "-u"]
-    assert script.through_bootstrap(["-u", "-m", "a.b"]) == ["-u", "-m", "ft_client.bootstrap", "-m", "a.b"]
+    assert script.through_bootstrap(["-u", "train.py", "-u"]) == ["-u", script.bootstrap(), "train.py", "-u"]
+    assert script.through_bootstrap(["-u", "-m", "a.b"]) == ["-u", script.bootstrap(), "-m", "a.b"]

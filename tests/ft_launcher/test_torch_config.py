@@ -13,11 +13,12 @@ import pytest
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
+from ft_launcher import script
 from ft_launcher.torch_config import Job
 from rank_monitor.contract.errors import ConfigError
 
 JobOf = Callable[..., Job]
-BOOTSTRAP = ("-u", "-m", "ft_client.bootstrap")
+BOOTSTRAP = ("-u", script.bootstrap())
 
 
 def torchrun_would_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, list[str]]:
@@ -50,7 +51,7 @@ def test_the_config_is_what_torchrun_would_launch(line: str, job_of: JobOf, monk
         if field.name not in per_run:
             assert getattr(job.launch_config, field.name) == getattr(config, field.name), field.name
     assert job.entrypoint == entrypoint
-    assert list(job.args) == [words[0], "-m", "ft_client.bootstrap", *words[1:]]
+    assert list(job.args) == [words[0], script.bootstrap(), *words[1:]]
 
 
 def test_commands(job_of: JobOf, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rank_monitor.contract.sweep import sweep
-from tests.rank_monitor.node import TAG, Node
+from rank_monitor.contract.spawn import Template
+from tests.rank_monitor.node import TAG, Node, playing
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+    """One for all tests that do not harm it."""
+    started = Template.start(TAG, Path(tmp_path_factory.mktemp("runtime")))
+    yield started
+    assert started.alive
+    started.close()
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node(template: Template) -> Iterator[Node]:
     """A launcher of one rank, in a folder of its own."""
-    with tempfile.TemporaryDirectory(prefix="ft-", ignore_cleanup_errors=True) as name:
-        played = Node(Path(name))
+    template.changes()
+    with playing(template) as played:
         yield played
-        played.end()
-        assert sweep(TAG) == []

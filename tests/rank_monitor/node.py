@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from rank_monitor.contract import channel, codec, env
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import Attach, Connected, CycleStart, Hello, Message, Ready
 from rank_monitor.contract.spawn import Monitor, Template
+from rank_monitor.contract.sweep import processes_of
 
 PATIENCE_S = 30.0
 STACK_SIGNAL = MonitorSettings().stack_signal
@@ -97,9 +100,9 @@ class Puppet:
 class Node:
     """The launcher's side."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, template: Template) -> None:
         self.folder = folder
-        self.template = Template.start(TAG, folder)
+        self.template = template
         self.monitors: list[Monitor] = []
         self.puppets: list[Puppet] = []
         self.path = folder / "m0"
@@ -158,10 +161,23 @@ class Node:
         return rank
 
     def end(self) -> None:
-        """Ends everything, and says goodbye."""
+        """Ends everything but the template."""
         for monitor in self.monitors:
             monitor.close()
-        self.template.close()
         for puppet in self.puppets:
             puppet.end()
         self.listener.close()
+
+
+@contextlib.contextmanager
+def playing(template: Template | None = None) -> Iterator[Node]:
+    """A node in a folder of its own, with a template of its own if none is given; nothing is left of it."""
+    with tempfile.TemporaryDirectory(prefix="ft-", ignore_cleanup_errors=True) as name:
+        played = Node(Path(name), template or Template.start(TAG, Path(name)))
+        try:
+            yield played
+        finally:
+            played.end()
+            if template is None:
+                played.template.close()
+        assert processes_of(TAG) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import time
@@ -29,7 +30,7 @@ from rank_monitor.contract.messages import (
     Welcome,
 )
 from rank_monitor.contract.settings import to_json
-from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, bytes_of
+from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, bytes_of, playing
 from tests.rank_monitor.timeline import limited
 
 SECTIONS = limited(rank_section_timeouts={"step": 0.3}, stall_warning=600.0)
@@ -157,19 +158,18 @@ NONSENSE = {
 }
 
 
-def test_nonsense_is_answered_counted_said_once_and_ends_no_watch(
-    capfd: pytest.CaptureFixture[str], node: Node
-) -> None:
-    node.monitor(SECTIONS)
-    rank = node.watched()
-    for data in NONSENSE.values():
-        for _ in range(2):
-            rank.say(data)
-            assert isinstance(rank.hear(), Refused), data[:40]
-    assert snapshot(node).attached
-    assert hangs(node, rank).limit == "section:step"
+def test_nonsense_is_answered_said_once_and_ends_no_watch(capfd: pytest.CaptureFixture[str]) -> None:
+    with playing() as node:  # not by the fixture: what is captured is the standard error of now
+        node.monitor(SECTIONS)
+        rank = node.watched()
+        for data in NONSENSE.values():
+            for _ in range(2):
+                rank.say(data)
+                assert isinstance(rank.hear(), Refused), data[:40]
+        assert snapshot(node).attached
+        assert hangs(node, rank).limit == "section:step"
     said = capfd.readouterr().err
-    assert said.count("protocol version 9") == 1
+    assert said.count("[WARNING] [RankMonitorServer:5] Refused: protocol version 9; this process speaks 1") == 1
     assert said.count("unknown kind 255") == 1
 
 
@@ -258,6 +258,33 @@ def test_a_lost_connection_comes_back(node: Node) -> None:
     rank.say(Hello(rank.pid, attached=True, last_sign_ns=time.monotonic_ns(), got_first_sign=True))
     assert node.hear(Connected) == Connected(rank.pid, attached=True)
     assert hangs(node, rank).limit == "section:step"
+
+
+def test_no_other_process_takes_the_place_of_a_rank_that_lives(node: Node) -> None:
+    node.monitor(SECTIONS)
+    rank, stray = node.watched(), node.puppet()
+    rank.do("close")
+    stray.do("connect", node.path)
+    stray.say(Hello(stray.pid))
+    assert stray.hear() == Refused(f"process {rank.pid} is the rank, and lives")
+    rank.do("connect", node.path)
+    rank.say(Hello(rank.pid, attached=True, last_sign_ns=time.monotonic_ns(), got_first_sign=True))
+    assert hangs(node, rank).pid == rank.pid
+
+
+def test_a_second_program_of_a_script_is_the_rank_when_the_first_has_ended(node: Node) -> None:
+    node.monitor(SECTIONS)
+    script, first, second = node.puppet(), node.puppet(), node.puppet()
+    node.start(script)
+    for program in (first, second):
+        program.do("connect", node.path)
+        program.say(Hello(program.pid))
+        program.say(Attach())
+        assert isinstance(program.hear(), Welcome)
+        if program is first:
+            program.order("leave", 0)
+            program.wait()
+    assert hangs(node, second).pid == second.pid
 
 
 def test_a_lost_connection_does_not_switch_the_watch_off(node: Node) -> None:
@@ -354,6 +381,19 @@ def test_a_rank_that_never_connects(node: Node) -> None:
     verdict = node.hear(Verdict)
     assert (verdict.limit, verdict.pid) == ("connect", rank.pid)
     assert rank.wait() == -9
+
+
+def test_rank_and_monitor_stopped_together_and_continued(node: Node) -> None:
+    monitor = node.monitor(limited(rank_section_timeouts={"step": 1.0}, oversleep_slack=0.2))
+    rank = node.watched()
+    rank.say(Sections((("step", time.monotonic_ns()),), 7))
+    for number, wait_s in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.0)):
+        for pid in (monitor.pid, rank.pid):
+            os.kill(pid, number)
+        time.sleep(wait_s)  # the fault itself: longer than the limit
+    rank.say(Sections((), 7))
+    node.say(SnapshotRequest(1))
+    assert isinstance(node.hear(object), Snapshot), "and no verdict before"
 
 
 def test_an_agent_that_does_not_read_holds_nothing_up(node: Node) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,25 @@ from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import MonitorChanged, Ready, Snapshot, SnapshotRequest
 from rank_monitor.contract.spawn import Template
 from rank_monitor.contract.sweep import processes_of
-from tests.rank_monitor.node import Node, Puppet, ended, until
+from tests.rank_monitor.node import Node, Puppet, ended, playing
 
 SETTINGS = MonitorSettings()
 ROOT = str(Path(spawn.__file__).resolve().parents[2])
 
 
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """One with a template of its own, to be harmed."""
+    with playing() as played:
+        yield played
+
+
 def changes(node: Node, count: int) -> list[MonitorChanged]:
     """The next changes, in their order."""
     found: list[MonitorChanged] = []
-    until(lambda: found.extend(node.template.changes()) or len(found) >= count, "no change was told")
+    while len(found) < count:
+        assert ended(node.template.fileno()), "no change was told"
+        found += node.template.changes()
     return found
 
 
@@ -96,8 +106,9 @@ def test_without_a_template_monitors_are_started_by_themselves(
 ) -> None:
     monkeypatch.setattr(spawn, "_ANSWER_S", 0.5)
     node.monitor(SETTINGS)
-    assert node.template.pid is not None
-    os.kill(node.template.pid, lost)
+    template_pid = node.template.pid
+    assert template_pid is not None
+    os.kill(template_pid, lost)
     assert lives(node), "monitors outlive their template"
     alone = node.monitor(SETTINGS, 7)
     assert not node.template.alive
@@ -163,8 +174,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("first", [None, 0, 1], ids=["all there", "no template", "one monitor less"])
-def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, first: int | None) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("first", [[], [0], [1], [0, 1]], ids=["all there", "template", "monitor", "both"])
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, first: list[int], number: int) -> None:
     """No process of its job in whatever session, no monitor, no runtime folder."""
     folder = tmp_path / "runtime"
     (folder / "deeper").mkdir(parents=True)
@@ -181,9 +193,8 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, first: int | N
     for rank in ranks:
         assert rank.do("close") == "closed"
     os.kill(ranks[1].pid, signal.SIGSTOP)
-    if first is not None:
-        os.kill(pids[first], signal.SIGKILL)
-        assert ended(pidfds[first])
+    for index in first:
+        os.kill(pids[index], number)
     launcher.kill()
     launcher.wait()
     for pidfd in pidfds:

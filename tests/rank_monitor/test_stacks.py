@@ -15,8 +15,8 @@ TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/threading.py", line 1002 in _bootstrap
 
 Current thread 0x00007f0000000002 (most recent call first):
-  File "/home/me/my job/train.py", line 42 in step
-  File "/home/me/my job/train.py", line 7 in <module>
+  File "/srv/my job/train.py", line 42 in step
+  File "/srv/my job/train.py", line 7 in <module>
 """
 OTHER_CURRENT = """Current thread 0x00007f0000000001 [worker] (most recent call first):
   File "a.py", line 1 in thread

@@ -143,6 +143,18 @@ def test_a_pause_moves_the_stall() -> None:
     assert verdicts(line.until(T + 10_600.5)) != []
 
 
+def test_a_deadline_that_a_message_brings_after_the_pause_is_moved_too() -> None:
+    """Nothing was armed when both were stopped; the section was opened, and told, just before."""
+    line = Timeline(limited(rank_section_timeouts={"step": 10.0}))
+    line.attach()
+    line.until(T + 5)
+    line.now = T + 60
+    (note,) = line.detector.on_message(Received(Sections((("step", ns(T + 5.1)),)), 0, ns(T + 5.1)), ns(T + 60))
+    assert isinstance(note, Note)
+    assert verdicts(line.until(T + 69.9)) == []
+    assert verdicts(line.until(T + 70.1)) != []
+
+
 def test_a_little_late_is_no_pause() -> None:
     line = Timeline(limited(rank_heartbeat_timeout=10.0))
     line.attach()

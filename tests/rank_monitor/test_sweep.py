@@ -33,7 +33,9 @@ def tag() -> Iterator[str]:
 
 def start(tag: str, script: str = NAP, **more: str) -> subprocess.Popen[bytes]:
     environment = dict(os.environ, **{env.JOB_TAG: tag}, **more)
-    return subprocess.Popen([sys.executable, "-S", "-c", script], env=environment, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-S", "-c", script], env=environment, start_new_session=True)
+    until(lambda: environ_of(process.pid), "for a moment of its exec a process has no environment")
+    return process
 
 
 def test_found_by_tag_and_by_what_else_is_asked(tag: str) -> None:

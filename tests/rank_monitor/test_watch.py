@@ -83,7 +83,7 @@ def test_a_section_without_a_limit_is_recorded_and_not_judged() -> None:
     line = Timeline(limited(rank_section_timeouts={"step": 20.0, "free": None}))
     line.attach()
     line.open("free", "other", at=T + 1)
-    assert line.until(T + 1e6) == []
+    assert line.until(T + 10_000) == []
     assert set(line.detector.watch.sections) == {"free", "other"}
 
 
@@ -116,7 +116,7 @@ def test_out_of_section_counts_from_the_beginning_of_the_watch() -> None:
 def test_out_of_section_is_judged_only_beside_a_section_limit(sections: dict[str, float | None]) -> None:
     line = Timeline(limited(rank_section_timeouts=sections, rank_out_of_section_timeout=7.0))
     line.attach()
-    assert line.until(T + 1e6) == []
+    assert line.until(T + 10_000) == []
 
 
 def test_connect_counts_from_the_start_of_the_rank() -> None:
@@ -130,7 +130,7 @@ def test_limits_are_not_judged_before_the_rank_asks_to_be_watched() -> None:
     line = Timeline(settings)
     line.say(Hello(RANK_PID))
     line.open("s")
-    assert line.until(T + 1e6) == []
+    assert line.until(T + 10_000) == []
 
 
 def test_after_the_watch_only_the_teardown_is_judged() -> None:
@@ -140,7 +140,7 @@ def test_after_the_watch_only_the_teardown_is_judged() -> None:
     line.open("s")
     line.say(Progress(ns(T + 1)), T + 1)
     line.say(Detach(), T + 2)
-    assert line.until(T + 1e6) == []
+    assert line.until(T + 10_000) == []
     line = Timeline(replace(settings, teardown_timeout=50.0))
     line.attach()
     line.say(Detach(), T + 2)
@@ -153,7 +153,7 @@ def test_a_watch_begun_again_forgets_what_was_open() -> None:
     line.open("s")
     line.say(Detach(), T + 2)
     line.say(Attach(), T + 3)
-    assert line.until(T + 1e6) == []
+    assert line.until(T + 10_000) == []
 
 
 def test_limits_set_by_the_training_replace_the_configured_ones() -> None:

@@ -1,0 +1,195 @@
+"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start, and ends it as that would end.
+
+Knows nothing of sockets and of who asked for the rank. What cannot be had in a fork is listed in the guide: the seed of
+string hashes is shared, and a warning that an import shows once is shown by the launcher alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import io
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TextIO
+
+from ft_launcher import proc_view
+
+_OF_PYTHON: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGPIPE: signal.SIG_IGN,
+    signal.SIGXFSZ: signal.SIG_IGN,
+}
+_UNBUFFERED = 2  # _IONBF
+_STAY = frozenset({"__main__", "sys", "builtins"})
+_RUN = b"__import__('ft_launcher.forked_rank', fromlist=['_']).run_script()"
+
+_preloaded: list[str] = []
+_script: Callable[[], None]
+_interrupted = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank gets. `words` follow `python -u`; signals in `ignored` stay so, all others are as at a start."""
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    cwd: str | None
+    umask: int
+    affinity: Sequence[int]
+    ignored: Sequence[int]
+
+
+def mark_preloaded() -> None:
+    """What is loaded now is shared by all ranks: none of them takes it down at its end."""
+    _preloaded[:] = sys.modules.keys() - _STAY
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    gc.freeze()
+    gc.enable()
+
+
+def become(order: Order, bootstrap: str, path: Sequence[str]) -> None:
+    """Takes on the order; descriptors 0 to 2 are in place.
+
+    Args:
+        bootstrap: the file that would run the script, were this an interpreter of its own.
+        path: `sys.path` of an interpreter that does not know its script yet.
+
+    Raises:
+        OSError: the system refuses something.
+    """
+    _take_signals(order.ignored)
+    os.environ.clear()
+    os.environ.update(order.environ)
+    if order.cwd is not None:
+        os.chdir(order.cwd)
+    os.umask(order.umask)
+    if order.affinity:
+        os.sched_setaffinity(0, order.affinity)
+    sys.orig_argv[:] = [sys.executable, "-u", bootstrap, *order.words]
+    sys.path[:] = path
+    importlib.invalidate_caches()
+    proc_view.show([sys.executable, "-u", *order.words], order.environ)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    _renew_seeds()
+    _renew_streams()
+
+
+def run(script: Callable[[], None]) -> NoReturn:
+    """Runs the script as the interpreter's main program, and ends the process."""
+    global _script
+    _script = script
+    _skip_static_destructors()
+    # In C, as for a main program: what escapes is shown by sys.excepthook and all that stands behind it.
+    code = ctypes.pythonapi.PyRun_SimpleStringFlags(_RUN, None)
+    _end(1 if code else 0)
+
+
+def run_script() -> None:
+    """The main program itself; returns only with the exception that is to be shown."""
+    global _interrupted
+    try:
+        _script()
+        code = 0
+    except SystemExit as wish:
+        code = _code_of(wish)
+    except KeyboardInterrupt:
+        _interrupted = True
+        raise
+    _end(code)
+
+
+def _take_signals(ignored: Sequence[int]) -> None:
+    for number in signal.valid_signals():
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            continue
+        wanted = signal.SIG_IGN if number in ignored else _OF_PYTHON.get(number, signal.SIG_DFL)
+        if signal.getsignal(number) is not wanted:
+            signal.signal(number, wanted)
+
+
+def _renew_seeds() -> None:
+    """Those that were drawn when their module was imported; `random` renews its own at a fork."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+
+
+def _renew_streams() -> None:
+    """The three streams of `python -u`, in the same objects: modules that hold one of them write through it too."""
+    libc = ctypes.CDLL(None)
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _UNBUFFERED, 0)
+        stream = _renewed(descriptor, name, getattr(sys, f"__{name}__"))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _renewed(descriptor: int, name: str, stream: TextIO | None) -> TextIO | None:
+    writes = descriptor > 0
+    try:
+        raw = io.FileIO(descriptor, "wb" if writes else "rb", closefd=False)
+    except OSError:
+        return None
+    raw.name = f"<{name}>"
+    binary: Any = raw if writes else io.BufferedReader(raw)
+    usual = "backslashreplace" if name == "stderr" else "strict"
+    encoding, errors = (stream.encoding, stream.errors) if stream else (None, usual)
+    again: Any = stream if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper.__new__(io.TextIOWrapper)
+    io.TextIOWrapper.__init__(again, binary, encoding, errors, "\n", False, True)
+    again.mode = "w" if writes else "r"
+    return again  # type: ignore[no-any-return]
+
+
+def _skip_static_destructors() -> None:
+    """At the process' end torch's C++ libraries would take 0.3 s to take themselves down.
+
+    Exit handlers run in reverse order, so those of libraries that the script loads come before these two.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+        libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
+
+
+def _code_of(wish: SystemExit) -> int:
+    """As the interpreter reads it: none is 0, a number itself, anything else is shown and is 1."""
+    if wish.code is None:
+        return 0
+    if isinstance(wish.code, int):
+        return ctypes.c_int(wish.code).value if abs(wish.code) < 1 << 63 else -1
+    print(wish.code, file=sys.stderr)
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process as the interpreter does: threads, exit functions, `__main__`, C's own exit functions."""
+    if _interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        libc = ctypes.CDLL(None)
+        libc.on_exit(ctypes.cast(getattr(libc, "raise"), ctypes.c_void_p), None)  # called with the exit code
+        code = signal.SIGINT
+    ctypes.pythonapi.Py_Exit(code)
+    raise AssertionError("the process has ended")
+
+
+def _leave_preloaded_alone() -> None:
+    """Takes what was loaded before the fork out of the interpreter's sight, so that it is not taken down."""
+    kept = [sys.modules.pop(name) for name in _preloaded if name in sys.modules]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+atexit.register(_leave_preloaded_alone)  # first, so that it runs last: exit functions of the script find their modules

@@ -1,0 +1,199 @@
+"""Whether ranks may start as forks of one import of torch, and if not, why: in words for the log. Knows no process.
+
+A fork has what its zygote had when it imported torch. So it must not happen where a rank would have imported it under
+other conditions: each reason below is one of these.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rank_monitor.contract import env
+
+_LATE = (env.SETTING_PREFIX, "TORCHELASTIC_", "TORCH_NCCL_", "NCCL_", "CUDA_", "HIP_", "ROCR_")
+_LATE_NAMES = frozenset(
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "RES_OPTIONS",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    }
+)
+"""Variables that nothing reads while torch is imported: the only ones in which a rank may differ from its zygote."""
+
+_PROFILERS = {
+    "NSYS_PROFILING_SESSION_ID": "nsys",
+    "NV_TPS_LAUNCH_TOKEN": "ncu",
+    "NV_NSIGHT_INJECTION_TRANSPORT_TYPE": "ncu",
+    "CUDA_INJECTION64_PATH": "a CUDA profiler",
+    "NVTX_INJECTION64_PATH": "a CUDA profiler",
+}
+
+
+def against_command(words: Sequence[str], environ: Mapping[str, str], orig_argv: Sequence[str]) -> str:
+    """Why ranks of this command cannot be forks; empty when they can.
+
+    Args:
+        words: `[-m] SCRIPT ARGS`; empty when Python does not run them.
+        orig_argv: how this interpreter was started.
+    """
+    if not words:
+        return "--no-python: the ranks are no Python scripts"
+    if environ.get("PYTHON_EXEC"):
+        return "PYTHON_EXEC names another interpreter"
+    if words[0] == "-":
+        return "the script is read from stdin"
+    for name, tool in _PROFILERS.items():
+        if name in environ:
+            return f"{tool} wraps the job ({name} is set): a profiler sees ranks only from their start"
+    options = [word for word in _own_options(orig_argv) if word != "-u"]
+    if options:
+        return f"the launcher's interpreter was started with {' '.join(options)}, which ranks are not"
+    return ""
+
+
+def _own_options(orig_argv: Sequence[str]) -> list[str]:
+    found = []
+    for word in orig_argv[1:]:
+        if not word.startswith("-") or word in ("-m", "-c", "-"):
+            break
+        found.append(word)
+    return found
+
+
+def against_process(threads: int, cuda: bool, device_files: Collection[str]) -> str:
+    """Why a process of this state cannot be forked; empty when it can."""
+    if cuda or device_files:
+        return "CUDA was initialised by an import (a preloaded module?)"
+    if threads > 1:
+        return f"an import started {threads - 1} thread{'s' if threads > 2 else ''} (a preloaded module?)"
+    return ""
+
+
+def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> str:
+    """Why ranks with one environment cannot be forks of a zygote that imported torch with another."""
+    differing = sorted(
+        name
+        for name in ranks.keys() | zygote.keys()
+        if ranks.get(name) != zygote.get(name) and name not in _LATE_NAMES and not name.startswith(_LATE)
+    )
+    return f"{', '.join(differing)}: not the same as when torch was imported" if differing else ""
+
+
+class ScriptLook:
+    """A look at the script, anew whenever its file has changed."""
+
+    def __init__(self, words: Sequence[str], path: Sequence[str]) -> None:
+        self._file = _file_of(words, path)
+        folder = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
+        self._folder = Path(words[0]) if Path(words[0]).is_dir() else folder
+        self._seen: tuple[int, int] | None = None
+        self._reason = ""
+
+    def against(self) -> str:
+        """Why this script must start in an interpreter of its own; empty when it need not."""
+        return self._against_source() or self._against_folder()
+
+    def _against_source(self) -> str:
+        try:
+            assert self._file is not None
+            status = self._file.stat()
+            if (seen := (status.st_mtime_ns, status.st_size)) != self._seen:
+                line = writes_environment_first(self._file.read_bytes())
+                self._reason = f"line {line} of {self._file.name} sets a variable before torch is imported"
+                self._reason = self._reason if line else ""
+                self._seen = seen
+        except (OSError, AssertionError):
+            return ""
+        return self._reason
+
+    def _against_folder(self) -> str:
+        """A module beside the script that hides one that was imported already."""
+        loaded = {name for name in sys.modules if "." not in name}
+        try:
+            with os.scandir(self._folder) as entries:
+                names = {entry.name.removesuffix(".py") for entry in entries if _may_be_module(entry)}
+        except OSError:
+            return ""
+        ours = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
+        hidden = sorted(name for name in names & loaded - ours if not _is_there(name, self._folder))
+        return f"{self._folder} has a {hidden[0]} of its own" if hidden else ""
+
+
+def _may_be_module(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".py") or entry.is_dir()
+
+
+def _is_there(name: str, folder: Path) -> bool:
+    """Whether the loaded module is the one in the folder, or the folder's is only a folder."""
+    file = getattr(sys.modules[name], "__file__", None) or ""
+    own = [folder / f"{name}.py", folder / name / "__init__.py"]
+    return not any(path.exists() for path in own) or any(file and path == Path(file) for path in own)
+
+
+def _file_of(words: Sequence[str], path: Sequence[str]) -> Path | None:
+    """The source that will be run, as well as it can be found without importing anything."""
+    if words[0] != "-m":
+        script = Path(words[0])
+        return script / "__main__.py" if script.is_dir() else script
+    parts = words[1].split(".") if len(words) > 1 else [""]
+    for folder in (str(Path.cwd()), *path):
+        stem = Path(folder, *parts)
+        for file in (stem.with_name(stem.name + ".py"), stem / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def writes_environment_first(source: bytes) -> int:
+    """The first line that writes the environment and comes before an import that may be torch's first; 0: none."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0  # it will be told by the one who runs it
+    imports = sorted(_imports(tree))
+    first = min((line for line, name in imports if name == "torch"), default=sys.maxsize)
+    foreign = max((line for line, name in imports if name not in sys.stdlib_module_names and line <= first), default=0)
+    return min((line for line in _writes(tree) if line < foreign), default=0)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, "" if node.level else (node.module or "").partition(".")[0]
+
+
+def _writes(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Subscript, ast.Call)) and (_writes_by_item(node) or _writes_by_call(node)):
+            yield node.lineno
+
+
+def _writes_by_item(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value)
+
+
+def _writes_by_call(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    changing = {"setdefault", "update", "pop", "clear", "popitem"}
+    return node.func.attr in {"putenv", "unsetenv"} or (node.func.attr in changing and _is_environ(node.func.value))
+
+
+def _is_environ(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name in {"environ", "environb"}

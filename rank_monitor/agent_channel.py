@@ -1,0 +1,92 @@
+"""The monitor's end of the channel to the node agent. An agent that does not read holds up nothing.
+
+Knows how messages travel, not what they mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.codec import Received
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import Message, Snapshot, Verdict
+from rank_monitor.loop import Loop
+
+_MAX_UNSENT = 256
+
+
+class AgentChannel:
+    """What waits for an agent that is busy is kept, up to a bound; then the oldest is lost.
+
+    Args:
+        loop: where the descriptor is watched.
+        connection: this end, not blocking.
+        told: called with each message of the agent; raises ProtocolError for one that makes no sense.
+        gone: called when the other end closed.
+        complain: called with what is wrong with a message.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        connection: socket.socket,
+        told: Callable[[Received], None],
+        gone: Callable[[], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._loop, self._connection = loop, connection
+        self._told, self._gone, self._complain = told, gone, complain
+        self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
+        self._sequence = 0
+        loop.watch(connection.fileno(), self._on_ready)
+
+    def tell(self, message: Message) -> None:
+        """Sends a message, now or when the agent reads."""
+        self._sequence += 1
+        try:
+            data = codec.encode(message, self._sequence, time.monotonic_ns())
+        except ValueError:  # names or frames too long for one message: what was decided goes out without them
+            data = codec.encode(_shortened(message), self._sequence, time.monotonic_ns())
+        self.forward(data)
+
+    def forward(self, data: bytes) -> None:
+        """Sends a message as it came."""
+        self._unsent.append(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and channel.send(self._connection, self._unsent[0]):
+                self._unsent.popleft()
+        except OSError:
+            pass  # it is gone: reading tells so
+        self._loop.watch(self._connection.fileno(), self._on_ready, writable=bool(self._unsent))
+
+    def _on_ready(self) -> None:
+        if self._unsent:
+            self._flush()
+        try:
+            taken = channel.receive(self._connection)
+        except OSError:
+            taken = b"", []
+        if taken is None:
+            return
+        if not taken[0]:
+            self._gone()
+            return
+        try:
+            self._told(codec.decode(taken[0]))
+        except ProtocolError as error:
+            self._complain(f"from the agent: {error}")
+
+
+def _shortened(message: Message) -> Message:
+    if isinstance(message, Verdict):
+        return dataclasses.replace(message, sections={}, frames=[], process={})
+    assert isinstance(message, Snapshot)
+    return dataclasses.replace(message, sections={})

@@ -1,0 +1,89 @@
+"""Runs scripts three ways - by plain `python -u`, by exec of our bootstrap, as forks of one zygote - and tells it all.
+
+A program of its own, since a zygote is forked from a process with one thread. Its argument is a JSON file with a list
+of runs; it writes beside it what each way came to. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ft_launcher import script
+from ft_launcher.process_tree import become_subreaper
+from ft_launcher.zygote_pool import RankOrder, ZygotePool
+from rank_monitor.contract.config import StartSettings
+
+LIMIT_S = 100
+
+Start = Callable[[dict[str, Any], IO[bytes], IO[bytes]], Any]
+
+
+def by_exec(*between: str) -> Start:
+    def start(run: dict[str, Any], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        words, environ = [sys.executable, "-u", *between, *run["words"]], {**os.environ, **run["environ"]}
+        return subprocess.Popen(words, env=environ, stdout=out, stderr=err, start_new_session=True)
+
+    return start
+
+
+def by_fork(zygotes: ZygotePool) -> Start:
+    def start(run: dict[str, Any], out: IO[bytes], err: IO[bytes]) -> Any:
+        from ft_launcher.rank_context import ForkedProcess
+
+        streams = {1: out.fileno(), 2: err.fileno()}
+        pids = zygotes.start_ranks([RankOrder(run["words"], {**os.environ, **run["environ"]}, streams)], numa=False)
+        assert pids
+        return ForkedProcess(pids[0])
+
+    return start
+
+
+def came_to(folder: Path, number: int, run: dict[str, Any], start: Start) -> list[Any]:
+    """Exit code, stdout, stderr and written files of one run, in a fresh copy of its folder that has one name."""
+    place, files = folder / "place", [folder / "out", folder / "err"]
+    shutil.copytree(folder / "scripts" / str(number), place)
+    os.chdir(place)
+    with files[0].open("wb") as out, files[1].open("wb") as err:
+        process = start(run, out, err)
+    code = ended(process)
+    written = {file.name: file.read_text() for file in sorted(place.glob("written*"))}
+    os.chdir(folder)
+    shutil.rmtree(place)
+    return [code, *(file.read_text(errors="replace") for file in files), written]
+
+
+def ended(process: Any) -> int:
+    """The exit code, once there is one."""
+    pidfd = os.pidfd_open(process.pid)
+    if not select.select([pidfd], [], [], LIMIT_S)[0]:
+        print(f"{process.pid} is ended after {LIMIT_S} s", file=sys.stderr)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [])
+    os.close(pidfd)
+    return int(process.poll())
+
+
+def main(table: Path, ways: Sequence[str]) -> None:
+    become_subreaper()
+    zygotes = ZygotePool()
+    zygotes.prepare(["nothing.py"], StartSettings(warm_start="on"), "a test", "tag-of-a-test")
+    starts = {"plain": by_exec(), "exec": by_exec(script.bootstrap()), "forked": by_fork(zygotes)}
+    found = [
+        {way: came_to(table.parent, number, run, starts[way]) for way in ways}
+        for number, run in enumerate(json.loads(table.read_text()))
+    ]
+    zygotes.close()
+    table.with_name("found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,74 @@
+"""A forked rank cannot be told from `python -u script.py`, nor can one that our bootstrap runs: a table of scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.probes import PROBES, SEEDS, Probe
+
+STARTS = Path(__file__).with_name("starts.py")
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 170
+WAYS = ("exec", "forked")
+
+
+def run_all(folder: Path, probes: list[Probe], *ways: str) -> list[dict[str, Any]]:
+    """Per probe and way: exit code, stdout, stderr, files written."""
+    runs = []
+    for number, probe in enumerate(probes):
+        place = folder / "scripts" / str(number)
+        place.mkdir(parents=True)
+        for name, text in {"probe.py": probe.source, **probe.files}.items():
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).write_text(text)
+        runs.append({"words": probe.words, "environ": probe.environ})
+    table = folder / "runs.json"
+    table.write_text(json.dumps(runs))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PYTHON"))}
+    done = subprocess.run(
+        [sys.executable, str(STARTS), str(table), *ways],
+        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "found.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Everything is run once, by one zygote."""
+    came = run_all(tmp_path_factory.mktemp("fidelity"), PROBES, "plain", *WAYS)
+    return {probe.name: result for probe, result in zip(PROBES, came, strict=True)}
+
+
+def alike(came: Any) -> Any:
+    """Without what differs between any two runs: addresses, and numbers of processes and threads."""
+    text = re.sub(r"0x[0-9a-f]{6,}", "0x", json.dumps(came))
+    return json.loads(re.sub(r"(started (daemon )?|pid=)\d+", r"\1N", text))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("probe", PROBES, ids=str)
+def test_nothing_tells_how_it_was_started(found: dict[str, dict[str, Any]], probe: Probe, way: str) -> None:
+    came = found[probe.name]
+    assert alike(came[way]) == alike(came["plain"])
+
+
+def test_ranks_have_seeds_of_their_own(tmp_path: Path) -> None:
+    first, second = run_all(tmp_path, [Probe("one", SEEDS), Probe("two", SEEDS)], "forked")
+    one, two = (came["forked"][1].split() for came in (first, second))
+    assert first["forked"][0] == 0, first
+    assert [word for word, other in zip(one, two, strict=True) if word == other] == ["True"]
