@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from ft_launcher import proc_view
@@ -28,11 +29,12 @@ _OF_PYTHON: dict[int, Any] = {
     signal.SIGXFSZ: signal.SIG_IGN,
 }
 _UNBUFFERED = 2  # _IONBF
-_STAY = frozenset({"__main__", "sys", "builtins"})
+_STAY = frozenset({"__main__", "__mp_main__", "sys", "builtins"})
 _RUN = b"__import__('ft_launcher.forked_rank', fromlist=['_']).run_script()"
 
 _preloaded: list[str] = []
 _script: Callable[[], None]
+_code = 0
 _interrupted = False
 
 
@@ -78,6 +80,7 @@ def become(order: Order, bootstrap: str, path: Sequence[str]) -> None:
     sys.orig_argv[:] = [sys.executable, "-u", bootstrap, *order.words]
     sys.path[:] = path
     importlib.invalidate_caches()
+    _renew_main()
     proc_view.show([sys.executable, "-u", *order.words], order.environ)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _renew_seeds()
@@ -86,26 +89,25 @@ def become(order: Order, bootstrap: str, path: Sequence[str]) -> None:
 
 def run(script: Callable[[], None]) -> NoReturn:
     """Runs the script as the interpreter's main program, and ends the process."""
-    global _script
+    global _script, _code
     _script = script
     _skip_static_destructors()
     # In C, as for a main program: what escapes is shown by sys.excepthook and all that stands behind it.
-    code = ctypes.pythonapi.PyRun_SimpleStringFlags(_RUN, None)
-    _end(1 if code else 0)
+    if ctypes.pythonapi.PyRun_SimpleStringFlags(_RUN, None) != 0:
+        _code = 1
+    _end(_code)
 
 
 def run_script() -> None:
-    """The main program itself; returns only with the exception that is to be shown."""
-    global _interrupted
+    """The main program itself; it returns before the process ends, so that nothing of it holds the script's names."""
+    global _interrupted, _code
     try:
         _script()
-        code = 0
     except SystemExit as wish:
-        code = _code_of(wish)
+        _code = _code_of(wish)
     except KeyboardInterrupt:
         _interrupted = True
         raise
-    _end(code)
 
 
 def _take_signals(ignored: Sequence[int]) -> None:
@@ -115,6 +117,16 @@ def _take_signals(ignored: Sequence[int]) -> None:
         wanted = signal.SIG_IGN if number in ignored else _OF_PYTHON.get(number, signal.SIG_DFL)
         if signal.getsignal(number) is not wanted:
             signal.signal(number, wanted)
+
+
+def _renew_main() -> None:
+    """A module that nobody else holds: it dies with its last name, and with it what the script left in it."""
+    former, fresh = sys.modules["__main__"], ModuleType("__main__")
+    if "__annotations__" in vars(former):
+        fresh.__annotations__ = {}
+    sys.modules["__main__"] = fresh
+    if "__mp_main__" in sys.modules:  # multiprocessing's name for it
+        sys.modules["__mp_main__"] = fresh
 
 
 def _renew_seeds() -> None:

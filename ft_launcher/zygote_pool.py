@@ -103,11 +103,16 @@ class ZygotePool:
             self._why_not = self._fork(words)
         finally:
             gc.freeze()
-            gc.enable()
-            if self._first_path is not None:
-                sys.path.insert(0, self._first_path)
+            self._restore()
         if self._why_not and settings.warm_start == "on":
             raise ConfigError("warm_start", "on", source, self._why_not, "Use auto: ranks start by exec then")
+
+    def _restore(self) -> None:
+        """Gives this process back what was changed while it loaded what ranks share."""
+        gc.enable()
+        if self._first_path is not None:
+            sys.path.insert(0, self._first_path)
+            self._first_path = None
 
     def start_ranks(self, orders: Sequence[RankOrder], numa: bool) -> list[int] | None:
         """Pids of new ranks, children of this process; None: they must start by exec, and a line in the log says why.
@@ -160,6 +165,7 @@ class ZygotePool:
 
     def close(self) -> None:
         """Ends the zygote; ranks that run go on."""
+        self._restore()
         current, self._zygote = self._zygote, None
         self._why_not = self._why_not or "the launcher is ending"
         if current is not None:

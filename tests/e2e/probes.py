@@ -250,7 +250,9 @@ PROBES = [
     Probe("SIGTERM", "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(9)"),
     Probe("SIGPIPE", "import os\nr, w = os.pipe()\nos.close(r)\nos.write(w, b'x')"),
     Probe("abort", "import os, resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.abort()"),
-    Probe("at exit an exit", "import atexit, sys\natexit.register(sys.exit, 3)\natexit.register(lambda: 1 / 0)"),
+    Probe(
+        "at exit an exit", "import atexit, sys\natexit.register(lambda: sys.exit(3))\natexit.register(lambda: 1 / 0)"
+    ),
     Probe(
         "chained", "def f():\n  1 / 0\ntry:\n  f()\nexcept ZeroDivisionError as e:\n  raise RuntimeError('2') from e\n"
     ),

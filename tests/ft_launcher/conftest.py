@@ -12,6 +12,21 @@ from ft_launcher import cli, prescan
 from ft_launcher.torch_config import Job
 
 
+class NoZygotes:
+    """Stands in for the pool of `cli.main`: the process of the tests must not fork itself into ranks."""
+
+    def prepare(self, *args: object) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(autouse=True)
+def no_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "ZygotePool", NoZygotes)
+
+
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The current folder, with `train.py` in it; no variable of torch's launcher or ours is set."""

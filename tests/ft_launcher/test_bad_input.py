@@ -51,7 +51,25 @@ TABLE = [
     Row("command not found", "--no-python no-such-command", ("no-such-command", "no such command")),
     Row("-m and --no-python", "-m --no-python json", ("--no-python and -m exclude each other",)),
     Row("no interpreter", "train.py", ("PYTHON_EXEC", "/no/python"), variables={"PYTHON_EXEC": "/no/python"}),
-    Row("warm start", "--ft-warm-start=on train.py", ("warm_start='on'", "--ft-warm-start", "Use auto")),
+    Row(
+        "warm start of no script",
+        "--ft-warm-start=on --no-python /bin/true",
+        ("warm_start='on'", "--ft-warm-start", "no Python scripts", "Use auto"),
+        runs=True,
+    ),
+    Row(
+        "preloaded module that is not there",
+        "--ft-warm-start=on --ft-preload no_such_module train.py",
+        ("preload='no_such_module'", "--ft-preload", "ModuleNotFoundError"),
+        runs=True,
+    ),
+    Row(
+        "preloaded module that ends the interpreter",
+        "--ft-warm-start=on --ft-preload this_exits train.py",
+        ("preload='this_exits'", "exit 3"),
+        runs=True,
+        variables={"PYTHONPATH": "{folder}/modules"},
+    ),
     Row("bad streams", "--tee 0:7 train.py", ("tee='0:7'",)),
     Row("no backend", "--rdzv-backend=c11d train.py", ("rdzv_backend='c11d'", "c10d")),
     Row("port taken", "--master-port {port} train.py", ("{port}", "in use"), code=81, runs=True),
@@ -78,6 +96,9 @@ def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder with files of the table; TMPDIR is an empty folder of its own."""
     (folder / "key.yaml").write_text("fault_tolerance: {hartbeat: 1}\n")
     (folder / "list.yaml").write_text("- fault_tolerance: {}\n")
+    (folder / "modules").mkdir()
+    (folder / "modules" / "this_exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (folder / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
     return folder
@@ -103,7 +124,7 @@ def test_bad_input(
 ) -> None:
     before = sorted(place.rglob("*"))
     for name, value in row.variables.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value.format(folder=place))
     words = row.line.format(folder=place, port=port).split()
     code, out, err = run_apart(words) if row.runs else run_here(words, capfd)
     assert code == row.code, err

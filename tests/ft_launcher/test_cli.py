@@ -31,7 +31,7 @@ class FakeLauncher:
         self.events.append("start")
         return self
 
-    def run(self, job: Job, runtime: FakeLauncher, zygotes: FakeZygotes) -> int:
+    def run(self, job: Job, runtime: FakeLauncher, zygotes: object) -> int:
         self.events.append("run")
         self.jobs.append(job)
         if self.fails is not None:
@@ -42,16 +42,6 @@ class FakeLauncher:
         self.events.append("close")
 
 
-class FakeZygotes:
-    """Stands in for the pool: this process must not fork."""
-
-    def prepare(self, *args: object) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
 def launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     fake = FakeLauncher()
@@ -59,7 +49,6 @@ def launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     module.run = fake.run
     monkeypatch.setitem(sys.modules, "ft_launcher.launch", module)
     monkeypatch.setattr(cli, "Runtime", fake)
-    monkeypatch.setattr(cli, "ZygotePool", FakeZygotes)
     return fake
 
 

@@ -120,7 +120,7 @@ def test_forms_of_values(key: str, text: str, value: object) -> None:
         ("stack_signal", "SIGTERM"),
         ("log_level", "loud"),
         ("restart_policy", "sometimes"),
-        ("warm_start", "on"),
+        ("warm_start", "warm"),
         ("node_beat", "100"),
     ],
 )
