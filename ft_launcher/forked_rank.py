@@ -1,4 +1,4 @@
-"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start, and ends it as that would end.
+"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start; how it ends is `forked_end.py`'s.
 
 Knows nothing of sockets and of who asked for the rank. What cannot be had in a fork is listed in the guide: the seed of
 string hashes is shared, and a warning that an import shows once is shown by the launcher alone.
@@ -6,7 +6,6 @@ string hashes is shared, and a warning that an import shows once is shown by the
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import importlib
@@ -15,13 +14,13 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
-from ft_launcher import proc_view
+from ft_launcher import forked_end, proc_view
 
 _OF_PYTHON: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
@@ -29,10 +28,8 @@ _OF_PYTHON: dict[int, Any] = {
     signal.SIGXFSZ: signal.SIG_IGN,
 }
 _UNBUFFERED = 2  # _IONBF
-_STAY = frozenset({"__main__", "__mp_main__", "sys", "builtins"})
 _RUN = b"__import__('ft_launcher.forked_rank', fromlist=['_']).run_script()"
 
-_preloaded: list[str] = []
 _script: Callable[[], None]
 _code = 0
 _interrupted = False
@@ -51,10 +48,8 @@ class Order:
 
 
 def mark_preloaded() -> None:
-    """What is loaded now is shared by all ranks: none of them takes it down at its end."""
-    _preloaded[:] = sys.modules.keys() - _STAY
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False
+    """What is loaded now is shared by all ranks."""
+    forked_end.mark_preloaded()
     gc.freeze()
     gc.enable()
 
@@ -82,6 +77,7 @@ def become(order: Order, bootstrap: str, path: Sequence[str]) -> None:
     importlib.invalidate_caches()
     _renew_main()
     proc_view.show([sys.executable, "-u", *order.words], order.environ)
+    proc_view.name(Path(sys.executable).name)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _renew_seeds()
     _renew_streams()
@@ -91,11 +87,10 @@ def run(script: Callable[[], None]) -> NoReturn:
     """Runs the script as the interpreter's main program, and ends the process."""
     global _script, _code
     _script = script
-    _skip_static_destructors()
     # In C, as for a main program: what escapes is shown by sys.excepthook and all that stands behind it.
     if ctypes.pythonapi.PyRun_SimpleStringFlags(_RUN, None) != 0:
         _code = 1
-    _end(_code)
+    forked_end.end(_code, _interrupted)
 
 
 def run_script() -> None:
@@ -166,17 +161,6 @@ def _renewed(descriptor: int, name: str, stream: TextIO | None) -> TextIO | None
     return again  # type: ignore[no-any-return]
 
 
-def _skip_static_destructors() -> None:
-    """At the process' end torch's C++ libraries would take 0.3 s to take themselves down.
-
-    Exit handlers run in reverse order, so those of libraries that the script loads come before these two.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):
-        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
-        libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
-
-
 def _code_of(wish: SystemExit) -> int:
     """As the interpreter reads it: none is 0, a number itself, anything else is shown and is 1."""
     if wish.code is None:
@@ -185,23 +169,3 @@ def _code_of(wish: SystemExit) -> int:
         return ctypes.c_int(wish.code).value if abs(wish.code) < 1 << 63 else -1
     print(wish.code, file=sys.stderr)
     return 1
-
-
-def _end(code: int) -> NoReturn:
-    """Ends the process as the interpreter does: threads, exit functions, `__main__`, C's own exit functions."""
-    if _interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        libc = ctypes.CDLL(None)
-        libc.on_exit(ctypes.cast(getattr(libc, "raise"), ctypes.c_void_p), None)  # called with the exit code
-        code = signal.SIGINT
-    ctypes.pythonapi.Py_Exit(code)
-    raise AssertionError("the process has ended")
-
-
-def _leave_preloaded_alone() -> None:
-    """Takes what was loaded before the fork out of the interpreter's sight, so that it is not taken down."""
-    kept = [sys.modules.pop(name) for name in _preloaded if name in sys.modules]
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-atexit.register(_leave_preloaded_alone)  # first, so that it runs last: exit functions of the script find their modules

@@ -29,7 +29,7 @@ from rank_monitor.contract.errors import ConfigError, FtError
 
 logger = logging.getLogger(__name__)
 
-AUTO_IS_WARM = False
+AUTO_IS_WARM = True
 """Whether `auto` means a warm start; else only `on` does."""
 
 _ANSWER_S = 20.0

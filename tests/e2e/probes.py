@@ -40,6 +40,8 @@ print(os.getcwd(), os.umask(0o22), sorted(os.sched_getaffinity(0)), os.nice(0))
 print(os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), threading.main_thread().native_id == os.getpid())
 print([(number, str(signal.getsignal(number))) for number in sorted(signal.valid_signals())])
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(open("/proc/self/comm").read(), 
+      [word for word in open("/proc/self/cmdline").read().split(chr(0)) if "bootstrap" not in word])
 print(status["SigBlk"], status["SigIgn"], status["NoNewPrivs"])
 print([resource.getrlimit(number) for number in range(16)])
 print(gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), sys.dont_write_bytecode)
@@ -278,7 +280,7 @@ PROBES = [
     ),
     Probe("warnings", "import warnings\nwarnings.warn('mind')\nwarnings.warn('old', DeprecationWarning)"),
     Probe("resource warning", "open('probe.py')\n"),
-    Probe("unraisable", "class A:\n  def __del__(self): 1 / 0\na = A()\ndel a\nb = A()\n"),
+    Probe("unraisable", "class A:\n  def __del__(self): 1 / 0\na = A()\ndel a\n"),
     Probe(
         "thread in the end",
         "import threading\ndef f():\n  threading.main_thread().join()\n  1 / 0\nthreading.Thread(target=f).start()",
