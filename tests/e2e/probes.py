@@ -40,7 +40,7 @@ print(os.getcwd(), os.umask(0o22), sorted(os.sched_getaffinity(0)), os.nice(0))
 print(os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), threading.main_thread().native_id == os.getpid())
 print([(number, str(signal.getsignal(number))) for number in sorted(signal.valid_signals())])
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-print(open("/proc/self/comm").read(), 
+print(open("/proc/self/comm").read(),
       [word for word in open("/proc/self/cmdline").read().split(chr(0)) if "bootstrap" not in word])
 print(status["SigBlk"], status["SigIgn"], status["NoNewPrivs"])
 print([resource.getrlimit(number) for number in range(16)])
