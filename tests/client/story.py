@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ft_client import RankMonitorClient
+from ft_client import RankMonitorClient, process
 from rank_monitor.contract.messages import Hello, IterationReached, Sections
 from tests.client.fake_monitor import FakeMonitor, wait_until
 
@@ -28,6 +28,9 @@ def connected_anew(monitor: FakeMonitor, client: RankMonitorClient) -> list[str]
     before = len(monitor.received)
     monitor.drop()
     wait_until(lambda: len(monitor.messages(Hello)) > 1, "a second hello")
+    link = process.current()
+    assert link is not None
+    wait_until(lambda: not link._connecting.locked(), "the new connection in use")
     client.report_iteration(1000)
     monitor.wait_for(IterationReached)
     return monitor.kinds()[before:-1]
