@@ -22,7 +22,7 @@ from ft_launcher.process_tree import become_subreaper
 from ft_launcher.zygote_pool import RankOrder, ZygotePool
 from rank_monitor.contract.config import StartSettings
 
-LIMIT_S = 30
+LIMIT_S = 120
 
 Start = Callable[[dict[str, Any], IO[bytes], IO[bytes]], Any]
 

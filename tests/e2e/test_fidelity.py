@@ -16,7 +16,8 @@ from tests.e2e.probes import PROBES, SEEDS, Probe
 
 STARTS = Path(__file__).with_name("starts.py")
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 170
+LIMIT_S = 600
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 WAYS = ("exec", "forked")
 
 
