@@ -267,9 +267,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         assert self._ranks is not None
         self._monitors.snapshots()
         stopped = {rank for rank, pid in self._ranks.pids().items() if is_stopped(pid)}
-        self._stop_workers(group)
+        ending = self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
         self._hear(None)
-        evidence = gather(group.workers, self._ranks, self._monitors, stopped)
+        evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
         recorder, settings = self._parts.recorder, self._parts.settings
         fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
         assert fault is not None, "a cycle failed without a failed rank"

@@ -39,6 +39,7 @@ class RankEvidence:
     exception_at: float | None = None
     snapshot: Snapshot | None = None
     was_stopped: bool = False
+    killed_by_us: bool = False
 
     @property
     def failed_at(self) -> float | None:
@@ -88,6 +89,7 @@ _HINTS = {
     signal.SIGHUP: "its terminal went away",
 }
 _SHM_LOW = 64 << 20
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _IN_COLLECTIVE = ("distributed_c10d.py", "_engine_run_backward", "all_reduce", "barrier")
 _PEER_LOST = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|peer|remote process|remote side|NCCL.*abort",
@@ -133,7 +135,15 @@ def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: flo
 
 
 def _failed_by_itself(rank: RankEvidence, stop_began: float | None) -> bool:
-    return rank.failed_at is not None and (stop_began is None or rank.failed_at <= stop_began)
+    if rank.failed_at is None:
+        return False
+    return stop_began is None or rank.failed_at <= stop_began or _died_of_no_stop(rank)
+
+
+def _died_of_no_stop(rank: RankEvidence) -> bool:
+    """Whether it died of a signal that the stop did not send: its end was only seen late."""
+    number = -(rank.exit_code or 0)
+    return number > 0 and number not in _STOP_SIGNALS and not rank.killed_by_us
 
 
 def _collateral(rank: RankEvidence) -> bool:

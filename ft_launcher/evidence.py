@@ -10,12 +10,15 @@ from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext
 
 
-def gather(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, stopped: set[int]) -> list[RankEvidence]:
+def gather(
+    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, stopped: set[int], killed: set[int]
+) -> list[RankEvidence]:
     """Evidence of every local rank.
 
     Args:
         workers: torch's, in the order of local ranks.
         stopped: local ranks whose process was found stopped (SIGSTOP, a debugger) when the cycle failed.
+        killed: pids that the stop had to kill.
     """
     pids = ranks.pids()
     evidence = []
@@ -35,6 +38,7 @@ def gather(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, s
                 exception_at=found.exception_at,
                 snapshot=found.snapshot,
                 was_stopped=local_rank in stopped,
+                killed_by_us=pids[local_rank] in killed,
             )
         )
     return evidence

@@ -121,3 +121,14 @@ def test_a_verdict_that_does_not_condemn_is_no_failure() -> None:
 def test_ranks_that_differ_agree_on_no_code() -> None:
     fault = attribute([rank(0, exit_code=3, died_at=1.0), rank(1, exit_code=4, died_at=1.0)], NODE)
     assert fault is not None and fault.agreed_exit_code is None
+
+
+@pytest.mark.parametrize(
+    ("late", "blamed"),
+    [({"exit_code": -9}, 1), ({"exit_code": -15}, 0), ({"exit_code": -9, "killed_by_us": True}, 0)],
+)
+def test_a_death_seen_after_the_stop_began_may_be_the_cause(late: dict[str, Any], blamed: int) -> None:
+    lost = raised("Connection closed by peer")
+    ranks = [rank(0, exit_code=1, died_at=1.0, exception=lost, exception_at=0.9), rank(1, died_at=1.02, **late)]
+    fault = attribute(ranks, NODE, stop_began=1.01)
+    assert fault is not None and fault.rank == blamed
