@@ -175,7 +175,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         static = self._rdzv_handler.get_backend() == "static" and group.group_world_size > 1
         attempt, self._attempt = self._attempt, self._attempt + 1
         if static and attempt == 0:
-            return CycleStore(0, group.master_addr, group.master_port, None)
+            return cycle_store.given(group.store, group.group_rank == 0, group.master_addr, group.master_port)
         suffix = f"/{attempt}" if static else ""
         if group.group_rank == 0:
             return cycle_store.publish(group.store, self._parts.ports, group.master_addr, suffix)

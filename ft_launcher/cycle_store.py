@@ -87,6 +87,13 @@ def publish(store: Any, holder: PortHolder, host: str, suffix: str = "") -> Cycl
     return CycleStore(cycle, host, server.port, server)
 
 
+def given(store: Any, first: bool, host: str, port: int) -> CycleStore:
+    """The first cycle where torch hosts the store at an address that the user gave; the first node counts it."""
+    if first:
+        _underlying(store).add(f"{_KEY}_count", 1)
+    return CycleStore(0, host, port, None)
+
+
 def learn(store: Any, suffix: str = "") -> CycleStore:
     """The other nodes' part: waits for what the first published."""
     found = json.loads(store.get(_KEY + suffix))

@@ -1,0 +1,49 @@
+"""Two nodes by static rendezvous: the first cycle at the address given, each later one with a fresh store."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+LIMIT_S = 150
+
+WORKER = """
+import os, signal, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+os.write(1, f"up {rank} {count} {os.environ['MASTER_PORT']}\\n".encode())
+if count == "0":
+    if rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+dist.barrier()
+"""
+
+
+def test_both_nodes_restart_with_one_count_and_a_fresh_store(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--nnodes=2", "--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", OMP_NUM_THREADS="1")
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ft_launcher", *flags, f"--node-rank={node}", "--max-restarts=2", "worker.py"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    told = [node.communicate(timeout=LIMIT_S) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], told
+    ups = {rank: re.findall(rf"up {rank} (\d+) (\d+)", told[rank][0]) for rank in range(2)}
+    assert ups[0] == ups[1] and [count for count, _ in ups[0]] == ["0", "1"]
+    assert int(ups[0][0][1]) == port != int(ups[0][1][1])
