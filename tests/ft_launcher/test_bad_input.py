@@ -6,6 +6,7 @@ A row with `runs` needs the running launcher and is a process of its own; the ot
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -152,3 +153,23 @@ def test_a_long_tmpdir_is_no_bad_input(place: Path) -> None:
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
     assert not list(long.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+@pytest.mark.parametrize(
+    ("option", "code"),
+    [
+        ("--log-dir={full}/logs", 2, "No space left on device"),
+        ("--ft-journal-dir={full}/j", 0, "No space left on device"),
+    ],
+)
+def test_no_free_disk(place: Path, option: str, code: int, says: str) -> None:
+    full = place / "full"
+    full.mkdir()
+    mount = f"mount -t tmpfs -o size=4k,nr_inodes=1 none {full} && exec "
+    launcher = f"{sys.executable} -m ft_launcher {option.format(full=full)} train.py"
+    command = ["unshare", "--mount", "sh", "-c", mount + launcher]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert "No space left on device" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.stdout == ("trained\n" if code == 0 else "")
