@@ -158,12 +158,9 @@ def test_a_long_tmpdir_is_no_bad_input(place: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 @pytest.mark.parametrize(
     ("option", "code"),
-    [
-        ("--log-dir={full}/logs", 2, "No space left on device"),
-        ("--ft-journal-dir={full}/j", 0, "No space left on device"),
-    ],
+    [("--log-dir={full}/logs", 2), ("--ft-journal-dir={full}/j", 0)],
 )
-def test_no_free_disk(place: Path, option: str, code: int, says: str) -> None:
+def test_no_free_disk(place: Path, option: str, code: int) -> None:
     full = place / "full"
     full.mkdir()
     mount = f"mount -t tmpfs -o size=4k,nr_inodes=1 none {full} && exec "
