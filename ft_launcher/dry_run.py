@@ -10,7 +10,6 @@ from ft_launcher.torch_config import Job
 from ft_launcher.worker_env import rank_environment
 from rank_monitor.contract.config import MonitorSettings
 
-START = "exec"
 _AT_THE_START = "(known at the start)"
 
 
@@ -30,7 +29,7 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
     ]
     for local_rank in range(config.nproc_per_node):
         lines += ["", f"local rank {local_rank}", f"  command: {shlex.join([job.entrypoint, *job.args])}"]
-        lines.append(f"  start: {START}")
+        lines.append(f"  start: {start_of(job)}")
         lines += [f"  env {name}={value}" for name, value in _environment(job, local_rank, environ)]
         lines += [f"  limit {name}: {value}" for name, value in _limits(job.settings.monitor)]
     return "\n".join(lines)
@@ -69,3 +68,10 @@ def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
 
 def _seconds(limit: float | None) -> str:
     return "none" if limit is None else f"{limit:g} s"
+
+
+def start_of(job: Job) -> str:
+    """How ranks would start; whether this machine lets them fork shows only at the start."""
+    if job.no_python or job.settings.start.warm_start == "off":
+        return "exec"
+    return "fork of one import of torch, else exec with the reason in the log"

@@ -54,7 +54,7 @@ def seen(job: Job, key: str, config: Path) -> Any:
     if key == "warns":
         return sum("is accepted and does nothing here" in warning for warning in job.warnings)
     if key == "warm_start":
-        return dry_run.START != "exec"
+        return dry_run.start_of(job) != "exec"
     if key == "module":
         return job.script.removeprefix("-m ")
     if key == "from_yaml":

@@ -89,7 +89,13 @@ def test_a_dry_run_prints_and_starts_nothing(launcher: FakeLauncher, capsys: pyt
     assert launcher.events == []
     text, warnings = capsys.readouterr()
     assert text.count("/ft_client/bootstrap.py train.py --lr 1") == 2
-    for words in ("LOCAL_RANK=1", "WORLD_SIZE=2", "OMP_NUM_THREADS=1", "start: exec", "limit section setup: 600 s"):
+    for words in (
+        "LOCAL_RANK=1",
+        "WORLD_SIZE=2",
+        "OMP_NUM_THREADS=1",
+        "start: fork of one import of torch",
+        "limit section setup: 600 s",
+    ):
         assert words in text
     assert warnings.startswith("ft_launcher: OMP_NUM_THREADS=1 in each of the 2 ranks")
 
