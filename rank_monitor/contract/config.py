@@ -88,11 +88,21 @@ class RestartSettings:
 
     restart_policy: str = setting("any-failed", kinds.choice("any-failed", "min-healthy"), "what ends a cycle")
     restart_window: float | None = setting(None, kinds.LIMIT, "--max-restarts counts within this many seconds")
-    backoff: tuple[float, float] = setting((0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young")
-    same_error_limit: int = setting(3, kinds.COUNT, "identical user errors before giving up; 0: never")
-    max_no_progress_cycles: int = setting(3, kinds.COUNT, "cycles without progress before giving up; 0: never")
-    min_progress_iterations: int = setting(1, kinds.COUNT, "iterations that count as progress")
-    checkpoint_iteration_file: str | None = setting(None, kinds.PATH_OR_NONE, "file that holds the last iteration")
+    backoff: tuple[float, float] = setting(
+        (0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young", "the rest of the restart policy"
+    )
+    same_error_limit: int = setting(
+        3, kinds.COUNT, "identical user errors before giving up; 0: never", "the rest of the restart policy"
+    )
+    max_no_progress_cycles: int = setting(
+        3, kinds.COUNT, "cycles without progress before giving up; 0: never", "the rest of the restart policy"
+    )
+    min_progress_iterations: int = setting(
+        1, kinds.COUNT, "iterations that count as progress", "the rest of the restart policy"
+    )
+    checkpoint_iteration_file: str | None = setting(
+        None, kinds.PATH_OR_NONE, "file that holds the last iteration", "the rest of the restart policy"
+    )
     no_restart_exit_codes: tuple[int, ...] = setting((), kinds.CODES, "exit codes of ranks that end the job")
     no_restart_exit_code: int = setting(93, kinds.COUNT, "the launcher's code then")
     exit_code: str = setting("ranks", kinds.choice("ranks", "one"), "pass on the ranks' code, or 1")
