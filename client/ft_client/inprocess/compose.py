@@ -1,0 +1,62 @@
+"""Several callbacks as one. Knows nothing of what they do."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+class Compose:
+    """`Compose(f, g, h)(x)` is `f(g(h(x)))`: the last one runs first. A tuple is unpacked into arguments.
+
+    The result is also an instance of the closest class that all operands are instances of, so that a composition of
+    `HealthCheck`s is a `HealthCheck`.
+
+    Raises:
+        TypeError: no operand, one that cannot be called, or a class in place of an instance.
+    """
+
+    instances: tuple[Callable[..., Any], ...]
+
+    def __new__(cls, *instances: Callable[..., Any]) -> Compose:
+        for instance in instances:
+            if not callable(instance) or isinstance(instance, type):
+                raise TypeError(f"Compose: {instance!r} is not a callable instance")
+        if not instances:
+            raise TypeError("Compose: nothing to compose")
+        flat = tuple(part for one in instances for part in (one.instances if isinstance(one, Compose) else (one,)))
+        composed = object.__new__(_with_base(_closest_base(flat)))
+        composed.instances = flat
+        return composed
+
+    def __init__(self, *_instances: Callable[..., Any]) -> None:
+        """Stands before the constructor of the common base, which has no business with the operands."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls every operand, last to first.
+
+        Raises:
+            TypeError: an operand gave the next one nothing.
+        """
+        result: Any = args
+        for instance in reversed(self.instances):
+            if result is None:
+                raise TypeError(f"Compose: nothing was returned to {instance!r}; a callback returns what it was given")
+            result = instance(*result) if isinstance(result, tuple) else instance(result)
+        return result
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.instances))})"
+
+
+def _closest_base(instances: tuple[Callable[..., Any], ...]) -> type:
+    classes = type(instances[0]).__mro__
+    return next(one for one in classes if all(isinstance(instance, one) for instance in instances))
+
+
+def _with_base(base: type) -> type[Compose]:
+    try:
+        return types.new_class("Compose", (Compose, base) if base is not object else (Compose,))
+    except TypeError:  # plain functions: their class cannot be a base
+        return Compose

@@ -1,0 +1,67 @@
+"""Rank filters as older documentation has them: they take and return a state, and come after the rank assignment."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx, limit_activity
+from ft_client.inprocess.rank_assignment import at_least_one
+from ft_client.inprocess.state import State
+
+
+class RankFilter(abc.ABC):
+    """Decides which ranks are active."""
+
+    @abc.abstractmethod
+    def __call__(self, state: State) -> State:
+        """Returns the state, this rank being active or a spare."""
+
+
+class MaxActiveWorldSize(RankFilter):
+    """At most so many ranks are active; None: no limit."""
+
+    def __init__(self, max_active_world_size: int | None) -> None:
+        self.max_active_world_size = at_least_one("max_active_world_size", max_active_world_size)
+
+    def __call__(self, state: State) -> State:
+        """Returns the state, this rank being active or a spare."""
+        limit = self.max_active_world_size
+        limit_activity(state, lambda size: size if limit is None else min(size, limit))
+        return state
+
+
+class WorldSizeDivisibleBy(RankFilter):
+    """As many ranks are active as are divisible by `divisor`."""
+
+    def __init__(self, divisor: int = 1) -> None:
+        self.divisor = at_least_one("divisor", divisor) or 1
+
+    def __call__(self, state: State) -> State:
+        """Returns the state, this rank being active or a spare."""
+        limit_activity(state, lambda size: size - size % self.divisor)
+        return state
+
+
+class FilteredAssignment(RankAssignment):
+    """A rank assignment with a filter after it: what `rank_assignment=` and `rank_filter=` mean together."""
+
+    def __init__(
+        self,
+        assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx],
+        rank_filter: Callable[[State], State],
+    ) -> None:
+        self.assignment, self.rank_filter = assignment, rank_filter
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Returns the context after both.
+
+        Raises:
+            TypeError: the filter returned something else than a state.
+        """
+        ctx = self.assignment(ctx)
+        state: object = self.rank_filter(ctx.state)
+        if not isinstance(state, State):
+            raise TypeError(f"rank_filter returned {state!r}, not a State")
+        ctx.state = state
+        return ctx

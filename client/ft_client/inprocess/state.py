@@ -1,0 +1,117 @@
+"""What a rank is in the present iteration: its numbers, its mode, and what its function raised.
+
+Pure: who sets the environment and who decides on the next iteration live elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+
+class Mode(enum.Enum):
+    """What a rank does."""
+
+    INITIALIZED = enum.auto()
+    """No rank assignment took place yet."""
+    ACTIVE = enum.auto()
+    """It calls the function."""
+    INACTIVE = enum.auto()
+    """It waits, as a warm spare."""
+    TERMINATED = enum.auto()
+    """It has left and does not come back by itself."""
+
+
+@dataclass
+class State:
+    """The state of a rank; rank assignment and the wrapper change it.
+
+    `rank` and `world_size` count all ranks of the wrapper, `active_rank` and `active_world_size` those that call the
+    function, `initial_rank` and `initial_world_size` those at entry. `rank` is None when the rank is terminated,
+    `active_rank` when it is not active. `fn_exception` is what the function raised on this rank in this iteration.
+    """
+
+    rank: int | None
+    world_size: int
+    active_rank: int | None = None
+    active_world_size: int | None = None
+    initial_rank: int | None = None
+    initial_world_size: int | None = None
+    iteration: int = 0
+    mode: Mode = Mode.INITIALIZED
+    fn_exception: Exception | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial_rank is None:
+            self.initial_rank = self.rank
+        if self.initial_world_size is None:
+            self.initial_world_size = self.world_size
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str]) -> State:
+        """The state at entry, from RANK and WORLD_SIZE.
+
+        Raises:
+            ValueError: one of them is missing or no such number; the text names it and its value.
+        """
+        world_size = _number(environment, "WORLD_SIZE", 1)
+        rank = _number(environment, "RANK", 0)
+        if rank >= world_size:
+            raise ValueError(f"RANK={rank} must be below WORLD_SIZE={world_size}")
+        return cls(rank, world_size)
+
+    def freeze(self) -> FrozenState:
+        """The same values, read-only. The exception is the same object: not every exception can be copied."""
+        return FrozenState(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    def copy(self) -> State:
+        """A second state with the same values."""
+        return replace(self)
+
+    def advance(self) -> None:
+        """Goes on to the next iteration, in which nothing was raised yet."""
+        self.iteration += 1
+        self.fn_exception = None
+
+
+@dataclass(frozen=True)
+class FrozenState:
+    """A `State` that callbacks read and hand on."""
+
+    rank: int | None
+    world_size: int
+    active_rank: int | None
+    active_world_size: int | None
+    initial_rank: int | None
+    initial_world_size: int | None
+    iteration: int
+    mode: Mode
+    fn_exception: Exception | None
+
+
+def _number(environment: Mapping[str, str], name: str, least: int) -> int:
+    text = environment.get(name)
+    if text is None:
+        raise ValueError(f"{name} is not in the environment: start the script with ft_launcher, torchrun or srun")
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{name}={text!r} is not a whole number of at least {least}")
+    return number
+
+
+def environment(state: State | FrozenState) -> dict[str, str]:
+    """RANK and WORLD_SIZE of an iteration: what the function of an active rank sees, else the rank among all.
+
+    Never the text `None`: a terminated rank keeps its first number.
+    """
+    if state.active_rank is not None:
+        rank, world_size = state.active_rank, state.active_world_size
+    elif state.rank is not None:
+        rank, world_size = state.rank, state.world_size
+    else:
+        rank, world_size = state.initial_rank or 0, state.initial_world_size
+    return {"RANK": str(rank), "WORLD_SIZE": str(state.world_size if world_size is None else world_size)}

@@ -1,0 +1,9 @@
+"""What runs on a rank that leaves while others go on."""
+
+from __future__ import annotations
+
+from ft_client.inprocess.callback import Callback
+
+
+class Terminate(Callback):
+    """Runs once on a rank that ends for good, before the wrapper raises."""

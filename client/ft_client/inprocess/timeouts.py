@@ -1,0 +1,59 @@
+"""The durations of the wrapper, with their defaults and what ties them to each other. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, fields
+
+_RELATIONS = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("monitor_process_interval", "barrier_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+"""The first of each pair must be below the second."""
+
+
+_SECOND = datetime.timedelta(seconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Every duration of the wrapper; intervals are upper bounds.
+
+    Raises:
+        TypeError: a value is no timedelta; the text names the argument.
+        ValueError: a value is below zero, or a relation is violated; the text names both arguments and values.
+    """
+
+    monitor_thread_interval: datetime.timedelta = _SECOND
+    monitor_process_interval: datetime.timedelta = _SECOND
+    heartbeat_interval: datetime.timedelta = _SECOND
+    progress_watchdog_interval: datetime.timedelta = _SECOND
+    soft_timeout: datetime.timedelta = 60 * _SECOND
+    hard_timeout: datetime.timedelta = 90 * _SECOND
+    heartbeat_timeout: datetime.timedelta = 30 * _SECOND
+    barrier_timeout: datetime.timedelta = 120 * _SECOND
+    completion_timeout: datetime.timedelta = 120 * _SECOND
+    last_call_wait: datetime.timedelta = _SECOND
+    termination_grace_time: datetime.timedelta = 5 * _SECOND
+
+    def __post_init__(self) -> None:
+        for field in fields(Timeouts):
+            value = getattr(self, field.name)
+            if not isinstance(value, datetime.timedelta):
+                raise TypeError(f"{field.name}={value!r} is not a timedelta")
+            if value < datetime.timedelta(0):
+                raise ValueError(f"{_named(self, field.name)} is below zero")
+        for lower, upper in _RELATIONS:
+            if getattr(self, lower) >= getattr(self, upper):
+                raise ValueError(f"{_named(self, lower)} must be below {_named(self, upper)}")
+
+
+def _named(timeouts: Timeouts, name: str) -> str:
+    return f"{name}={getattr(timeouts, name).total_seconds():g} s"

@@ -1,0 +1,31 @@
+"""Importing the package costs nothing; every public name is there when it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ft_client import inprocess
+
+
+def test_no_torch_until_it_is_needed() -> None:
+    code = """
+import sys
+import ft_client.inprocess as inprocess
+assert not [name for name in sys.modules if name.startswith("ft_client.inprocess.")]
+for name in inprocess.__all__:
+    getattr(inprocess, name)
+inprocess.rank_assignment.Tree([inprocess.rank_assignment.Layer()])
+inprocess.finalize.ThreadedFinalize, inprocess.health_check.CudaHealthCheck()
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_public_names() -> None:
+    assert set(inprocess.__all__) <= set(dir(inprocess))
+    assert inprocess.state.State is inprocess.State
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        inprocess.nothing  # noqa: B018

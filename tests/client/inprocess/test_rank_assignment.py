@@ -1,0 +1,155 @@
+"""Renumbering and filters: the documented pictures, and properties of any loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx, RankDiscarded, assign
+from ft_client.inprocess.compose import Compose
+from ft_client.inprocess.exception import RestartAbort
+from ft_client.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    FillGaps,
+    MaxActiveWorldSize,
+    ShiftRanks,
+)
+from ft_client.inprocess.state import State
+from tests.client.inprocess.ranks import Ranks, check_consecutive
+
+Maker = Callable[[], RankAssignment]
+
+
+def composed(*parts: RankAssignment) -> Maker:
+    return lambda: Compose(*parts)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "world_size", "losses", "picture"),
+    [
+        (composed(ActivateAllRanks(), ShiftRanks()), 4, [[]], "0 1 2 3"),
+        (composed(ActivateAllRanks(), ShiftRanks()), 8, [[1, 4, 5]], "0 2 3 6 7"),
+        (composed(ActivateAllRanks(), ShiftRanks()), 8, [[], [1, 4, 5], [0]], "2 3 6 7"),
+        (composed(ActivateAllRanks(), ShiftRanks()), 1, [[]], "0"),
+        (composed(ActivateAllRanks(), FillGaps()), 8, [[1, 4, 5]], "0 6 2 3 7"),
+        (composed(ActivateAllRanks(), FillGaps()), 8, [[5, 6, 7]], "0 1 2 3 4"),
+        (composed(ActivateAllRanks(), FillGaps()), 8, [[0, 1, 2]], "5 6 7 3 4"),
+        (composed(ActivateAllRanks(), FillGaps()), 8, [[0], [0]], "6 1 2 3 4 5"),
+        (composed(MaxActiveWorldSize(3), ShiftRanks()), 5, [[]], "0 1 2 | 3 4"),
+        (composed(MaxActiveWorldSize(3), ShiftRanks()), 5, [[], [1]], "0 2 3 | 4"),
+        (composed(MaxActiveWorldSize(3), ShiftRanks()), 5, [[], [1], [0], [0]], "3 4"),
+        (composed(MaxActiveWorldSize(None), ShiftRanks()), 3, [[]], "0 1 2"),
+        (composed(ActiveWorldSizeDivisibleBy(2), ShiftRanks()), 5, [[]], "0 1 2 3 | 4"),
+        (composed(ActiveWorldSizeDivisibleBy(2), ShiftRanks()), 5, [[], [0]], "1 2 3 4"),
+        (composed(ActiveWorldSizeDivisibleBy(), FillGaps()), 3, [[0]], "2 1"),
+        (composed(ActiveWorldSizeDivisibleBy(4), MaxActiveWorldSize(7), ShiftRanks()), 8, [[]], "0 1 2 3 | 4 5 6 7"),
+        (
+            composed(ActiveWorldSizeDivisibleBy(4), MaxActiveWorldSize(7), ShiftRanks()),
+            8,
+            [[], [0, 1]],
+            "2 3 4 5 | 6 7",
+        ),
+        (
+            composed(MaxActiveWorldSize(7), ActiveWorldSizeDivisibleBy(4), ShiftRanks()),
+            12,
+            [[]],
+            "0 1 2 3 4 5 6 | 7 8 9 10 11",
+        ),
+        (composed(MaxActiveWorldSize(2)), 4, [[], []], "0 1 | 2 3"),
+        (composed(ShiftRanks()), 3, [[1]], "0 2"),
+    ],
+)
+def test_pictures(assignment: Maker, world_size: int, losses: list[list[int]], picture: str) -> None:
+    ranks = Ranks(world_size, assignment)
+    for terminated in losses:
+        ranks.step(terminated)
+    assert ranks.picture() == picture
+    check_consecutive(ranks.states.values())
+
+
+RENUMBERINGS = [ShiftRanks(), FillGaps()]
+
+
+@st.composite
+def losses(draw: st.DrawFn) -> tuple[int, list[set[int]]]:
+    """A world, and the ranks that are lost in each of a few steps, by their present numbers."""
+    world_size = size = draw(st.integers(1, 40))
+    steps = []
+    for _ in range(draw(st.integers(1, 4))):
+        steps.append(draw(st.sets(st.integers(0, size - 1), max_size=size - 1)))
+        size -= len(steps[-1])
+    return world_size, steps
+
+
+@settings(deadline=None, max_examples=150)
+@given(losses(), st.sampled_from(RENUMBERINGS), st.integers(1, 12), st.integers(1, 5))
+def test_any_loss(world: tuple[int, list[set[int]]], renumbering: RankAssignment, largest: int, divisor: int) -> None:
+    world_size, steps = world
+    assignment = Compose(ActiveWorldSizeDivisibleBy(divisor), MaxActiveWorldSize(largest), renumbering)
+    states = [State(rank, world_size) for rank in range(world_size)]
+    for terminated in steps:
+        before = [state.initial_rank for state in states if state.rank not in terminated]
+        after = []
+        expected = min(len(before), largest) // divisor * divisor
+        for state in states:
+            is_out = state.rank in terminated
+            try:
+                after.append(assign(assignment, RankAssignmentCtx(state, HashStore(), set(terminated))))
+                assert not is_out and expected > 0
+            except RankDiscarded:
+                assert is_out
+            except RestartAbort:
+                assert expected == 0
+        if expected == 0:
+            return
+        check_consecutive(after)
+        assert sorted(state.initial_rank or 0 for state in after) == sorted(one or 0 for one in before)
+        assert {state.active_world_size for state in after} == {expected}
+        states = after
+
+
+@settings(deadline=None, max_examples=150)
+@given(losses())
+def test_who_keeps_what(world: tuple[int, list[set[int]]]) -> None:
+    """Shifting keeps the order; filling gaps keeps every number that still exists."""
+    world_size, (terminated, *_) = world
+    healthy = [rank for rank in range(world_size) if rank not in terminated]
+    for renumbering in RENUMBERINGS:
+        new = {}
+        for rank in healthy:
+            ctx = renumbering(RankAssignmentCtx(State(rank, world_size), HashStore(), set(terminated)))
+            new[rank] = ctx.state.rank
+            assert ctx.terminated_ranks == set()
+        if isinstance(renumbering, ShiftRanks):
+            assert list(new.values()) == list(range(len(healthy)))
+        else:
+            assert all(new[rank] == rank for rank in healthy if rank < len(healthy))
+            assert sorted(rank or 0 for rank in new.values()) == list(range(len(healthy)))
+
+
+def test_a_terminated_rank_is_discarded() -> None:
+    for renumbering in RENUMBERINGS:
+        with pytest.raises(RankDiscarded, match="rank 2 is terminated"):
+            renumbering(RankAssignmentCtx(State(2, 4), HashStore(), {2}))
+
+
+@pytest.mark.parametrize("kind", [MaxActiveWorldSize, ActiveWorldSizeDivisibleBy])
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-3, ValueError), ("2", TypeError), (True, TypeError)])
+def test_silly_sizes(kind: Callable[[object], object], value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=str(value)):
+        kind(value)
+
+
+@pytest.mark.parametrize("renumbering", RENUMBERINGS)
+def test_many_ranks(renumbering: RankAssignment) -> None:
+    world_size = 16_384
+    terminated = set(range(0, world_size, 3))
+    last = max(rank for rank in range(world_size) if rank not in terminated)
+    ctx = RankAssignmentCtx(State(last, world_size), HashStore(), terminated)
+    state = assign(Compose(MaxActiveWorldSize(8192), renumbering), ctx)
+    assert (state.world_size, state.active_world_size) == (world_size - len(terminated), 8192)
