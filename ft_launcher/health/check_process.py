@@ -1,0 +1,82 @@
+"""The process of one check: starts it, takes its output, ends it. Knows nothing of what is checked.
+
+It is started by exec (a vfork, so that the caller's threads and memory do not matter) in a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+
+from ft_launcher.health.order import Order
+from ft_launcher.wait import readable
+from rank_monitor.contract import env
+
+_KEPT_BYTES = 1 << 16
+
+
+class CheckProcess:
+    """A check that runs.
+
+    Args:
+        tag: the job's tag, so that the process is found and ended when the launcher was killed; empty: none.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, order: Order, tag: str) -> None:
+        self.order = order
+        self.started = time.monotonic()
+        self.output = bytearray()
+        self._process = subprocess.Popen(
+            order.argv,
+            env={**os.environ, env.JOB_TAG: tag} if tag else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self._pipe = self._process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def descriptors(self) -> set[int]:
+        """Readable when there is something for `handle`."""
+        return {self._pidfd} if self._pipe.closed else {self._pidfd, self._pipe.fileno()}
+
+    def handle(self) -> int | None:
+        """Takes output; the exit code (negative for a signal) once the process has ended. Does not block."""
+        ended = bool(readable([self._pidfd]))
+        if not self._pipe.closed:
+            piece = self._pipe.read(_KEPT_BYTES)  # as much as a pipe holds, so nothing is left after the end
+            self.output = (self.output + (piece or b""))[-_KEPT_BYTES:]
+            if piece == b"":
+                self._pipe.close()
+        return self._reap() if ended else None
+
+    def kill(self) -> None:
+        """Sends SIGKILL to its process group."""
+        if self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
+
+    def gone(self, wait_s: float) -> bool:
+        """Whether it has ended within `wait_s`; reaps it then."""
+        if self._process.returncode is None and readable([self._pidfd], wait_s):
+            self._reap()
+        return self._process.returncode is not None
+
+    def _reap(self) -> int:
+        """Takes the exit code of the process, which has ended, and ends what it left in its group."""
+        self.kill()
+        code = self._process.wait()
+        os.close(self._pidfd)
+        self._pipe.close()
+        return code

@@ -1,0 +1,123 @@
+"""Waits before a cycle until the ranks of earlier cycles have given back the memory of the GPUs.
+
+Acts only: `gpu_memory` says what a reading means. Each reading is a process of its own, so that neither CUDA nor the
+driver's library comes into the agent. What cannot be read, or is not given back in time, holds no cycle up for longer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ft_launcher.health.check_process import CheckProcess
+from ft_launcher.health.gpu_memory import Used, next_step
+from ft_launcher.health.order import too_late, understand
+from ft_launcher.health.plan import Places, has_driver, order_for
+from ft_launcher.wait import readable
+from rank_monitor.contract.config import StopSettings
+
+_CHECK = "gpu_memory"
+_UNREAD = "the GPU memory in use cannot be read, so that no cycle waits for it"
+_READING_S = 2.0
+_AFTER_SIGKILL_S = 2.0
+
+
+class GpuMemory:
+    """The memory of this node's GPUs over a job. Before each cycle: `begin`, then `wait`.
+
+    Args:
+        tag: the job's tag, for the environment of the processes; empty: none.
+    """
+
+    def __init__(self, settings: StopSettings, tag: str = "", places: Places | None = None) -> None:
+        self._settings, self._tag, self._places = settings, tag, places or Places()
+        self._before: Used | None = None
+        self._process: CheckProcess | None = None
+        self._stuck: CheckProcess | None = None
+        self._trouble = ""
+        self._began = 0.0
+        self._reads = threading.Lock()
+        self._closed = threading.Event()
+
+    def begin(self) -> None:
+        """Starts a reading; nothing where there is no driver, or where the first reading failed."""
+        self._closed.clear()
+        self._began = time.monotonic()
+        if self._settings.gpu_memory_reclaim_timeout > 0 and self._before != {} and has_driver(self._places):
+            self._start()
+            if self._trouble:
+                self._before = self._before or {}
+
+    def wait(self) -> str:
+        """Why the next cycle starts although memory is in use, or cannot be read; empty: all is well.
+
+        Returns within `gpu_memory_reclaim_timeout` and 4 s; the first call, before the first cycle, after one reading.
+        """
+        with self._reads:
+            if self._process is None:
+                trouble, self._trouble = self._trouble, ""
+                return trouble
+            return self._wait(self._process)
+
+    def pids(self) -> set[int]:
+        """Of the process that reads, one that even SIGKILL did not end included."""
+        return {process.pid for process in (self._process, self._stuck) if process is not None}
+
+    def close(self) -> None:
+        """Ends what runs, and a `wait` in another thread."""
+        self._closed.set()
+        if (process := self._process) is not None:
+            process.kill()
+        if self._reads.acquire(blocking=False):
+            if self._process is not None:
+                self._leave(self._process)
+            self._reads.release()
+
+    def _wait(self, process: CheckProcess | None) -> str:
+        while process is not None:
+            used, why = self._take(process)
+            if self._before is None:
+                self._before = used
+                return "" if used else f"{_UNREAD}: {why}"
+            if not used:
+                return f"{_UNREAD}: {why}"
+            step = next_step(self._before, used, self._settings, time.monotonic() - self._began)
+            if step.pause_s is None or self._closed.wait(step.pause_s):
+                return step.reason
+            process = self._start()
+        return self._trouble
+
+    def _start(self) -> CheckProcess | None:
+        self._trouble = ""
+        if self._stuck is not None and not self._stuck.gone(0.0):
+            self._trouble = f"{_UNREAD}: process {self._stuck.pid} hangs in the kernel"
+            return None
+        order = order_for(_CHECK, {}, {}, "unknown", needs="pynvml")
+        if order is None:
+            self._trouble = f"{_UNREAD}: that needs the package nvidia-ml-py, which is not installed"
+            return None
+        try:
+            self._process = CheckProcess(order, self._tag)
+        except OSError as error:
+            self._trouble = f"{_UNREAD}: no process can be started ({error})"
+        return self._process
+
+    def _take(self, process: CheckProcess) -> tuple[Used, str]:
+        """MiB in use; none, and why, when the process does not say."""
+        now = time.monotonic()
+        deadline = max(now + _READING_S, self._began + self._settings.gpu_memory_reclaim_timeout)
+        while (left_s := deadline - time.monotonic()) > 0:
+            readable(process.descriptors(), left_s)
+            if (code := process.handle()) is not None:
+                self._process = None
+                reading, answer = understand(process.order, bytes(process.output), code, time.monotonic() - now)
+                return answer.get("used_mib", {}), reading.reason or reading.state
+        process.kill()
+        left_pid = None if self._leave(process) else process.pid
+        return {}, too_late(process.order, bytes(process.output), deadline - now, left_pid).reason
+
+    def _leave(self, process: CheckProcess) -> bool:
+        """Whether a process that was killed has ended; one that hangs in the kernel is left behind."""
+        ended = process.gone(_AFTER_SIGKILL_S)
+        self._process, self._stuck = None, None if ended else process
+        return ended

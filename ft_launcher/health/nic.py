@@ -1,0 +1,120 @@
+"""InfiniBand and RoCE ports: a link that was active and is not, or that drops again and again.
+
+A port that was never active in this job may be one without a cable; it counts only where `pci_topo_file` says that
+it serves a GPU of the ranks.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ft_launcher.health.finding import Answer, Finding, Task
+
+_STATE = "{root}/{{nic}}/ports/*/state"
+_DOWNED = "{root}/{{nic}}/ports/*/counters/link_downed"
+_UP = frozenset({"ACTIVE", "UP"})
+_DROPS = 2
+
+
+def judge_states(states: Mapping[str, str | None], known: Collection[str], needed: Mapping[str, str]) -> list[Finding]:
+    """One finding per port. Pure.
+
+    Args:
+        states: path of each state -> its word; None: it cannot be read.
+        known: paths of the ports that were active at an earlier check of this job.
+        needed: path -> why it must be active.
+    """
+    findings: list[Finding] = []
+    for path in sorted({*known, *needed, *states}):
+        word = states.get(path, "gone")
+        if word is None:
+            findings.append(("unknown", f"{path} cannot be read"))
+        elif word.upper() in _UP:
+            findings.append(("ok", ""))
+        elif path in known or path in needed:
+            why = "was active before" if path in known else needed[path]
+            findings.append(("unhealthy", f"{path} is {word}; it {why}"))
+    return findings
+
+
+def judge_drops(
+    counts: Mapping[str, int], before: Mapping[str, list[int]]
+) -> tuple[list[Finding], dict[str, list[int]]]:
+    """One finding per counter that rose, and what to remember of each: its value, and how often in a row it rose. Pure.
+
+    A link that dropped and is back is told; one that drops between each two checks is unhealthy.
+    """
+    findings: list[Finding] = []
+    after = {}
+    for path, count in counts.items():
+        last, in_a_row = before.get(path, [count, 0])
+        in_a_row = in_a_row + 1 if count > last else 0
+        after[path] = [count, in_a_row]
+        if in_a_row:
+            reason = f"{path} rose from {last} to {count}" + (f", {in_a_row} checks in a row" if in_a_row > 1 else "")
+            findings.append(("unhealthy" if in_a_row >= _DROPS else "ok", reason))
+    return findings, after
+
+
+def look(task: Task) -> Answer:
+    """The findings on all ports below `task.work["infiniband"]`."""
+    work, memory = task.work, task.memory
+    root = work["infiniband"]
+    nics = sorted(os.listdir(root))  # noqa: PTH208
+    state_of = {nic: _paths(work["state"] or _STATE.format(root=root), nic) for nic in nics}
+    downed = [path for nic in nics for path in _paths(work["downed"] or _DOWNED.format(root=root), nic)]
+    needed: dict[str, str] = {}
+    findings: list[Finding] = []
+    if work["topology"]:
+        try:
+            for gpu, nic in _mapped(work, nics).items():
+                needed.update(dict.fromkeys(state_of[nic], f"serves GPU {gpu}"))
+        except (OSError, ValueError) as error:
+            findings.append(("unknown", f"pci_topo_file {work['topology']}: {error}"))
+    states: dict[str, str | None] = {}
+    for path in (path for paths in state_of.values() for path in paths):
+        task.say(path)
+        text = _read(path)
+        states[path] = None if text is None else text.rpartition(":")[2].strip()
+    known = memory.get("active", [])
+    findings += judge_states(states, known, needed)
+    counts = {path: int(text) for path in downed if (text := _read(path) or "").isdigit()}
+    drops, remembered = judge_drops(counts, memory.get("downed", {}))
+    active = {path for path, word in states.items() if word is not None and word.upper() in _UP}
+    return findings + drops, {"active": sorted(active.union(known)), "downed": remembered}
+
+
+def _paths(template: str, nic: str) -> list[str]:
+    return sorted(glob.glob(template.replace("{nic}", nic).replace("{dev_name}", nic)))  # noqa: PTH207
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _mapped(work: dict[str, Any], nics: list[str]) -> dict[str, str]:
+    """The NIC of each GPU that the ranks may use, by bus ids.
+
+    Raises:
+        OSError, ValueError: the topology file, or the driver's list of GPUs, is not readable.
+    """
+    from ft_launcher.health.pci_topology import nics_of
+    from ft_launcher.health.visible_gpus import visible
+
+    gpus = sorted(os.listdir(work["gpus"]))  # noqa: PTH208
+    uuids = [_uuid(Path(work["gpus"]) / gpu / "information") for gpu in gpus]
+    used = [gpus[index] for index in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)[0]]
+    at = {nic: Path(work["infiniband"], nic, "device").resolve().name for nic in nics}
+    return nics_of(Path(work["topology"]).read_text(), used, at)
+
+
+def _uuid(information: Path) -> str | None:
+    lines = (_read(str(information)) or "").splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith("GPU UUID:")), None)

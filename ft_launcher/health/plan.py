@@ -1,0 +1,153 @@
+"""Which checks apply to this node: what the settings ask for and what is there to be checked.
+
+Looks at names in /proc, /sys and /dev only: nothing here talks to a driver or to a network file system.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ft_launcher.health import mounts, space
+from ft_launcher.health.endpoint import LINE
+from ft_launcher.health.finding import State, worst
+from ft_launcher.health.order import Order
+from ft_launcher.health.reading import Reading
+from rank_monitor.contract.config import HealthSettings
+
+# Appended, so that a file of another package can never stand in for a module of the standard library.
+_START = "import sys; sys.path.append({root!r}); from ft_launcher.health.child import main; main()"
+_ANSWER_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where this node shows what it has."""
+
+    nvidia: tuple[str, ...] = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
+    gpus: str = "/proc/driver/nvidia/gpus"
+    infiniband: str = "/sys/class/infiniband"
+    mountinfo: str = "/proc/self/mountinfo"
+    shm: str = "/dev/shm"
+
+
+class Plan:
+    """The checks of one round: `readings` are there already, `orders` are to be started.
+
+    Args:
+        folders: the job's own, for the check of free space.
+        memory: check -> what it wants to know again from last time.
+    """
+
+    def __init__(
+        self, settings: HealthSettings, folders: Sequence[str], places: Places, memory: Mapping[str, dict[str, Any]]
+    ) -> None:
+        self.readings: list[Reading] = []
+        self.orders: list[Order] = []
+        self._settings, self._places, self._memory = settings, places, memory
+        if settings.health == "off":
+            return
+        if settings.enable_gpu_health_check:
+            self._plan_gpus()
+        if settings.enable_nic_healthcheck:
+            self._plan_nics()
+        table = mounts.parse(_text(places.mountinfo))
+        self._plan_space([*folders, places.shm], table)
+        if settings.enable_dist_storage_healthcheck:
+            self._plan_mounts(table)
+        if settings.storage_health_check_path:
+            self._order("storage", {"paths": list(settings.storage_health_check_path)}, "unhealthy")
+        if settings.node_check:
+            argv = ["/bin/sh", "-c", settings.node_check]
+            self.orders.append(Order("node_check", argv, answers=False, late="unhealthy"))
+        if settings.node_health_check_endpoint:
+            self._plan_endpoint(settings.node_health_check_endpoint)
+
+    def _plan_gpus(self) -> None:
+        present = has_driver(self._places)
+        for check in ("gpu", "nvlink"):
+            if not present:
+                self._is(check, "not present", "no NVIDIA driver")
+            else:
+                self._order(check, {}, "unknown", needs="pynvml", package="nvidia-ml-py")
+
+    def _plan_nics(self) -> None:
+        root = self._places.infiniband
+        if not self._memory.get("nic") and not _names(root):
+            self._is("nic", "not present", f"nothing in {root}")
+            return
+        work = {
+            "infiniband": root,
+            "gpus": self._places.gpus,
+            "topology": self._settings.pci_topo_file,
+            "state": self._settings.link_state_path_template,
+            "downed": self._settings.link_down_path_template,
+        }
+        self._order("nic", work, "unknown")
+
+    def _plan_space(self, folders: Sequence[str], table: list[mounts.Mount]) -> None:
+        local = [folder for folder in folders if mounts.is_local(folder, table)]
+        self._is("space", *worst(map(space.room, local)))
+        if remote := [folder for folder in folders if folder not in local]:
+            self._order("space", {"folders": remote}, "unknown")
+
+    def _plan_mounts(self, table: list[mounts.Mount]) -> None:
+        if found := [mount for mount in table if mount.kind in mounts.NETWORK]:
+            self._order("mounts", {"mounts": found}, "unhealthy")
+        else:
+            self._is("mounts", "not present", "no network mount")
+
+    def _plan_endpoint(self, endpoint: str) -> None:
+        work = {"endpoint": endpoint, "timeout_s": _ANSWER_SHARE * self._settings.health_timeout}
+        if endpoint.startswith(LINE):
+            self._order("endpoint", work, "unknown")
+        else:
+            self._order("endpoint", work, "unknown", needs="grpc", package="grpcio")
+
+    def _is(self, check: str, state: State, reason: str) -> None:
+        self.readings.append(Reading(check, state, reason, 0.0))
+
+    def _order(self, check: str, work: dict[str, Any], late: State, needs: str = "", package: str = "") -> None:
+        order = order_for(check, work, self._memory.get(check, {}), late, needs)
+        if order is None:
+            self._is(check, "unknown", f"needs the package {package}, which is not installed")
+        else:
+            self.orders.append(order)
+
+
+def has_driver(places: Places) -> bool:
+    """Whether an NVIDIA driver is loaded."""
+    return any(os.path.exists(path) for path in places.nvidia)  # noqa: PTH110 - it raises nothing
+
+
+def order_for(check: str, work: dict[str, Any], memory: dict[str, Any], late: State, needs: str = "") -> Order | None:
+    """A check in a lean interpreter (no site); None where `needs`, the module of an optional package, is missing."""
+    spec = importlib.util.find_spec(needs) if needs else None
+    if needs and (spec is None or spec.origin is None):
+        return None
+    levels = 0 if spec is None or spec.submodule_search_locations is None else 1
+    site = [str(Path(spec.origin).parents[levels])] if spec is not None and spec.origin else []
+    order = {"check": check, "work": work, "memory": memory, "site": site}
+    root = str(Path(__file__).resolve().parents[2])
+    argv = [sys.executable, "-I", "-S", "-c", _START.format(root=root), json.dumps(order)]
+    return Order(check, argv, answers=True, late=late)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [entry.name for entry in Path(folder).iterdir()]
+    except OSError:
+        return []

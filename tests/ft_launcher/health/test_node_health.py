@@ -1,0 +1,148 @@
+"""The runner with real processes: in time, late, stopped, crashing, and hanging where SIGKILL does not reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ft_launcher.health import NodeHealth, Places, Reading, check_node, judge
+from rank_monitor.contract import env
+from rank_monitor.contract.config import HealthSettings
+from tests.ft_launcher.health.conftest import descriptors
+from tests.ft_launcher.health.hanging_mount import hanging
+
+ROOT = Path(__file__).resolve().parents[3]
+Check = Callable[..., Reading]
+
+
+def test_nothing_is_started_where_there_is_nothing_to_check(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ft_launcher.health.node_health.CheckProcess", None)
+    found = check_node(HealthSettings(), places=places)
+    assert {reading.check: reading.state for reading in found} == {
+        "gpu": "not present",
+        "nvlink": "not present",
+        "nic": "not present",
+        "space": "ok",
+    }
+    assert judge(found).healthy
+
+
+def test_off_means_off(places: Places) -> None:
+    assert check_node(HealthSettings(health="off", node_check="exit 1"), places=places) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "reason"),
+    [
+        ("true", "ok", ""),
+        ("echo all fine", "ok", "all fine"),
+        ("echo fan 3 stands >&2; exit 4", "unhealthy", "exit code 4: fan 3 stands"),
+        ("kill -SEGV $$", "unhealthy", "died of SIGSEGV"),
+        ("no-such-command-of-ours", "unhealthy", "exit code 127: "),
+        ("head -c 3000000 /dev/zero | tr '\\0' 'x'; echo; echo end", "ok", "end"),
+        ("read line; exit 0", "ok", ""),
+        ("sleep 3600 & exit 0", "ok", ""),
+        ("(sleep 3600 >/dev/null 2>&1) & echo started; exit 3", "unhealthy", "exit code 3: started"),
+    ],
+)
+def test_own_command(reading_of: Check, command: str, state: str, reason: str) -> None:
+    reading = reading_of("node_check", node_check=command)
+    assert reading.state == state
+    assert reading.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("echo still here; sleep 3600", "no answer within"),
+        ("trap '' TERM INT HUP; sleep 3600 & wait; sleep 3600", "no answer within"),
+        ("kill -STOP $$", "no answer within"),
+        ("yes", "the last it said: y"),
+    ],
+)
+def test_own_command_that_does_not_end(reading_of: Check, command: str, reason: str) -> None:
+    reading = reading_of("node_check", node_check=command, health_timeout=1.0)
+    assert reading.state == "unhealthy"
+    assert reason in reading.reason
+
+
+def test_a_command_that_cannot_be_started(reading_of: Check) -> None:
+    reading = reading_of("node_check", node_check="a\0b")
+    assert (reading.state, reading.took_s) == ("unknown", 0.0)
+    assert reading.reason.startswith("no process can be started")
+
+
+def test_all_run_at_the_same_time(places: Places, tmp_path: Path) -> None:
+    """The command ends only once the storage check's file was seen, and the other way round it would never be."""
+    seen = f"cd {tmp_path}; until ls -A | grep -q ft_health; do :; done; exit 0"
+    settings = HealthSettings(node_check=seen, storage_health_check_path=(str(tmp_path),), health_timeout=60.0)
+    subprocess.run(["touch", tmp_path / ".ft_health_of_this_test"], check=True)
+    assert judge(check_node(settings, places=places)).healthy
+
+
+def test_processes_carry_the_tag_and_leave_no_descriptor(places: Places) -> None:
+    settings = HealthSettings(node_check=f'test "${env.JOB_TAG}" = abc', health_timeout=60.0)
+    health = NodeHealth(settings, tag="abc", places=places)
+    before = descriptors()
+    for _ in range(3):
+        assert judge(health.check()).healthy
+    assert descriptors() == before
+    assert health.pids() == set()
+
+
+def test_close_ends_a_check_that_runs(places: Places) -> None:
+    health = NodeHealth(HealthSettings(node_check="echo; sleep 3600", health_timeout=600.0), places=places)
+    found: list[Reading] = []
+    aside = threading.Thread(target=lambda: found.extend(health.check()))
+    aside.start()
+    deadline = time.monotonic() + 60
+    while not health.pids() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    health.close()
+    aside.join(60)
+    assert [reading.reason for reading in found if reading.check == "node_check"] == ["died of SIGKILL"]
+
+
+def test_a_check_that_hangs_in_the_kernel_is_left_behind(places: Places, tmp_path: Path) -> None:
+    """It is reported and not waited for; the next round starts no second one; when it is let go, all is well again."""
+    point = tmp_path / "hanging"
+    settings = HealthSettings(storage_health_check_path=(str(point),), node_check="true", health_timeout=3.0)
+    health = NodeHealth(settings, places=places)
+    with hanging(point) as hangs:
+        first = {reading.check: reading for reading in health.check()}
+        assert hangs.is_set()
+        (pid,) = health.pids()
+        assert psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP
+        assert first["storage"].state == "unhealthy"
+        assert f"the last it said: {point}; process {pid} hangs in the kernel" in first["storage"].reason
+        assert first["node_check"].state == "ok"
+        again = {reading.check: reading for reading in health.check()}
+        assert again["storage"].state == "unhealthy"
+        assert health.pids() == {pid}
+    gone = time.monotonic() + 60
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < gone:
+        time.sleep(0.01)
+    assert judge(health.check()).healthy
+    assert health.pids() == set()
+
+
+def test_the_process_of_a_check_is_lean() -> None:
+    """It loads its own file and what each needs, and neither the runner nor anything outside the standard library."""
+    checks = [file.stem for file in (ROOT / "ft_launcher/health").glob("*.py") if "def look" in file.read_text()]
+    assert set(checks) == {"gpu", "gpu_memory", "nvlink", "nic", "storage", "mounts", "space", "endpoint"}
+    for check in checks:
+        ours = {"ft_launcher", *(f"ft_launcher.health{end}" for end in ("", ".child", ".finding", f".{check}"))}
+        code = (
+            f"import sys; sys.path.append({str(ROOT)!r}); import ft_launcher.health.child, ft_launcher.health.{check}\n"
+            "found = {name for name in sys.modules if name.startswith(('ft_launcher', 'rank_monitor'))}\n"
+            f"assert found == {ours!r}, found\n"
+            "assert not {'torch', 'numpy', 'subprocess', 'asyncio'} & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
