@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
-import types
 import typing
 from dataclasses import dataclass
-from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.messages import (
     Attach,
     Bye,
@@ -83,18 +81,6 @@ _JSON_KINDS: dict[int, type] = {
 _KIND_OF = {message: kind for kind, message in _JSON_KINDS.items()}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder().decode
-
-
-def _json_types(hint: Any) -> frozenset[type]:
-    """What JSON may hold where a field has this type."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    plain = {typing.get_origin(option) or option for option in options}
-    return frozenset(plain | {int} if float in plain else plain)
-
-
-_FIELDS = {
-    message: {name: _json_types(hint) for name, hint in typing.get_type_hints(message).items()} for message in _KIND_OF
-}
 
 
 @dataclass(frozen=True)
@@ -216,26 +202,5 @@ def _decode_json(expected: type, data: bytes) -> Message:
         values = _DECODE(str(data[_HEADER.size :], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{expected.__name__}: no JSON: {error}") from None
-    fields = _FIELDS[expected]
-    if not isinstance(values, dict):
-        raise ProtocolError(f"{expected.__name__}: not an object")
-    for name, value in values.items():
-        if name not in fields:
-            raise ProtocolError(f"{expected.__name__}: unknown field {name!r}")
-        if not _fits(value, fields[name]):
-            raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit")
-    try:
-        message: Message = expected(**values)
-    except TypeError as error:
-        raise ProtocolError(f"{expected.__name__}: {error}") from None
+    message: Message = from_json(expected, values)
     return message
-
-
-def _fits(value: object, allowed: frozenset[type]) -> bool:
-    if type(value) not in allowed:
-        return False
-    if isinstance(value, list):
-        return all(type(item) is str for item in value)
-    if float in allowed and isinstance(value, (int, float)):
-        return abs(value) <= sys.float_info.max  # no infinity, no NaN, and no whole number that would become one
-    return True

@@ -1,0 +1,275 @@
+"""Runs the coordinator in this agent: a thread reads the inbox, another the beats, and what the machine wants is done.
+
+On a store that outlives this agent its term is checked before anything is done, so that a coordinator that slept while
+another took over does nothing more; it ends and says why. When the store does not answer it tries again: what the
+machine wants done is kept until it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ft_launcher.nodes.coordinator import Coordinator, Judge, Phase, Reply, Rules, Work
+from ft_launcher.nodes.job_store import Head, JobStore
+from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Formed, Gone, decode, encode
+from ft_launcher.nodes.silence import Silence
+from rank_monitor.contract.errors import ProtocolError, StoreLost
+
+logger = logging.getLogger(__name__)
+
+BEAT = "coordinator"
+TERM = "term"
+HOST = "host"
+REPLY = "reply"
+LONG_S = 3600.0
+"""How long a thread waits for what may never come."""
+
+_SHORT_S = 0.01
+_END_S = 0.5
+
+
+class _Deposed(Exception):
+    """Another coordinator took over."""
+
+
+def reply_key(node: str, seq: int) -> str:
+    """Where the answer to a node's arrival number `seq` is."""
+    return f"{REPLY}/{node}/{seq}"
+
+
+def end_key(cycle: int) -> str:
+    """Where the end of a cycle is told."""
+    return f"end/{cycle}"
+
+
+class Coordination:
+    """The coordinator at work in this agent, until `close` or the loss of the store or of its term.
+
+    Args:
+        me: this node.
+        store: a connection to begin with.
+        head: the job's record as this node wrote it to become the coordinator.
+        machine: the coordinator.
+        beat_s, timeout_s: period of beats, and when a silent node is lost.
+    """
+
+    def __init__(
+        self, me: str, store: JobStore, head: Head | None, machine: Coordinator, beat_s: float, timeout_s: float
+    ) -> None:
+        self._me, self._machine, self._head, self._beat_s = me, machine, head, beat_s
+        self._hosts = store.hosted_here
+        self._term = str(machine.formed().term).encode()
+        self._silence = Silence(timeout_s, beat_s)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._deadline_changed = threading.Event()
+        self._left = threading.Condition(self._lock)
+        self._kept = range(machine.read + 1, machine.read + 1)
+        self._given_up: set[int] = set()
+        self._todo: list[Work] = []
+        self._first = store
+        self._threads = [
+            threading.Thread(target=self._keep_at, args=(loop,), daemon=True, name="ft_coordinator")
+            for loop in (self._read_inbox, self._read_beats)
+        ]
+        self.why_ended = ""
+
+    def start(self) -> None:
+        """Begins the work."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it still is the coordinator."""
+        return not self._closed.is_set()
+
+    def take_over(self, store: JobStore, before: Formed) -> None:
+        """Before the work begins: tells again what `before` may not have come to tell, and counts it as lost.
+
+        What it sent is read before that: it may have succeeded.
+        """
+        with self._lock:
+            self._perform(store, self._machine.retell())
+            for text in store.read_inbox(self._machine.read, 0)[0]:
+                self._perform(store, self._take(text))
+            if before.coordinator != self._me:
+                self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
+
+    def wait_for_leavers(self, limit_s: float) -> None:
+        """Once the job is over: waits until all others have read that and left, at most `limit_s`."""
+        with self._left:
+            self._left.wait_for(lambda: not self._machine.to_leave or self._closed.is_set(), limit_s)
+
+    def close(self) -> None:
+        """Ends the work, and its threads where the store answers."""
+        self._closed.set()
+        self._deadline_changed.set()
+        threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    def _wake(self) -> None:
+        """Lets the thread go that reads the inbox: one that waits in torch when Python ends would abort the process."""
+        with contextlib.suppress(StoreLost):
+            self._first.post(encode(Gone("", "")))
+
+    def _keep_at(self, loop: Callable[[JobStore], None]) -> None:
+        """Runs one of the loops, each time on a new connection, until this is closed or another took over."""
+        try:
+            while self.at_work:
+                try:
+                    store = self._first.another()
+                    if not self._hosts:
+                        self._must_have_term([store.receive(TERM, 0) or b""])
+                    loop(store)
+                except StoreLost as lost:
+                    self.why_ended = f"the store does not answer the coordinator: {lost}"
+                    self._closed.wait(min(self._beat_s, 1.0))
+        except _Deposed as deposed:
+            self.why_ended = str(deposed)
+        except Exception as error:  # the thread's edge: without a coordinator the job must end, not wait
+            logger.exception("the coordinator of the nodes failed")
+            self.why_ended = f"the coordinator of the nodes failed: {error!r}"
+        finally:
+            self._closed.set()
+
+    def _must_have_term(self, found: list[bytes]) -> None:
+        if found and found[0] != self._term:
+            raise _Deposed("another coordinator took over")
+
+    def _read_inbox(self, store: JobStore) -> None:
+        while self.at_work:
+            texts, fence = store.read_inbox(self._machine.read, LONG_S, () if self._hosts else (TERM,))
+            self._must_have_term(fence)
+            with self._lock:
+                self._perform(store, [])
+                for text in texts:
+                    self._perform(store, self._take(text))
+            self._deadline_changed.set()
+
+    def _take(self, text: bytes) -> list[Work]:
+        if not text:
+            self._given_up.add(self._machine.read + 1)
+        try:
+            message = decode(text) if text else None
+        except ProtocolError as error:
+            logger.warning("a record of another program in the rendezvous' store is left out: %s", error)
+            message = None
+        if not isinstance(message, (Arrive, Ended, Gone)):
+            self._machine.read += 1
+            return []
+        return self._machine.on(message, time.monotonic())
+
+    def _read_beats(self, store: JobStore) -> None:
+        """Every beat: who is silent; whether another took over; whether a dead writer holds up the inbox."""
+        unread_since = 0
+        next_beat = time.monotonic() + self._beat_s
+        while self.at_work:
+            self._deadline_changed.clear()
+            with self._lock:
+                deadline = min(next_beat, self._machine.next_deadline() or next_beat)
+            self._deadline_changed.wait(max(_SHORT_S, deadline - time.monotonic()))
+            if time.monotonic() < next_beat:
+                with self._lock:
+                    self._perform(store, self._machine.on_tick(time.monotonic()))
+                continue
+            next_beat = time.monotonic() + self._beat_s
+            with self._lock:
+                self._silence.watch(self._machine.nodes - {self._me}, time.monotonic())
+                taken = self._machine.read
+            if not self._hosts:
+                store.beat(BEAT)
+            counters, (count, *fence) = store.counters(
+                self._silence.nodes, ("inbox", *(() if self._hosts else (TERM,)))
+            )
+            self._must_have_term(fence)
+            unread = int(count or 0) > taken
+            if unread and unread_since == taken:
+                store.give_up_missing(taken)
+            unread_since = taken
+            if unread:  # who left has said why in a message that is not read yet
+                counters = {node: beats for node, beats in counters.items() if (beats or 0) >= 0}
+            now = time.monotonic()
+            with self._lock:
+                for node in self._silence.read(counters, now):
+                    self._perform(store, self._machine.on_lost(node, now))
+                self._perform(store, self._machine.on_tick(now))
+                forgotten, self._kept = self._kept, range(self._kept.stop, self._kept.stop)
+            store.forget(number for number in forgotten if number not in self._given_up)
+
+    def _perform(self, store: JobStore, work: list[Work]) -> None:
+        """Does what is to be done, and what could not be done before.
+
+        Raises:
+            StoreLost: it remains to be done.
+        """
+        self._todo += work
+        formed, texts = None, dict[str, str]()
+        for one in self._todo:
+            match one:
+                case Formed():
+                    formed = one
+                case Reply():
+                    texts[reply_key(one.node, one.seq)] = encode(one.answer)
+                case CycleEnd():
+                    texts[end_key(one.cycle)] = encode(one)
+        if formed is not None:
+            self._agree(store, formed)
+        if texts:
+            store.publish(texts)
+        self._todo = []
+        if self._machine.phase is Phase.OVER:
+            self._left.notify_all()
+
+    def _agree(self, store: JobStore, formed: Formed) -> None:
+        """Writes down who is in the cycle, for whoever takes over; what was read before is of no more use then."""
+        if not self._hosts:
+            written = store.set_head(encode(formed), self._head)
+            if written is None:
+                raise _Deposed("another coordinator took over")
+            self._head = written
+        self._kept = range(self._kept.start, formed.read + 1)
+
+
+def become_coordinator(
+    me: str, store: JobStore, rules: Rules, judge: Judge, beat_s: float, timeout_s: float, lost_term: int
+) -> Coordination | None:
+    """Tries to become the job's coordinator: the first (`lost_term` 0), or in place of the one of that term.
+
+    Returns:
+        The coordination at work; None: there is another.
+
+    Raises:
+        StoreLost: the store does not answer, or holds what is no record of ours.
+    """
+    head, former = store.head(), None
+    try:
+        if head is not None:
+            found = decode(head.value)
+            if not isinstance(found, Formed):
+                raise ProtocolError(f"it is a {type(found).__name__}")
+            if found.term != lost_term:
+                if found.term > lost_term > 0:  # its coordinator may have died before it wrote that
+                    store.publish({TERM: str(found.term)})
+                return None
+            former = found
+        machine = Coordinator(me, rules, judge, time.monotonic(), former)
+    except ProtocolError as error:
+        raise StoreLost(f"the job's record cannot be read: {error}") from None
+    written = store.set_head(encode(machine.formed()), head)
+    if written is None:
+        return None
+    store.publish({TERM: str(machine.formed().term), BEAT: HOST if store.hosted_here else me})
+    coordination = Coordination(me, store, written, machine, beat_s, timeout_s)
+    try:
+        if former is not None:
+            coordination.take_over(store, former)
+    except _Deposed:
+        return None
+    coordination.start()
+    return coordination

@@ -1,0 +1,177 @@
+"""What agents and the coordinator tell each other, as JSON with a version. Knows no store and no clock.
+
+An agent sends `Arrive`, `Ended` and `Gone` to the inbox; the coordinator answers an arrival by `Place` or `Over`, and
+tells all members of a cycle its end by `CycleEnd`. `Formed` is what it keeps for whoever takes over from it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.json_record import from_json
+
+VERSION = 1
+NO_CYCLE = -1
+NO_RANK = -1
+MAX_BYTES = 1 << 24
+
+
+class How(str, Enum):
+    """How a cycle ended, or a node's part in it."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LEFT = "left"
+    LOST = "lost"
+    GREW = "grew"
+    RESTART = "restart"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """A node wants to take part. `seq` counts its arrivals; `cycle` is the one it comes from, with its fault there.
+
+    `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
+    """
+
+    node: str
+    seq: int
+    name: str
+    address: str
+    nprocs: int
+    order: str = ""
+    rank: int = NO_RANK
+    group: str = ""
+    cycle: int = NO_CYCLE
+    fault: dict = field(default_factory=dict)  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A member's part in a cycle ended, or it wants the cycle to end."""
+
+    node: str
+    cycle: int
+    how: str
+    reason: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A node leaves and will not come back under this id."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's place in a cycle. `decision` is what the restart policy said; `fault_of` is the node it was about."""
+
+    cycle: int
+    rank: int
+    nodes: int
+    reason: str
+    deputy: bool = False
+    decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    fault_of: str = ""
+
+
+@dataclass(frozen=True)
+class Over:
+    """The job is over for this node."""
+
+    exit_code: int
+    reason: str
+    decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    fault_of: str = ""
+
+
+@dataclass(frozen=True)
+class CycleEnd:
+    """A cycle ended for all its members. With an exit code, the job is over."""
+
+    cycle: int
+    how: str
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Formed:
+    """What a coordinator must know to take over: the cycle, its members by rank, and what was charged so far.
+
+    `arrivals` holds those of the members and of the nodes that wait; `read` counts the messages of the inbox taken.
+    `over` is the answer to all once the job is over; empty: it is not.
+    """
+
+    cycle: int
+    coordinator: str
+    term: int
+    read: int
+    members: list[str]
+    reason: str = ""
+    arrivals: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    history: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    over: dict = field(default_factory=dict)  # type: ignore[type-arg]
+
+
+ToCoordinator: TypeAlias = "Arrive | Ended | Gone"
+Answer: TypeAlias = "Place | Over"
+NodeMessage: TypeAlias = "Arrive | Ended | Gone | Place | Over | CycleEnd | Formed"
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Arrive, Ended, Gone, Place, Over, CycleEnd, Formed)}
+
+
+def encode(message: NodeMessage) -> str:
+    """The message as text."""
+    return json.dumps({"v": VERSION, "kind": type(message).__name__, **asdict(message)}, separators=(",", ":"))
+
+
+def decode(text: bytes) -> NodeMessage:
+    """The message in `text`.
+
+    Raises:
+        ProtocolError: no message of ours, of another version, or too large.
+    """
+    if len(text) > MAX_BYTES:
+        raise ProtocolError(f"a record of {len(text)} bytes is above {MAX_BYTES}")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ProtocolError("not an object")
+    if (version := values.pop("v", None)) != VERSION:
+        raise ProtocolError(f"record of version {version!r}; this launcher speaks {VERSION}")
+    kind = _KINDS.get(str(values.pop("kind", None)))
+    if kind is None:
+        raise ProtocolError("unknown kind of record")
+    message: NodeMessage = from_json(kind, values)
+    return message
+
+
+def arrivals_of(formed: Formed) -> dict[str, Arrive]:
+    """The last arrivals of members and of those that wait, by node.
+
+    Raises:
+        ProtocolError: they do not fit, or one of a member is missing.
+    """
+    if missing := set(formed.members) - formed.arrivals.keys():
+        raise ProtocolError(f"Formed: no arrival of {sorted(missing)}")
+    return {node: from_json(Arrive, values) for node, values in formed.arrivals.items()}
+
+
+def over_of(formed: Formed) -> Over | None:
+    """The answer to all, once the job is over.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    return from_json(Over, formed.over) if formed.over else None

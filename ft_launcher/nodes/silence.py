@@ -1,0 +1,55 @@
+"""Who has been silent for too long: counters of beats and the time they were read in, nodes that are lost out. Pure.
+
+Counters are compared with counters and the reader's own clock with itself: clocks of two hosts never meet. A counter
+read as new may have been written up to one reading earlier, hence a node is lost half a beat before `timeout_s` has
+passed since its last news was read. A node that cannot beat counts from the moment it sent its last beat that was
+answered, asks itself every beat, and gives up two beats before `timeout_s`: so it is the first of the two, by half a
+beat (`own_limit_s`). A counter below zero is a node's last word: it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def own_limit_s(timeout_s: float, beat_s: float) -> float:
+    """How long a node, asking itself every beat, may be without an answered beat before it ends its ranks."""
+    return timeout_s - 2 * beat_s
+
+
+class Silence:
+    """Watches the counters of some nodes. Time in which nobody read, because the reader slept too, counts for nobody.
+
+    Args:
+        timeout_s: a node silent for so long is lost.
+        beat_s: the period of beats, and of readings.
+    """
+
+    def __init__(self, timeout_s: float, beat_s: float) -> None:
+        self._limit_s = timeout_s - beat_s / 2
+        self._beat_s = beat_s
+        self._last: dict[str, tuple[int | None, float]] = {}
+        self._read_at: float | None = None
+
+    def watch(self, nodes: Iterable[str], now: float) -> None:
+        """Watches exactly these from now on; those already watched keep their news."""
+        self._last = {node: self._last.get(node, (None, now)) for node in nodes}
+
+    @property
+    def nodes(self) -> list[str]:
+        """Who is watched."""
+        return list(self._last)
+
+    def read(self, counters: Mapping[str, int | None], now: float) -> list[str]:
+        """Takes a reading of counters; returns the nodes that are lost, which are watched no more."""
+        overslept = 0.0 if self._read_at is None else max(0.0, now - self._read_at - 2 * self._beat_s)
+        self._read_at = now
+        lost = []
+        for node, (last, since) in list(self._last.items()):
+            counter = counters.get(node)
+            new = counter is not None and counter != last
+            self._last[node] = (counter, now) if new else (last, since + overslept)
+            if (counter or 0) < 0 or now - self._last[node][1] >= self._limit_s:
+                lost.append(node)
+                del self._last[node]
+        return lost

@@ -1,0 +1,59 @@
+"""A dataclass from a JSON object, each field checked against its type. Knows no bytes and no message.
+
+Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from rank_monitor.contract.errors import ProtocolError
+
+_T = TypeVar("_T")
+
+
+def _json_types(hint: Any) -> frozenset[type]:
+    """What JSON may hold where a field has this type."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    plain = {typing.get_origin(option) or option for option in options}
+    return frozenset(plain | {int} if float in plain else plain)
+
+
+@functools.cache
+def _fields(expected: type) -> Mapping[str, frozenset[type]]:
+    return {name: _json_types(hint) for name, hint in typing.get_type_hints(expected).items()}
+
+
+def from_json(expected: type[_T], values: object) -> _T:
+    """An instance of `expected` with these fields.
+
+    Raises:
+        ProtocolError: not an object, an unknown or missing field, or a value of another type.
+    """
+    fields = _fields(expected)  # type: ignore[arg-type]  # a class is hashable, whatever mypy holds of it
+    if not isinstance(values, dict):
+        raise ProtocolError(f"{expected.__name__}: not an object")
+    for name, value in values.items():
+        if name not in fields:
+            raise ProtocolError(f"{expected.__name__}: unknown field {name!r}")
+        if not _fits(value, fields[name]):
+            raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit")
+    try:
+        return expected(**values)
+    except TypeError as error:
+        raise ProtocolError(f"{expected.__name__}: {error}") from None
+
+
+def _fits(value: object, allowed: frozenset[type]) -> bool:
+    if type(value) not in allowed:
+        return False
+    if isinstance(value, list):
+        return all(type(item) is str for item in value)
+    if float in allowed and isinstance(value, (int, float)):
+        return abs(value) <= sys.float_info.max  # no infinity, no NaN, and no whole number that would become one
+    return True

@@ -1,0 +1,36 @@
+"""Nodes, rules and a judge for the tests of the nodes' rooms. Knows no store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ft_launcher.nodes.coordinator import Case, Coordinator, Judgement, Reply, Rules, Work
+from ft_launcher.nodes.membership import Size
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Place
+
+
+def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> Arrive:
+    """An arrival of the node of this name."""
+    return Arrive(name, seq, name, "127.0.0.1", 2, **({"order": name, "rank": NO_RANK, "cycle": cycle} | fields))
+
+
+def judge(case: Case, now: float) -> Judgement:
+    """A restart, counted in the history, unless the fault says `fatal`."""
+    history = {"restarts": int(case.history.get("restarts", 0)) + 1}
+    if case.fault.get("fatal"):
+        return Judgement("it is fatal", 3, {"action": "give up"}, case.history)
+    return Judgement(
+        f"restart {history['restarts']}", None, {"action": "restart"}, history, case.fault.get("wait_s", 0)
+    )
+
+
+def coordinator(minimum: int, maximum: int, me: str = "a", **rules: Any) -> Coordinator:
+    """A coordinator at moment 0; fields of Size among `rules` go there."""
+    size = {key: rules.pop(key) for key in list(rules) if key in Size.__dataclass_fields__}
+    return Coordinator(me, Rules(Size(minimum, maximum, **size), **rules), judge, 0.0)
+
+
+def places(work: list[Work]) -> dict[str, int]:
+    """Ranks given in this work, by node."""
+    replies = [one for one in work if isinstance(one, Reply)]
+    return {one.node: one.answer.rank for one in replies if isinstance(one.answer, Place)}

@@ -1,0 +1,85 @@
+"""A coordinator with its clock and what it told, as lines: so that a scenario reads like a report of an incident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ft_launcher.nodes.coordinator import Coordinator, Reply, Work
+from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, Formed, Gone, How, Over, Place
+from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, node
+
+
+class Story:
+    """Nodes are single letters. Each method returns what was told by it, in order; `Formed` records are kept apart."""
+
+    def __init__(self, minimum: int, maximum: int, **rules: Any) -> None:
+        self.machine = coordinator(minimum, maximum, **rules)
+        self.now = 0.0
+        self.formed: Formed | None = None
+        self._seq: dict[str, int] = {}
+        self._cycle: dict[str, int] = {}
+
+    def come(self, nodes: str, **fields: Any) -> list[str]:
+        """They arrive, one after the other, each from the cycle it was in last."""
+        lines = []
+        for name in nodes:
+            self._seq[name] = self._seq.get(name, 0) + 1
+            arrival = node(name, self._seq[name], self._cycle.get(name, NO_CYCLE), **fields)
+            lines += self.told(self.machine.on(arrival, self.now))
+        return lines
+
+    def ended(self, nodes: str, how: How, reason: str = "boom", code: int = 0, cycle: int | None = None) -> list[str]:
+        """Their part in the cycle they are in (or another) ended."""
+        lines = []
+        for name in nodes:
+            ended = Ended(name, self._cycle[name] if cycle is None else cycle, how.value, reason, code)
+            lines += self.told(self.machine.on(ended, self.now))
+        return lines
+
+    def failed(self, nodes: str) -> list[str]:
+        """A rank of theirs failed."""
+        return self.ended(nodes, How.FAILED)
+
+    def left(self, name: str) -> list[str]:
+        """A node says that it leaves."""
+        return self.told(self.machine.on(Gone(name, "bye"), self.now))
+
+    def lost(self, name: str) -> list[str]:
+        """A node has been silent for too long."""
+        return self.told(self.machine.on_lost(name, self.now))
+
+    def wait(self, seconds: float) -> list[str]:
+        """Time passes; ticks come when they are due."""
+        lines, until = [], self.now + seconds
+        while (due := self.machine.next_deadline()) is not None and due <= until:
+            assert due > self.now, "a deadline in the past would be asked for ever"
+            self.now = due
+            lines += self.told(self.machine.on_tick(self.now))
+        self.now = until
+        return lines + self.told(self.machine.on_tick(self.now))
+
+    def taken_over(self, by: str) -> list[str]:
+        """Another node takes over from what was agreed on last."""
+        assert self.formed is not None
+        rules, judge = self.machine._rules, self.machine._judge
+        self.machine = Coordinator(by, rules, judge, self.now, self.formed)
+        return self.told(self.machine.retell())
+
+    def told(self, work: list[Work]) -> list[str]:
+        """What is told, as lines."""
+        lines, members = [], dict[int, str]()
+        for one in work:
+            match one:
+                case Formed():
+                    self.formed = one
+                case CycleEnd():
+                    lines.append(f"end {one.cycle}: {one.how}" + ("" if one.exit_code is None else f" {one.exit_code}"))
+                case Reply(name, seq, Place(cycle, rank, count)):
+                    assert seq == self._seq[name]
+                    members[rank], self._cycle[name] = name, cycle
+                    if len(members) == count:
+                        lines.append(f"cycle {cycle}: {''.join(members[rank] for rank in range(count))}")
+                case Reply(name, seq, Over(code)):
+                    assert seq == self._seq[name]
+                    lines.append(f"over for {name}: {code}")
+        return lines

@@ -1,0 +1,194 @@
+"""The job's store over torch's own: TCPStore and FileStore."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from ft_launcher.nodes.job_store import JobStore, open_job_store
+from rank_monitor.contract.errors import StoreLost
+
+PATIENT_S = 60.0
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    """A store apart from the nodes."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+@pytest.fixture(params=["tcp", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, server: TCPStore) -> Iterator[JobStore]:
+    """A connection of a node that does not host the store."""
+    if request.param == "tcp":
+        yield JobStore(*opened(f"127.0.0.1:{server.port}"))
+    else:
+        endpoint = str(tmp_path / "store")
+        yield open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, store_type="file"))
+
+
+def opened(endpoint: str) -> tuple[object, ...]:
+    """As another process sees it: here the server is in this one."""
+    of_host = open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, is_host="0"))
+    return of_host._backend, of_host.raw, of_host._connect, of_host._prefix, False
+
+
+def test_messages_are_read_in_the_order_of_their_numbers(store: JobStore) -> None:
+    for text in ("one", "two", "three"):
+        store.post(text)
+    store.publish({"term": "7"})
+    assert store.read_inbox(0, PATIENT_S) == ([b"one", b"two", b"three"], [])
+    assert store.read_inbox(1, PATIENT_S, ("term",)) == ([b"two", b"three"], [b"7"])
+    assert store.read_inbox(3, 0.0) == ([], [])
+
+
+def test_a_reader_is_woken_by_a_message(store: JobStore) -> None:
+    reader, found = store.another(), []
+    thread = threading.Thread(target=lambda: found.append(reader.read_inbox(0, PATIENT_S)))
+    thread.start()
+    store.post("one")
+    thread.join(PATIENT_S)
+    assert found == [([b"one"], [])]
+
+
+@pytest.mark.parametrize("holes", [{2}, {2, 3}, {4}, {2, 5, 6}, {6}])
+def test_what_is_written_before_a_hole_is_read(store: JobStore, holes: set[int]) -> None:
+    for number in range(1, 7):
+        assert store._store.add("inbox", 1) == number
+        if number not in holes:
+            store._store.set(f"inbox/{number}", str(number))
+    texts, _ = store.read_inbox(0, PATIENT_S)
+    assert texts == [str(number).encode() for number in range(1, min(holes))]
+
+
+def test_a_hole_is_given_up_and_its_late_writer_takes_another_place(store: JobStore) -> None:
+    assert store._store.add("inbox", 1) == 1  # a writer between its two steps
+    store.post("two")
+    assert store.read_inbox(0, 0.0) == ([], [])
+    store.give_up_missing(0)
+    store.give_up_missing(1)
+    assert store.read_inbox(0, 0.0) == ([b"", b"two"], [])
+    store.give_up_missing(2)
+    assert store.read_inbox(2, 0.0) == ([], []), "nobody has taken the third place yet"
+    assert store._put_if_absent("inbox/1", "one") != b"one"
+
+
+def test_many_writers_lose_nothing(store: JobStore) -> None:
+    connections = [store.another() for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda writer=writer, at=at: [writer.post(f"{at}.{n}") for n in range(20)])
+        for at, writer in enumerate(connections)
+    ]
+    for thread in threads:
+        thread.start()
+    read: list[bytes] = []
+    while len(read) < 160:
+        texts, _ = store.read_inbox(len(read), PATIENT_S)
+        assert texts, "a message is missing"
+        read += texts
+    for at in range(8):
+        own = [text.decode() for text in read if text.startswith(f"{at}.".encode())]
+        assert own == [f"{at}.{n}" for n in range(20)]
+    store.forget(range(1, 161))
+    assert store.read_inbox(0, 0.0) == ([], [])
+
+
+def test_answers(store: JobStore) -> None:
+    assert store.receive("reply/a/1", 0.0) is None
+    store.publish({"reply/a/1": "x", "reply/b/1": "y"})
+    assert store.receive("reply/b/1", PATIENT_S) == b"y"
+    store.drop("reply/b/1")
+    assert store.receive("reply/b/1", 0.0) is None
+    assert store.receive("reply/a/1", 0.0) == b"x"
+
+
+def test_beats(store: JobStore) -> None:
+    assert store.counters([]) == ({}, [])
+    assert store.counters(["a"], ("term",)) == ({"a": None}, [b""])
+    assert [store.beat("a"), store.beat("a")] == [1, 2]
+    store.publish({"term": "1"})
+    assert store.counters(["a", "b"], ("term",)) == ({"a": 2, "b": None}, [b"1"])
+    store.last_beat("a")
+    store.beat("b")
+    assert store.counters(["a", "b"]) == ({"a": -1, "b": 1}, [])
+
+
+def test_a_counter_that_is_no_number_is_a_lost_store_and_no_crash(store: JobStore) -> None:
+    store._store.set("beat/a", "x")
+    with pytest.raises(StoreLost):
+        store.counters(["a"])
+
+
+def test_one_of_many_writes_the_first_record(store: JobStore) -> None:
+    connections = [store.another() for _ in range(6)]
+    begin, won = threading.Barrier(6), []
+
+    def race(at: int) -> None:
+        begin.wait(PATIENT_S)
+        won.append((at, connections[at].set_head(f"node {at}", None)))
+
+    threads = [threading.Thread(target=race, args=(at,)) for at in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENT_S)
+    winners = [at for at, head in won if head is not None]
+    head = store.head()
+    assert len(winners) == 1 and head is not None
+    assert head.value == f"node {winners[0]}".encode()
+
+
+def test_a_record_is_written_only_over_the_one_that_was_read(store: JobStore) -> None:
+    assert store.head() is None
+    first = store.set_head("first", None)
+    assert first is not None and store.set_head("other", None) is None
+    second = store.set_head("second", first)
+    assert second is not None
+    assert store.set_head("late", first) is None, "a deposed writer"
+    assert store.set_head("second", first) is not None, "the same writer, whose answer was lost"
+    found = store.head()
+    assert found is not None and found.value == b"second"
+
+
+def test_the_server_of_the_store_knows_that_it_is(server: TCPStore) -> None:
+    endpoint = f"127.0.0.1:{server.port}"
+    assert open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, is_host="0")).hosted_here
+    store = JobStore(*opened(endpoint))
+    assert store.may_have_host and not store.another().hosted_here
+
+
+def test_two_jobs_share_a_store_and_see_nothing_of_each_other(server: TCPStore) -> None:
+    endpoint = f"127.0.0.1:{server.port}"
+    one, other = (
+        open_job_store("c10d", RendezvousParameters("c10d", endpoint, job, 1, 2, is_host="0"))
+        for job in ("one", "other")
+    )
+    one.post("text")
+    one.beat("a")
+    one.set_head("head", None)
+    assert other.read_inbox(0, 0.0) == ([], [])
+    assert other.counters(["a"]) == ({"a": None}, [])
+    assert other.head() is None
+
+
+def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = JobStore(*opened(f"127.0.0.1:{server.port}"))
+    del server
+    for operation in (
+        lambda: store.post("x"),
+        lambda: store.read_inbox(0, 1.0),
+        lambda: store.receive("x", 1.0),
+        lambda: store.beat("a"),
+        lambda: store.counters(["a"]),
+        store.head,
+        store.another,
+    ):
+        with pytest.raises(StoreLost):
+            operation()

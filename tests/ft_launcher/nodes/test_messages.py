@@ -1,0 +1,99 @@
+"""Messages between nodes: round trips, and what is no message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ft_launcher.nodes.messages import (
+    MAX_BYTES,
+    VERSION,
+    Arrive,
+    CycleEnd,
+    Ended,
+    Formed,
+    Gone,
+    NodeMessage,
+    Over,
+    Place,
+    arrivals_of,
+    decode,
+    encode,
+    over_of,
+)
+from rank_monitor.contract.errors import ProtocolError
+
+words, numbers = st.text(max_size=20), st.integers(-(2**60), 2**60)
+scalars = st.none() | st.booleans() | numbers | words
+json_values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(words, inner), max_leaves=8)
+objects = st.dictionaries(words, json_values, max_size=4)
+
+messages: st.SearchStrategy[NodeMessage] = st.one_of(
+    st.builds(Arrive, words, numbers, words, words, numbers, words, numbers, words, numbers, objects),
+    st.builds(Ended, words, numbers, words, words, numbers),
+    st.builds(Gone, words, words),
+    st.builds(Place, numbers, numbers, numbers, words, st.booleans(), objects, words),
+    st.builds(Over, numbers, words, objects, words),
+    st.builds(CycleEnd, numbers, words, words, st.none() | numbers),
+    st.builds(Formed, numbers, words, numbers, numbers, st.lists(words), words, objects, objects, objects),
+)
+
+
+@given(messages)
+def test_what_was_encoded_is_decoded(message: NodeMessage) -> None:
+    assert decode(encode(message).encode()) == message
+
+
+@given(st.binary())
+def test_any_bytes_are_a_message_or_a_protocol_error(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(text)
+
+
+kinds = st.sampled_from(["Arrive", "Ended", "Gone", "Place", "Over", "CycleEnd", "Formed", "Other", None])
+
+
+@given(kinds, st.sampled_from([VERSION, VERSION + 1, None]), objects, messages, st.data())
+def test_any_object_is_a_message_or_a_protocol_error(
+    kind: str | None, version: int | None, values: dict[str, Any], message: NodeMessage, data: st.DataObject
+) -> None:
+    fields = json.loads(encode(message))
+    for name in data.draw(st.lists(st.sampled_from(sorted(fields)))):
+        fields[name] = data.draw(json_values)
+    for record in (values | {"v": version, "kind": kind}, fields):
+        try:
+            found = decode(json.dumps(record).encode())
+            if isinstance(found, Formed):
+                arrivals_of(found)
+                over_of(found)
+        except ProtocolError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", "not an object"),
+        (b"{}", "version None"),
+        (b'{"v":2,"kind":"Gone"}', "version 2"),
+        (b'{"v":1,"kind":"Gon"}', "unknown kind"),
+        (b'{"v":1,"kind":"Gone","node":"a"}', "reason"),
+        (b'{"v":1,"kind":"Gone","node":"a","reason":1}', "reason"),
+        (b'{"v":1,"kind":"Gone","node":"a","reason":"","more":1}', "more"),
+        (b" " * (MAX_BYTES + 1), "bytes is above"),
+    ],
+)
+def test_what_is_no_message_says_why(text: bytes, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        decode(text)
+
+
+def test_a_record_without_the_arrival_of_a_member_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="no arrival of"):
+        arrivals_of(Formed(0, "a", 1, 0, ["a"]))
