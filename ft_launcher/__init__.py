@@ -6,11 +6,30 @@ Nothing is loaded before it is asked for: importing this package must not import
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
+
+    from ft_launcher.launch_config import LaunchConfig
+    from ft_launcher.python_api import launch
+
+__all__ = ["EtcdServer", "LaunchConfig", "__version__", "launch"]
+
+_MODULE_OF = {
+    "EtcdServer": "torch.distributed.elastic.rendezvous.etcd_server",
+    "LaunchConfig": "ft_launcher.launch_config",
+    "launch": "ft_launcher.python_api",
+}
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         return str(importlib.import_module("importlib.metadata").version("ft-launcher"))
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,121 +1,75 @@
 """The node agent: torch elastic's local agent with a cycle loop of our own that waits for events.
 
 It acts: `cycle.py` says when a cycle has ended, `attribution.py` why, `restart_policy.py` what follows. Uses torch's
-underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers`, `_stop_workers`, `_shutdown`, `_exit_barrier`, and the
-name `start_processes` of torch's module, rebound while torch starts ranks.
+underscored hooks `_invoke_run`, `_rendezvous`, `_exit_barrier`.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
 
-from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher import cycle_store, node_evidence
-from ft_launcher.aside import ToldMeanwhile, run_aside
-from ft_launcher.attribution import attribute
-from ft_launcher.cycle import Condemned, Cycle, MembersWait, Phase, RankEnded, ToldToEnd
-from ft_launcher.cycle_store import CycleStore, PortHolder
-from ft_launcher.evidence import gather
-from ft_launcher.monitors import NodeMonitors
-from ft_launcher.process_tree import Ending, ProcessTree, catches, is_stopped
-from ft_launcher.rank_context import RankContext
-from ft_launcher.recorder import Recorder
-from ft_launcher.restart_policy import Action, History, decide
-from ft_launcher.runtime import Runtime
-from ft_launcher.signals import SignalPipe
+from ft_launcher import cycle_store
+from ft_launcher.attribution import Fault
+from ft_launcher.cycle import Cycle, MembersWait, Phase, RankEnded, ToldToEnd
+from ft_launcher.cycle_store import CycleStore
+from ft_launcher.health import judge
+from ft_launcher.rank_agent import RankAgent
+from ft_launcher.restart_policy import Action, Decision, after_request, decide
 from ft_launcher.wait import readable
-from ft_launcher.worker_env import rank_environment
-from ft_launcher.zygote_pool import ZygotePool
-from rank_monitor.contract.config import Settings
-from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.messages import Verdict
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.messages import ControlRequest
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
+
+class Unhealthy(Exception):
+    """This node must not take part in a further cycle."""
 
 
-@dataclass
-class NodeParts:
-    """What the agent works with, made by `launch.py`."""
-
-    settings: Settings
-    runtime: Runtime
-    recorder: Recorder
-    signals: SignalPipe
-    ports: PortHolder
-    zygotes: ZygotePool
-    several_nodes: bool
-    adopt_orphans: bool = True
-
-
-class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
-    """The agent of this node. `exit_code` is what the launcher should end with; None: as torch would."""
-
-    def __init__(self, *args: Any, parts: NodeParts, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._parts = parts
-        self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
-        self._monitors = NodeMonitors(parts.runtime, parts.settings.monitor, self._nprocs)
-        self._history = History()
-        self._multipliers: dict[str, float] = {}
-        self._store_of_cycle: CycleStore | None = None
-        self._attempt = 0
-        self._told: int | None = None
-        self._oom_kills: int | None = None
-        self._closed = False
-        self.exit_code: int | None = None
-
-    @property
-    def _nprocs(self) -> int:
-        return int(self._worker_group.spec.local_world_size)
-
-    @property
-    def _cycle(self) -> int:
-        return self._store_of_cycle.cycle if self._store_of_cycle else 0
-
-    @property
-    def _ranks(self) -> RankContext | None:
-        return self._pcontext if isinstance(self._pcontext, RankContext) else None
-
-    # The cycle loop.
+class NodeAgent(RankAgent):
+    """The agent of this node: forms cycles, watches them, and does what is decided after each."""
 
     def _invoke_run(self, role: str = "") -> RunResult:
+        try:
+            return self._run_cycles()
+        except Unhealthy as unhealthy:
+            self.exit_code, self.reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {unhealthy}"
+            return self._stopped()
+
+    def _run_cycles(self) -> RunResult:
         group = self._worker_group
         self._initialize_workers(group)
         while True:
             match self._watch_cycle():
                 case Phase.SUCCEEDED:
-                    return self._succeed(group)
-                case Phase.FAILED:
-                    if (result := self._after_failure(group)) is not None:
-                        return result
-                    self._initialize_workers(group)
+                    result = self._succeed(group)
+                case Phase.FAILED | Phase.ASKED:
+                    result = self._after_failure(group)
                 case Phase.REFORM:
-                    self._parts.recorder.reform(self._cycle)
-                    self._restart_workers(group)
+                    result = self._reform(group)
+                case Phase.CUT_OFF:
+                    result = self._after_cut(group)
                 case _:
                     self._end_as_told()
+            if result is not None:
+                return result
+            self._initialize_workers(group)
 
     def _watch_cycle(self) -> Phase:
         """Waits for events until the cycle has ended."""
-        cycle = Cycle(self._nprocs)
+        cycle, self._asked = Cycle(self._nprocs), None
         while cycle.phase is Phase.RUNNING:
             ready = readable(self._descriptors(), self._wait_limit())
             for number in self._parts.signals.read():
                 self._told = self._told or number
                 cycle.on(ToldToEnd(number))
             self._parts.zygotes.handle()
+            if self._ranks is not None:
+                self._ranks.attend()
             ended = [rank for rank, pidfd in self._running().items() if pidfd in ready]
             self._hear(cycle)
             for local_rank in ended:
@@ -123,21 +77,26 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 if (end := self._ranks.reap(local_rank)) is not None:
                     self._parts.recorder.rank_ended(self._cycle, self._global(local_rank), end.exit_code)
                     cycle.on(RankEnded(local_rank, end.exit_code))
-            if self._parts.several_nodes and not ready:
-                cycle.on(MembersWait(self._waiting_nodes()))
+            self._ask_members(cycle, bool(ready))
         return cycle.phase
+
+    def _ask_members(self, cycle: Cycle, woken: bool) -> None:
+        """Asks what the other nodes want; torch's handlers know it after a store operation."""
+        if self._parts.several_nodes and not woken:
+            cycle.on(MembersWait(self._waiting_nodes()))
 
     def _descriptors(self) -> set[int]:
         ours = self._monitors.descriptors() | self._parts.zygotes.descriptors()
+        if self._ranks is not None:
+            ours |= self._ranks.descriptors()
         return {self._parts.signals.fileno(), *self._running().values(), *ours}
-
-    def _running(self) -> dict[int, int]:
-        return dict(self._ranks.pidfds) if self._ranks else {}
 
     def _wait_limit(self) -> float | None:
         """How long to wait for an event; with several nodes, torch's membership is asked each monitor interval."""
         checks = []
         if (check := self._monitors.next_check()) is not None:
+            checks.append(check - time.monotonic())
+        if self._ranks is not None and (check := self._ranks.next_check()) is not None:
             checks.append(check - time.monotonic())
         if self._parts.several_nodes:
             checks.append(float(self._worker_group.spec.monitor_interval))
@@ -150,20 +109,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._parts.recorder.store_silent(error)
             return 0
 
-    def _hear(self, cycle: Cycle | None) -> None:
-        """Takes what the monitors say."""
-        for local_rank, news in self._monitors.handle():
-            stack_file = self._monitors.stack_file(local_rank)
-            self._parts.recorder.heard(self._cycle, local_rank, self._global(local_rank), news, stack_file)
-            if cycle is not None and isinstance(news, Verdict) and news.condemned:
-                cycle.on(Condemned(local_rank))
-
-    def _global(self, local_rank: int) -> int:
-        return int(self._worker_group.workers[local_rank].global_rank)
-
-    # Forming and starting a cycle.
+    # Forming a cycle.
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._must_be_healthy()
         form = super()._rendezvous
         self._aside(lambda: form(worker_group))
         self._store_of_cycle = self._aside(lambda: self._open_store(worker_group))
@@ -171,85 +120,39 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         worker_group.master_port = self._store_of_cycle.port
         self._remaining_restarts = worker_group.spec.max_restarts - self._store_of_cycle.cycle
 
-    def _open_store(self, group: WorkerGroup) -> CycleStore:
-        static = self._rdzv_handler.get_backend() == "static" and group.group_world_size > 1
-        attempt, self._attempt = self._attempt, self._attempt + 1
-        if static and attempt == 0:
-            return cycle_store.given(group.store, group.group_rank == 0, group.master_addr, group.master_port)
-        suffix = f"/{attempt}" if static else ""
-        if group.group_rank == 0:
-            return cycle_store.publish(group.store, self._parts.ports, group.master_addr, suffix)
-        return cycle_store.learn(group.store, suffix)
-
-    def _aside(self, work: Callable[[], _T]) -> _T:
-        """Runs what blocks, while signals are heeded.
-
-        Raises:
-            SignalException: the launcher was told to end.
-        """
+    def _must_be_healthy(self) -> None:
+        """Raises `Unhealthy` when a check of this node says that; waits until its GPUs have their memory back."""
         try:
-            return run_aside(work, self._parts.signals)
-        except ToldMeanwhile as told:
-            self._raise_told(told.number)
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._oom_kills = node_evidence.oom_kills()
-        with self._our_context():
-            pids: dict[int, int] = super()._start_workers(worker_group)
-        assert self._ranks is not None
-        ranks = {local_rank: (self._global(local_rank), pid) for local_rank, pid in pids.items()}
-        self._monitors.begin_cycle(self._cycle, ranks, self._ranks.started_ns)
-        self._parts.recorder.cycle_started(self._cycle, worker_group, ranks)
-        return pids
-
-    @contextmanager
-    def _our_context(self) -> Iterator[None]:
-        before = torch_agent.start_processes
-        torch_agent.start_processes = self._start_processes
-        try:
-            yield
+            self._parts.memory.begin()
+            readings = self._aside(self._parts.health.check)
+            verdict = judge(readings)
+            self._parts.recorder.checked(self._cycle, readings, verdict)
+            if not verdict.healthy:
+                raise Unhealthy(verdict.reason)
+            self._parts.recorder.memory_kept(self._cycle, self._aside(self._parts.memory.wait))
         finally:
-            torch_agent.start_processes = before
+            self._parts.health.close()
+            self._parts.memory.close()
 
-    def _start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **rest: Any) -> RankContext:
-        """Stands in for torch's function of that name."""
-        for local_rank, rank_env in envs.items():
-            rank_env.update(
-                rank_environment(
-                    self._parts.runtime.tag,
-                    self._cycle,
-                    self._monitors.socket_path(local_rank),
-                    self._monitors.stack_file(local_rank),
-                    self._parts.settings.monitor.stack_signal,
-                    self._multipliers,
-                )
-            )
-        context = RankContext(envs=envs, zygotes=self._parts.zygotes, **rest)
-        context.start()
-        return context
+    def _open_store(self, group: WorkerGroup) -> CycleStore:
+        attempt, self._attempt = self._attempt, self._attempt + 1
+        if group.group_rank == 0:
+            run_id = self._rdzv_handler.get_run_id()
+            return cycle_store.publish(group.store, self._parts.ports, group.master_addr, run_id, attempt)
+        return cycle_store.learn(group.store)
 
-    # Ending a cycle.
+    # What follows its end.
 
-    def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
-        """torch's hook: the end of a cycle, whatever it was. Keeps the configured limit on every path."""
-        self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
+    def _reform(self, group: WorkerGroup) -> RunResult | None:
+        """Ends a healthy cycle, since the group is to form anew."""
+        self._parts.recorder.reform(self._cycle)
+        self._stop_workers(group)
+        return None
 
-    def _tree(self) -> ProcessTree:
-        pids = self._ranks.pids() if self._ranks else {}
-        running = {pids[local_rank] for local_rank in self._running()}
-        keep = self._monitors.pids() | self._parts.zygotes.pids()
-        return ProcessTree(self._parts.runtime.tag, running, keep, self._parts.adopt_orphans)
+    def _after_cut(self, group: WorkerGroup) -> RunResult:
+        raise AssertionError("one node is never cut off, and torch's handlers do not tell")
 
-    def _stop_ranks(self, first: int, limit_s: float) -> Ending:
-        """Ends everything of the cycle and takes the exit codes; harmless when nothing runs."""
-        self._monitors.end_cycle()
-        ending = self._tree().stop(first, limit_s)
-        if self._pcontext is not None:
-            self._pcontext.close(signal.SIGTERM)
-        self._parts.recorder.stopped(self._cycle, ending)
-        return ending
-
-    def _succeed(self, group: WorkerGroup) -> RunResult:
+    def _succeed(self, group: WorkerGroup) -> RunResult | None:
         result = self._monitor_workers(group)
         self._stop_workers(group)
         self._parts.recorder.cycle_ended(self._cycle, "succeeded")
@@ -263,78 +166,38 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _after_failure(self, group: WorkerGroup) -> RunResult | None:
         """Stops the others, finds out what happened and decides; a result when the job ends here."""
-        stop_began = time.monotonic()
-        assert self._ranks is not None
-        self._monitors.snapshots()
-        stopped = {rank for rank, pid in self._ranks.pids().items() if is_stopped(pid)}
-        ending = self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
-        self._hear(None)
-        evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
-        recorder, settings = self._parts.recorder, self._parts.settings
-        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
-        assert fault is not None, "a cycle failed without a failed rank"
-        now = time.monotonic()
-        decision = decide(fault, self._history, settings.restart, group.spec.max_restarts, now)
-        self._history = self._history.after(decision, now)
-        recorder.failed(self._cycle, fault, decision)
+        found = self._end_cycle(group)
+        if self._asked is not None:
+            return self._as_asked(group, *self._asked)
+        assert found is not None, "a cycle failed without a failed rank"
+        fault, life = found
+        restart, now = self._parts.settings.restart, time.monotonic()
+        history = self._history.ended(fault, life, restart, now)
+        decision = decide(fault, history, restart, group.spec.max_restarts, now)
+        self._history = history.after(decision, now)
+        self._parts.recorder.failed(self._cycle, fault, decision, life)
         if decision.action is Action.RESTART:
             self._forgive_learned_limit(fault.limit if fault.learned_limit else "")
+            if (number := self._parts.signals.wait(decision.wait_s)) is not None:
+                self._raise_told(number)
             return None
-        self.exit_code = decision.exit_code
+        return self._give_up(group, fault, decision)
+
+    def _give_up(self, group: WorkerGroup, fault: Fault | None, decision: Decision) -> RunResult:
+        """The result of a job that ends with failed ranks."""
+        self.exit_code, self.reason = decision.exit_code, decision.reason
         result = self._monitor_workers(group)
-        first = result.failures.get(fault.rank)
+        first = result.failures.get(fault.rank) if fault else None
         if first is not None:  # torch names the earliest failure the root cause
             first.timestamp = min(failure.timestamp for failure in result.failures.values()) - 1
         return result
 
-    def _forgive_learned_limit(self, limit: str) -> None:
-        """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""
-        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)} if limit else {}
-        if limit:
-            self._parts.recorder.limit_doubled(limit, self._multipliers[limit])
-
-    def _end_as_told(self) -> NoReturn:
-        """A signal ends the launcher: the ranks get theirs, and time to save.
-
-        Raises:
-            SignalException: always; torch then leaves the rendezvous open for others.
-        """
-        assert self._told is not None and self._ranks is not None
-        stop = self._parts.settings.stop
-        self._parts.recorder.told(self._told)
-        if self._told == signal.SIGINT:
-            self._stop_ranks(signal.SIGINT, stop.workers_stop_timeout)
-            self._raise_told(self._told)
-        self._monitors.end_cycle()
-        for pidfd, pid in ((fd, self._ranks.pids()[rank]) for rank, fd in self._running().items()):
-            number = stop.preemption_signal if catches(pid, stop.preemption_signal) else signal.SIGTERM
-            signal.pidfd_send_signal(pidfd, number)
-            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-        deadline = time.monotonic() + stop.preemption_grace
-        while self._running() and (left := deadline - time.monotonic()) > 0:
-            readable([*self._running().values(), self._parts.signals.fileno()], left)
-            if self._parts.signals.read():
-                deadline = min(deadline, time.monotonic() + stop.workers_stop_timeout)
-            self._ranks.reap_all()
-        by_themselves = not self._running()
-        self._stop_ranks(signal.SIGTERM, stop.workers_stop_timeout if by_themselves else 0.0)
-        self.exit_code = int(ExitCode.PREEMPTED if by_themselves else ExitCode.PREEMPTED_KILLED)
-        raise SignalException(f"told to end by signal {self._told}", signal.Signals(self._told))
-
-    def _raise_told(self, number: int) -> NoReturn:
-        """Leaves because of a signal while no rank runs."""
-        if number == signal.SIGINT:
-            self.exit_code = INTERRUPTED
-        else:
-            self.exit_code = died_of(number) if self._pcontext is None else int(ExitCode.PREEMPTED)
-        raise SignalException(f"told to end by signal {number}", signal.Signals(number))
-
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """torch's hook at the very end, on every path: nothing of ours is left."""
-        if not self._closed:
-            self._closed = True
-            self._parts.zygotes.close()
-            self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
-            self._monitors.close()
-            self._parts.ports.close()
-        super()._shutdown(*args, **kwargs)
+    def _as_asked(self, group: WorkerGroup, rank: int, request: ControlRequest) -> RunResult | None:
+        """Does what a rank asked for, once the ranks have ended; a result when this launcher ends."""
+        policy, now = self._parts.settings.restart, time.monotonic()
+        decision = after_request(request, rank, self._history, policy, group.spec.max_restarts, now)
+        self._parts.recorder.asked(self._cycle, request, decision)
+        if decision.action is Action.RESTART:
+            return None
+        self.exit_code, self.reason = decision.exit_code, decision.reason
+        return self._stopped()

@@ -60,7 +60,10 @@ class NodeEvidence:
 
 @dataclass(frozen=True)
 class Fault:
-    """Who failed first (`rank`), what, where, and the likely cause with its evidence."""
+    """Who failed first (`rank`), what, where, and the likely cause with its evidence; `collateral`: by another's.
+
+    `error` is type and place of the exception of an error of its own, the same whenever the same line raises it.
+    """
 
     kind: FaultKind
     rank: int
@@ -76,6 +79,8 @@ class Fault:
     detail: tuple[str, ...] = field(default=())
     others: tuple[str, ...] = field(default=())
     agreed_exit_code: int | None = None
+    error: str = ""
+    collateral: bool = False
 
 
 _HINTS = {
@@ -90,6 +95,7 @@ _HINTS = {
 }
 _SHM_LOW = 64 << 20
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 _IN_COLLECTIVE = ("distributed_c10d.py", "_engine_run_backward", "all_reduce", "barrier")
 _PEER_LOST = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|peer|remote process|remote side|NCCL.*abort",
@@ -125,12 +131,14 @@ def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: flo
         what=_what(kind, first),
         where=where(first),
         hint=_hint(kind, first, node),
-        iteration=_iteration(first),
+        iteration=iteration(first),
         limit=first.verdict.limit if first.verdict else "",
         learned_limit=bool(first.verdict and first.verdict.learned),
         detail=_detail(kind, first),
         others=others,
         agreed_exit_code=_agreed_code([rank for rank in own if not _collateral(rank)] or own),
+        collateral=_collateral(first),
+        error=_error(kind, first),
     )
 
 
@@ -216,6 +224,14 @@ def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
     return ()
 
 
+def _error(kind: FaultKind, rank: RankEvidence) -> str:
+    """Type and innermost frame of its exception; empty where that only says that a peer is gone."""
+    if kind is not FaultKind.EXCEPTION or rank.exception is None or _collateral(rank):
+        return ""
+    frames = _FRAME.findall(rank.exception.traceback)
+    return rank.exception.type + (" at {}:{}".format(*frames[-1]) if frames else "")
+
+
 def where(rank: RankEvidence) -> str:
     """In which sections and at which iteration the rank was, in words; empty when nothing is known."""
     sections: dict[str, float] = {}
@@ -226,12 +242,13 @@ def where(rank: RankEvidence) -> str:
     parts = []
     if sections:
         parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in sections.items()))
-    if _iteration(rank) != NO_ITERATION:
-        parts.append(f"at iteration {_iteration(rank)}")
+    if iteration(rank) != NO_ITERATION:
+        parts.append(f"at iteration {iteration(rank)}")
     return " ".join(parts)
 
 
-def _iteration(rank: RankEvidence) -> int:
+def iteration(rank: RankEvidence) -> int:
+    """The last iteration that the rank reported in this cycle; NO_ITERATION when it reported none."""
     if rank.verdict and rank.verdict.iteration != NO_ITERATION:
         return rank.verdict.iteration
     return rank.snapshot.iteration if rank.snapshot else NO_ITERATION

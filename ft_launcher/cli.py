@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ft_launcher import prescan
+from ft_launcher.options import UsageError
 from ft_launcher.runtime import Runtime
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
@@ -54,6 +55,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """
     words = sys.argv[1:] if words is None else words
     try:
+        _must_have_folder()
         code = _subcommand(words) if is_subcommand(words) else _job(words)
     except FtError as error:
         print(f"ft_launcher: {error}", file=sys.stderr)
@@ -64,6 +66,19 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         traceback.print_exc()
         code = int(ExitCode.LAUNCHER_ERROR)
     sys.exit(code)
+
+
+def _must_have_folder() -> None:
+    """In a folder that was removed, importing torch ends the interpreter without a word of why (its MKL does).
+
+    Raises:
+        UsageError: the current folder is gone.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109 (only asked for)
+    except OSError as error:
+        hint = "Change to one that is there"
+        raise UsageError(f"the current folder cannot be used: {error.strerror}", hint) from None
 
 
 def is_subcommand(words: Sequence[str]) -> bool:
@@ -94,7 +109,7 @@ def _job(words: Sequence[str]) -> int:
         if job.settings.start.dry_run:
             return _tell(job)
         runtime = runtime or Runtime.start()
-        from ft_launcher.launch import run
+        from ft_launcher.composition import run
 
         return run(job, runtime, zygotes)
     finally:

@@ -4,7 +4,9 @@
     RUNNING RankEnded(other)                  -> FAILED
             VerdictFound, then RankEnded      -> FAILED, whatever the code
             ToldToEnd                         -> TOLD_TO_END
-            MembersWait                       -> REFORM
+            MembersWait, EndedElsewhere       -> REFORM
+            CutOff                            -> CUT_OFF
+            Asked                             -> ASKED
 
 The first ending stands; what comes later is evidence, not a change of mind.
 """
@@ -24,6 +26,8 @@ class Phase(Enum):
     FAILED = auto()
     TOLD_TO_END = auto()
     REFORM = auto()
+    ASKED = auto()
+    CUT_OFF = auto()
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,24 @@ class MembersWait:
     count: int
 
 
-Event: TypeAlias = RankEnded | Condemned | ToldToEnd | MembersWait
+@dataclass(frozen=True)
+class Asked:
+    """A rank asked for what ends the cycle: a restart, the end of the job, the exclusion of this node."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class EndedElsewhere:
+    """The cycle has ended for all nodes."""
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """The other nodes may have gone on without this one."""
+
+
+Event: TypeAlias = RankEnded | Condemned | ToldToEnd | MembersWait | Asked | EndedElsewhere | CutOff
 
 
 class Cycle:
@@ -82,6 +103,12 @@ class Cycle:
             case MembersWait():
                 if event.count > 0:
                     self._end(Phase.REFORM)
+            case Asked():
+                self._end(Phase.ASKED)
+            case EndedElsewhere():
+                self._end(Phase.REFORM)
+            case CutOff():
+                self._end(Phase.CUT_OFF)
         return self.phase
 
     def _end(self, phase: Phase) -> None:

@@ -79,24 +79,22 @@ class PortHolder:
         raise RendezvousConnectionError(f"no free port found among {where} (--ft-port-range)")
 
 
-def publish(store: Any, holder: PortHolder, host: str, suffix: str = "") -> CycleStore:
-    """The first node's part: counts the cycle, hosts its store, tells the others."""
-    cycle = _underlying(store).add(f"{_KEY}_count", 1) - 1
+def publish(store: Any, holder: PortHolder, host: str, run_id: str, at_least: int = 0) -> CycleStore:
+    """The first node's part: counts the cycle, hosts its store, tells the others.
+
+    Args:
+        run_id: the job's; jobs of one store count apart.
+        at_least: the cycles this node has seen, for a handler that has another store each time.
+    """
+    cycle = max(_underlying(store).add(f"{_KEY}_count/{run_id}", 1) - 1, at_least)
     server = holder.serve()
-    store.set(_KEY + suffix, json.dumps({"cycle": cycle, "host": host, "port": server.port}))
+    store.set(_KEY, json.dumps({"cycle": cycle, "host": host, "port": server.port}))
     return CycleStore(cycle, host, server.port, server)
 
 
-def given(store: Any, first: bool, host: str, port: int) -> CycleStore:
-    """The first cycle where torch hosts the store at an address that the user gave; the first node counts it."""
-    if first:
-        _underlying(store).add(f"{_KEY}_count", 1)
-    return CycleStore(0, host, port, None)
-
-
-def learn(store: Any, suffix: str = "") -> CycleStore:
+def learn(store: Any) -> CycleStore:
     """The other nodes' part: waits for what the first published."""
-    found = json.loads(store.get(_KEY + suffix))
+    found = json.loads(store.get(_KEY))
     return CycleStore(int(found["cycle"]), str(found["host"]), int(found["port"]), None)
 
 

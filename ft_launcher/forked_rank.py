@@ -48,8 +48,9 @@ class Order:
 
 
 def mark_preloaded() -> None:
-    """What is loaded now is shared by all ranks."""
+    """What is loaded now is shared by all ranks. From here on this process imports nothing: ranks search anew."""
     forked_end.mark_preloaded()
+    importlib.invalidate_caches()
     gc.freeze()
     gc.enable()
 
@@ -74,7 +75,6 @@ def become(order: Order, bootstrap: str, path: Sequence[str]) -> None:
         os.sched_setaffinity(0, order.affinity)
     sys.orig_argv[:] = [sys.executable, "-u", bootstrap, *order.words]
     sys.path[:] = path
-    importlib.invalidate_caches()
     _renew_main()
     proc_view.show([sys.executable, "-u", *order.words], order.environ)
     proc_view.name(Path(sys.executable).name)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 STOPPED_GRACE_S = 1.0
 _SNAPSHOT_WAIT_S = 0.2
+_OF_THE_RANK = (RankException, ControlRequest, LimitsSet)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class NodeMonitors:
         self._settings = settings
         self._sequence = 0
         self._seats: list[_Seat] = []
+        self._not_told: list[tuple[int, News]] = []
         for local_rank in range(nprocs):
             listener = channel.listen(self.socket_path(local_rank))
             self._seats.append(_Seat(listener, runtime.template.fork_monitor(listener, settings, local_rank)))
@@ -146,7 +148,7 @@ class NodeMonitors:
 
     def handle(self) -> list[tuple[int, News]]:
         """Takes everything the monitors said, replaces those that were lost; returns what matters, by local rank."""
-        news: list[tuple[int, News]] = []
+        news, self._not_told = self._not_told, []
         for local_rank, seat in enumerate(self._seats):
             for message in self._drain(seat):
                 if (heard := self._note(seat, message)) is not None:
@@ -158,19 +160,25 @@ class NodeMonitors:
                 news.append((local_rank, Replaced(local_rank, why)))
         return news
 
-    def snapshots(self) -> None:
-        """Asks every monitor where its rank is; waits a bounded time for the answers, kept in `found`."""
+    def snapshots(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Asks every monitor where its rank is; waits a bounded time for the answers, kept in `found`.
+
+        Args:
+            meanwhile: called while they answer.
+        """
         self._sequence += 1
         token = self._sequence
         waiting = {seat.monitor.channel.fileno(): seat for seat in self._seats if seat.start is not None}
         for seat in waiting.values():
             self._send(seat, SnapshotRequest(token))
+        meanwhile()
         deadline = time.monotonic() + _SNAPSHOT_WAIT_S
         while waiting and (left := deadline - time.monotonic()) > 0:
             for descriptor in readable(waiting, left):
                 seat = waiting[descriptor]
                 for message in self._drain(seat):
-                    self._note(seat, message)
+                    if (news := self._note(seat, message)) is not None:
+                        self._not_told.append((self._seats.index(seat), news))
                 snapshot = seat.found.snapshot
                 if (snapshot and snapshot.token == token) or readable([seat.monitor.pidfd]):
                     waiting.pop(descriptor)
@@ -192,9 +200,13 @@ class NodeMonitors:
             if received is None or not received[0]:
                 return
             try:
-                yield codec.decode(received[0]).message
+                heard = codec.decode(received[0])
             except ProtocolError as error:
                 logger.warning("a monitor sent what is no message: %s", error)
+                continue
+            of_now = seat.start is None or heard.sent_ns >= seat.start.started_ns
+            if of_now or not isinstance(heard.message, _OF_THE_RANK):  # else a late word of the last cycle's rank
+                yield heard.message
 
     def _note(self, seat: _Seat, message: Message) -> News | None:
         """Keeps what a monitor told; returns it if the launcher should hear of it."""

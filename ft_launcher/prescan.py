@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from ft_launcher import command_line, options
+from ft_launcher import command_line, options, rank_count
 from rank_monitor.contract.errors import ConfigError
 
 _THREADS = "OMP_NUM_THREADS"
@@ -21,8 +21,8 @@ _TORCH_FLAGS = frozenset(
 
 @dataclass(frozen=True)
 class Scan:
-    """What was seen: ranks per node (None: torch must count), whether ranks will be started, and by the same token
-    whether `OMP_NUM_THREADS` was set here."""
+    """What was seen: a guess of the ranks per node (None: torch must count), whether ranks will be started, and by the
+    same token whether `OMP_NUM_THREADS` was set here."""
 
     ranks: int | None
     starts_ranks: bool
@@ -37,7 +37,7 @@ def scan(words: Sequence[str], environ: Mapping[str, str]) -> Scan:
         return Scan(None, starts_ranks=False)
     dry = options.flag_of("dry_run") + "=true"
     starts = bool(halves.rest) and not {"-h", "--help", dry} & set(halves.options)
-    return Scan(_number(_ranks(halves.options, environ)), starts)
+    return Scan(rank_count.guess(_ranks(halves.options, environ), environ), starts)
 
 
 def prepare_threads(seen: Scan, environ: MutableMapping[str, str]) -> Scan:
@@ -70,7 +70,3 @@ def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _dashed(word: str) -> str:
     return word.replace("_", "-")
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None

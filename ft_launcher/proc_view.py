@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import struct
@@ -31,16 +32,27 @@ def show(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     memory[:length] = arguments + variables
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     between, last = first + len(arguments), first + length
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    code, code_end, data, data_end, heap, stack = (int(fields[number - 3]) for number in _FROM_STAT)
-    libc = ctypes.CDLL(None)
-    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_long]
-    own = (code, code_end, data, data_end, heap, libc.sbrk(0), stack)
+    code, code_end, data, data_end, heap, stack = _layout()
+    own = (code, code_end, data, data_end, heap, _libc().sbrk(0), stack)
     layout = struct.pack("11QQII", *own, first, between, between, last, 0, 0, _NO_EXE)
-    if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, len(layout), 0) != 0:
+    if _libc().prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, len(layout), 0) != 0:
         return False
     _shown.append(memory)
     return True
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_long]
+    return libc
+
+
+@functools.cache
+def _layout() -> tuple[int, ...]:
+    """Code, data, heap and stack of this process: a fork has those of its parent, and need not ask again."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    return tuple(int(fields[number - 3]) for number in _FROM_STAT)
 
 
 def name(text: str) -> None:

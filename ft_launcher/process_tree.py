@@ -12,16 +12,18 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ft_launcher.wait import readable
-from rank_monitor.contract import env
-from rank_monitor.contract.sweep import environ_of
+from rank_monitor.contract.sweep import carries
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _AFTER_SIGKILL_S = 10.0
 _RESCAN_S = 0.05
+_STAT_BYTES = 1024
 
 
 def become_subreaper() -> None:
@@ -30,18 +32,35 @@ def become_subreaper() -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class _Stat:
+@contextlib.contextmanager
+def subreaper() -> Iterator[None]:
+    """While this lasts, orphans below this process become its children; then it is as it was."""
+    libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int(0)
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    become_subreaper()
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+class _Stat(NamedTuple):
     parent: int
     state: str
 
 
-def _read_stat(pid: int) -> _Stat | None:
+def _read_stat(pid: int | str) -> _Stat | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    return _Stat(int(fields[1]), fields[0].decode())
+    try:
+        state, parent, _ = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split(b" ", 2)
+    except (OSError, ValueError):  # it ended between the two
+        return None
+    finally:
+        os.close(descriptor)
+    return _Stat(int(parent), state.decode())
 
 
 def is_stopped(pid: int) -> bool:
@@ -89,55 +108,67 @@ class ProcessTree:
     def members(self) -> set[int]:
         """Pids of the living (not zombie) processes of the cycle, found anew; reaps orphans that ended."""
         stats = {}
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit() and (stat := _read_stat(int(entry.name))):
-                stats[int(entry.name)] = stat
-        found = {pid for pid in stats if pid != os.getpid() and self._belongs(pid, stats)}
+        for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
+            if name.isdigit() and (stat := _read_stat(name)):
+                stats[int(name)] = stat
+        own = os.getpid()
+        found = {pid for pid in stats if pid != own and self._belongs(pid, stats, own)}
         for pid in found - self._ranks:
-            if stats[pid].state == "Z" and stats[pid].parent == os.getpid():
+            if stats[pid].state == "Z" and stats[pid].parent == own:
                 with contextlib.suppress(OSError):
                     os.waitpid(pid, os.WNOHANG)
         return {pid for pid in found if stats[pid].state not in "ZX"}
 
-    def _belongs(self, pid: int, stats: dict[int, _Stat]) -> bool:
+    def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
         ancestor = pid
         while ancestor in stats:
             if ancestor in self._keep:
                 return False
             if ancestor in self._ranks:
                 return True
-            if stats[ancestor].parent == os.getpid():
+            if stats[ancestor].parent == own:
                 if self._adopt_orphans:
                     return True
                 break
             ancestor = stats[ancestor].parent
-        return bool(environ_of(pid).get(env.JOB_TAG) == self._tag)
+        return carries(pid, self._tag)
 
-    def _refresh(self) -> None:
+    def find(self) -> set[int]:
+        """Takes hold of the living processes of the cycle; returns those that are new."""
         members = self.members()
-        for pid in members - self._pidfds.keys():
+        self._let_go(self._pidfds.keys() - members)
+        new = members - self._pidfds.keys()
+        for pid in new:
             with contextlib.suppress(OSError):
                 self._pidfds[pid] = os.pidfd_open(pid)
-        for pid in self._pidfds.keys() - members:
+        return new
+
+    def _let_go(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             os.close(self._pidfds.pop(pid))
 
-    def _signal(self, number: int) -> None:
-        for pidfd in self._pidfds.values():
+    def _signal(self, number: int, pids: Iterable[int]) -> None:
+        for pidfd in (self._pidfds[pid] for pid in pids if pid in self._pidfds):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(pidfd, number)
                 if number != signal.SIGKILL:
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
 
-    def stop(self, first: int, limit_s: float) -> Ending:
+    def stop(self, first: int, limit_s: float, meanwhile: Callable[[], object] = lambda: None) -> Ending:
         """Ends every process of the cycle: `first` at once, SIGKILL when `limit_s` seconds have passed, exactly.
+
+        Args:
+            meanwhile: called when all have got `first`.
 
         Returns:
             Who had to be killed, and who could not be.
         """
         ending = Ending()
-        self._refresh()
-        self._signal(first)
+        if not self._pidfds:
+            self.find()
+        self._signal(first, self._pidfds)
         deadline = time.monotonic() + limit_s
+        meanwhile()
         killing = False
         while self._pidfds:
             now = time.monotonic()
@@ -146,16 +177,13 @@ class ProcessTree:
                     ending.left = set(self._pidfds)
                     break
                 killing, deadline = True, now + _AFTER_SIGKILL_S
-                ending.killed |= set(self._pidfds)
             if killing:
-                self._signal(signal.SIGKILL)
+                ending.killed |= self._pidfds.keys()
+                self._signal(signal.SIGKILL, self._pidfds)
             left = deadline - now
-            readable(self._pidfds.values(), min(left, _RESCAN_S) if killing else left)
-            self._refresh()
-        self._close()
+            ended = readable(self._pidfds.values(), min(left, _RESCAN_S) if killing else left)
+            self._let_go([pid for pid, pidfd in self._pidfds.items() if pidfd in ended])
+            if killing or not self._pidfds:  # what they started since
+                self._signal(first, self.find())
+        self._let_go(list(self._pidfds))
         return ending
-
-    def _close(self) -> None:
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
-        self._pidfds.clear()

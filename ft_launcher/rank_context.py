@@ -21,7 +21,12 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from ft_launcher import script
 from ft_launcher.log_pump import LogPump, streams_of
-from ft_launcher.zygote_pool import RankOrder, ZygotePool
+from ft_launcher.wait import readable
+from ft_launcher.zygote_pool import ZygotePool
+from ft_launcher.zygote_process import RankOrder
+
+_LAST_THREADS_S = 1.0
+"""/proc shows a zombie from the main thread's end on; there is no exit code before the other threads have ended."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class ForkedProcess:
 class ForkedHandler:
     """In the place of torch's `SubprocessHandler`; torch's names."""
 
-    proc: ForkedProcess
+    proc: Any
     local_rank_id: int
     _stdout: IO[str] | None
     _stderr: IO[str] | None
@@ -68,6 +73,17 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return set()
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        return None
+
+    def attend(self) -> None:
+        """Takes note of what ranks say beyond their end: scripts say nothing."""
 
     def start(self) -> None:
         """Starts the ranks and the tails of their logs; touches no signal handler."""
@@ -122,6 +138,9 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """Called by torch to stop the ranks: they have been stopped by then; this takes what is left of them."""
+        deadline = time.monotonic() + _LAST_THREADS_S
+        for pidfd in list(self.pidfds.values()):
+            readable([pidfd], max(0.0, deadline - time.monotonic()))
         self.reap_all()
         for handler in self.subprocess_handlers.values():
             for stream in (handler._stdout, handler._stderr):

@@ -9,18 +9,20 @@ import logging
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ft_launcher import report
 from ft_launcher.attribution import Fault, signal_name
+from ft_launcher.health.reading import NodeVerdict, Reading
 from ft_launcher.journal import Journal
 from ft_launcher.logs import RunFolder
 from ft_launcher.monitors import News, Replaced
 from ft_launcher.process_tree import Ending
-from ft_launcher.restart_policy import Decision
+from ft_launcher.restart_history import CycleLife
+from ft_launcher.restart_policy import Action, Decision
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, Verdict
 
@@ -67,9 +69,24 @@ class Recorder:
             ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
         )
 
-    def cycle_ended(self, cycle: int, how: str) -> None:
+    def checked(self, cycle: int, readings: Sequence[Reading], verdict: NodeVerdict) -> None:
+        """The node's health before a cycle; told when it says something."""
+        notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "unhealthy")]
+        if not verdict.healthy:
+            self._keep()
+            report.show(f"ft_launcher: this node is unhealthy and takes no part: {verdict.reason}")
+        if notable:
+            self.journal.write("health", cycle=cycle, healthy=verdict.healthy, readings=notable)
+
+    def memory_kept(self, cycle: int, why: str) -> None:
+        """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
+        if why:
+            logger.warning("%s", why)
+            self.journal.write("gpu_memory", cycle=cycle, why=why)
+
+    def cycle_ended(self, cycle: int, how: str, **facts: Any) -> None:
         """A cycle is over."""
-        self.journal.write("cycle_end", cycle=cycle, how=how)
+        self.journal.write("cycle_end", cycle=cycle, how=how, **facts)
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""
@@ -91,18 +108,28 @@ class Recorder:
             case LimitsSet():
                 self.journal.write("limits", cycle=cycle, rank=rank, **asdict(news))
             case ControlRequest():
-                logger.warning(
-                    "rank %d asks for %s (%s): written down, not acted on", rank, news.action, news.description
-                )
+                logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
                 self.journal.write("control_request", cycle=cycle, rank=rank, **asdict(news))
 
-    def failed(self, cycle: int, fault: Fault, decision: Decision) -> None:
-        """A cycle failed: what, why, and what follows. Written before it is carried out."""
+    def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
+        """What a request comes to."""
+        self._decided(cycle, decision)
+        if decision.action is not Action.GO_ON:
+            self.cycle_ended(cycle, f"asked for: {request.action}")
+        report.show(f"ft_launcher: {report.next_step(decision)}")
+
+    def _decided(self, cycle: int, decision: Decision) -> None:
+        """Written before it is carried out."""
+        self._keep()
+        self.journal.write("decision", cycle=cycle, **(asdict(decision) | {"action": decision.action.value}))
+
+    def failed(self, cycle: int, fault: Fault, decision: Decision, life: CycleLife | None = None) -> None:
+        """A cycle failed: what, why, and what follows; `life`: how long it lived and how far it came."""
         self._keep()
         facts = asdict(fault) | {"kind": fault.kind.value}
         self.journal.write("fault", cycle=cycle, **facts)
-        self.journal.write("decision", cycle=cycle, **(asdict(decision) | {"action": decision.action.value}))
-        self.cycle_ended(cycle, "failed")
+        self._decided(cycle, decision)
+        self.cycle_ended(cycle, "failed", **(asdict(life) if life else {}))
         record = self.journal.path.parent if self.journal.path else None
         colour = sys.stderr is not None and sys.stderr.isatty()
         report.show(report.block(fault, decision, cycle, self._node, record, colour))
@@ -120,10 +147,10 @@ class Recorder:
         logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
         self.journal.write("limit_doubled", limit=limit, factor=factor)
 
-    def reform(self, cycle: int) -> None:
-        """Other nodes wait, so the group forms anew."""
-        logger.warning("other nodes wait to take part: the group forms anew")
-        self.cycle_ended(cycle, "membership changed")
+    def reform(self, cycle: int, why: str = "other nodes wait to take part") -> None:
+        """The group forms anew, for no fault of this node's ranks."""
+        logger.warning("the group forms anew: %s", why)
+        self.cycle_ended(cycle, "membership changed", why=why)
 
     def told(self, number: int) -> None:
         """A signal ends the launcher."""

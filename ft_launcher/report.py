@@ -24,12 +24,7 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
         At most ten lines.
     """
     head = f"ft_launcher: rank {fault.rank} on {node} {fault.what}"
-    next_step = f"next: {decision.action.value} - {decision.reason}"
-    if decision.action is Action.RESTART:
-        next_step += f", {decision.restarts_left} left"
-    elif decision.exit_code is not None:
-        next_step += f"; exit code {decision.exit_code}"
-    tail = [next_step]
+    tail = [next_step(decision)]
     if record is not None:
         tail.append(f"record: {record}")
     lines = [f"cycle {cycle}, pid {fault.pid}" + (f", {fault.where}" if fault.where else "")]
@@ -44,6 +39,16 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
         if decision.action is Action.RESTART:
             tail[0] = f"{_BOLD_GREEN}{tail[0]}{_RESET}"
     return "\n".join([head, *(f"  {line}" for line in (*lines, *tail))])
+
+
+def next_step(decision: Decision) -> str:
+    """What is done next, and why, in one line."""
+    step = f"next: {decision.action.value} - {decision.reason}"
+    if decision.action is Action.RESTART:
+        step += f", {decision.restarts_left} left"
+    if decision.wait_s:
+        step += f", after a wait of {decision.wait_s:g} s"
+    return step if decision.exit_code is None else f"{step}; exit code {decision.exit_code}"
 
 
 def show(text: str, stream: TextIO | None = None) -> None:

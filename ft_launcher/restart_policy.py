@@ -1,80 +1,123 @@
 """Fault, history and now in; a decision with its reason out. Pure.
 
-Knows no process, no clock and no store. The same reason feeds log, journal and console.
+Knows no process, no clock and no store. The same reason feeds log, journal and console. What is remembered between two
+decisions stands in `restart_history.py`; docs/restart_policy.md has the rules as tables.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.restart_history import History
 from rank_monitor.contract.config import RestartSettings
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
+from rank_monitor.contract.messages import ControlRequest
+
+MOST_MOVES = 3
+"""So many exits with code 16 in a row are not charged."""
+
+_MOST_WORDS = 200
+_MIN_HEALTHY = "min-healthy"
+_REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.JOB_STOPPED, "restart": None}
 
 
 class Action(Enum):
-    """What to do after a failed cycle."""
+    """What to do after a cycle, or, for GO_ON, within one."""
 
     RESTART = "restart"
     GIVE_UP = "give up"
+    LEAVE = "leave"
+    GO_ON = "go on"
+
+
+class Uncharged(Enum):
+    """Ends of a cycle that are nobody's fault in the job, in words."""
+
+    MEMBERSHIP = "the membership changed"
+    SPARE = "a spare took the place of a lost node"
+    PREEMPTION = "a node was preempted"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do and why. `exit_code` is the launcher's, when it gives up."""
+    """What to do and why. `exit_code` is the launcher's, when it ends; `wait_s` comes before a restart."""
 
     action: Action
     reason: str
     charged: bool = False
     restarts_left: int = 0
     exit_code: int | None = None
+    wait_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class History:
-    """Moments (monotonic seconds) of the restarts charged to the budget so far."""
-
-    charged: tuple[float, ...] = ()
-
-    def after(self, decision: Decision, now: float) -> History:
-        """The history with this decision in it."""
-        return replace(self, charged=(*self.charged, now)) if decision.charged else self
-
-
-def decide(fault: Fault, history: History, settings: RestartSettings, max_restarts: int, now: float) -> Decision:
+def decide(
+    fault: Fault,
+    history: History,
+    settings: RestartSettings,
+    max_restarts: int,
+    now: float,
+    elsewhere: bool = False,
+) -> Decision:
     """Whether the job restarts after `fault`.
 
     Args:
         fault: what ended the cycle.
-        history: restarts so far.
+        history: the job so far, that cycle included (`History.ended`).
         settings: the policy.
         max_restarts: the budget, per job or per `restart_window`.
         now: monotonic seconds.
+        elsewhere: there is another device or node that a restart would use.
     """
-    if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
-        return Decision(
-            Action.GIVE_UP,
-            "the rank failed on result validation (exit code 17); a restart would compute the same",
-            exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION),
-        )
-    if fault.exit_code in settings.no_restart_exit_codes:
-        return Decision(
-            Action.GIVE_UP,
-            f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes",
-            exit_code=settings.no_restart_exit_code,
-        )
-    window = settings.restart_window
-    spent = sum(1 for at in history.charged if window is None or at > now - window)
-    left = max_restarts - spent
-    span = "" if window is None else f" within {window:g} s"
+    if (final := _not_restarted(fault, history, settings, elsewhere)) is not None:
+        return final
+    left = _left(history, settings, max_restarts, now)
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
+        reason = f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware, not charged"
+        return Decision(Action.RESTART, reason, restarts_left=left)
+    span = "" if settings.restart_window is None else f" within {settings.restart_window:g} s"
     if left > 0:
-        reason = f"restart {spent + 1} of {max_restarts}{span}"
-        return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1)
+        reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
+        wait_s = backoff_s(history.young, *settings.backoff)
+        return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
     reason = (
         "no restarts allowed (--max-restarts 0)" if max_restarts == 0 else f"all {max_restarts} restarts{span} spent"
     )
     return Decision(Action.GIVE_UP, reason, exit_code=_final_code(fault, settings))
+
+
+def _not_restarted(fault: Fault, history: History, settings: RestartSettings, elsewhere: bool) -> Decision | None:
+    """The end of the job where a restart would not help, whatever the budget."""
+    if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
+        reason = "the rank failed on result validation (exit code 17); a restart would compute the same"
+        return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not elsewhere:
+        reason = "the rank wants to go on on other hardware (exit code 16), and there is none"
+        return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
+    if fault.exit_code in settings.no_restart_exit_codes:
+        reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
+    elif 0 < settings.same_error_limit <= history.same_errors:
+        times = f"{history.same_errors} times in a row" if history.same_errors > 1 else "once"
+        reason = f"the same error {times}: {history.error} at iteration {history.error_iteration}"
+    elif 0 < settings.max_no_progress_cycles <= history.no_progress:
+        best = (history.mark or 0) + max(1, settings.min_progress_iterations) - 1
+        reason = f"no progress in {history.no_progress} cycles in a row: none came beyond iteration {best}"
+    else:
+        return None
+    return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code)
+
+
+def backoff_s(young: int, least_s: float, most_s: float) -> float:
+    """The wait before the restart after `young` cycles in a row that died young: doubling, from `least_s` to `most_s`.
+
+    With `least_s` 0 the first restart comes at once, and the doubling begins at 1 s.
+    """
+    if young == 0:
+        return 0.0
+    doublings = young - 1 if least_s else young - 2
+    first_s = least_s or (1.0 if doublings >= 0 else 0.0)
+    return min(most_s, first_s * 2.0 ** min(doublings, 64))
 
 
 def _final_code(fault: Fault, settings: RestartSettings) -> int:
@@ -83,3 +126,65 @@ def _final_code(fault: Fault, settings: RestartSettings) -> int:
     if fault.kind is FaultKind.HANG:
         return int(ExitCode.HANG)
     return int(ExitCode.RANKS_FAILED) if fault.agreed_exit_code is None else passed_on(fault.agreed_exit_code)
+
+
+def after_no_fault(
+    why: Uncharged, history: History, settings: RestartSettings, max_restarts: int, now: float
+) -> Decision:
+    """The restart after a cycle that ended without a fault: not charged."""
+    left = _left(history, settings, max_restarts, now)
+    return Decision(Action.RESTART, f"{why.value}: not charged", restarts_left=left)
+
+
+def _left(history: History, settings: RestartSettings, max_restarts: int, now: float) -> int:
+    return max(0, max_restarts - len(history.within(settings.restart_window, now)))
+
+
+def is_known(request: ControlRequest) -> bool:
+    """Whether a request is one that can be followed; another ends no cycle."""
+    return request.action in _REQUESTED
+
+
+def after_request(
+    request: ControlRequest, rank: int, history: History, settings: RestartSettings, max_restarts: int, now: float
+) -> Decision:
+    """What a request of the training comes to: LEAVE is for the node of `rank` alone.
+
+    Args:
+        request: what `rank` asks for.
+        history, settings, max_restarts, now: as for `decide`.
+    """
+    words = " ".join(request.description.split())[:_MOST_WORDS]
+    asks = f"rank {rank} asked for it" + (f": {words}" if words else "")
+    if not is_known(request):
+        return Decision(Action.GO_ON, f"{request.action!r} is no request that is known")
+    code = _REQUESTED[request.action]
+    if code is None:
+        left = _left(history, settings, max_restarts, now)
+        return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=left)
+    return Decision(Action.LEAVE if code is ExitCode.NODE_EXCLUDED else Action.GIVE_UP, asks, exit_code=int(code))
+
+
+def goes_on(settings: RestartSettings, healthy: int, minimum: int) -> Decision | None:
+    """GO_ON when a cycle outlives the failure of nodes; None when it ends and `decide` has the word.
+
+    Args:
+        settings: the policy.
+        healthy: nodes whose ranks all run.
+        minimum: nodes that a cycle needs.
+    """
+    if settings.restart_policy != _MIN_HEALTHY or healthy < max(1, minimum):
+        return None
+    return Decision(Action.GO_ON, f"min-healthy: {healthy} nodes are well, {minimum} are enough")
+
+
+def about_policy(settings: RestartSettings, nodes: int) -> list[str]:
+    """Warnings about a policy that does not do what its name promises, in a job of so many nodes."""
+    if settings.restart_policy != _MIN_HEALTHY:
+        return []
+    if nodes == 1:
+        return ["--ft-restart-policy min-healthy does what any-failed does in a job of one node"]
+    return [
+        "--ft-restart-policy min-healthy helps only ranks that can go on without the others (an in-process wrapper,"
+        " or no collectives): ranks that wait for a failed one hang"
+    ]

@@ -5,10 +5,17 @@ Knows no process and decides nothing.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable
 from types import FrameType
+
+from ft_launcher.wait import readable
+
+_LIBC = ctypes.CDLL(None)
+_ACTION_BYTES = 512  # struct sigaction has 152
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
@@ -16,14 +23,21 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 
 class SignalPipe:
-    """Takes over the given signals until `close`; `read` returns those that came since."""
+    """Takes over the given signals until `close`; `read` returns those that came since.
+
+    Only the main thread can take signals over; without any the pipe can be made in all, and stays silent.
+    """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        numbers = set(numbers)
+        self._actions = {number: _action(number) for number in numbers}
         self._before = {number: signal.signal(number, _noted) for number in numbers}
         for number in self._before:
             signal.siginterrupt(number, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if self._before:
+            self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        _in_use.add(self)
 
     def fileno(self) -> int:
         """Readable when a signal came."""
@@ -36,13 +50,44 @@ class SignalPipe:
         except BlockingIOError:
             return []
 
+    def wait(self, limit_s: float) -> int | None:
+        """The first signal that comes within `limit_s`, or had come before; None: none did."""
+        deadline = time.monotonic() + limit_s
+        while not (came := self.read()) and (left := deadline - time.monotonic()) > 0:
+            readable([self._reader], left)
+        return came[0] if came else None
+
     def close(self) -> None:
         """Gives every signal its former handler."""
+        self.let_go()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def let_go(self) -> None:
+        """Gives every signal its former handler; the pipe stays open."""
+        _in_use.discard(self)
+        if not self._before:
+            return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        os.close(self._reader)
-        os.close(self._writer)
+            _LIBC.sigaction(number, self._actions[number], None)  # one that C installed (faulthandler), and its flags
+
+
+_in_use: set[SignalPipe] = set()
+
+
+def let_go_in_child() -> None:
+    """In a fork of this process: its signals are as they were before the pipes were made."""
+    for pipe in list(_in_use):
+        pipe.let_go()
+
+
+def _action(number: int) -> ctypes.Array[ctypes.c_char]:
+    """The kernel's action for a signal, as `sigaction` tells it."""
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    _LIBC.sigaction(number, None, action)
+    return action
 
 
 def numbers_of(names: str) -> tuple[int, ...]:

@@ -2,13 +2,11 @@
 
 torch's own `run` makes the `LaunchConfig`: its `elastic_launch` is rebound meanwhile, so that it tells what it would
 launch. So defaults, `--standalone` and the single node are the installed torch's affair. Uses torch's underscored
-`_parse_rendezvous_config` and the table of the registry of rendezvous backends.
+`_parse_rendezvous_config`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import os
 import re
 from argparse import Namespace
@@ -20,14 +18,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import Std
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
-from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher import options, script
 from ft_launcher.command_line import Parsed
 from ft_launcher.config import Given, Resolved
 from ft_launcher.prescan import Scan, settle_threads
+from ft_launcher.rendezvous_check import check_members, check_rendezvous
+from ft_launcher.restart_policy import about_policy
 from rank_monitor.contract.config import Settings
 from rank_monitor.contract.errors import ConfigError
 
@@ -37,23 +36,12 @@ _T = TypeVar("_T")
 _PYTHON = "PYTHON_EXEC"
 _STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
-_BACKENDS_OF_TORCH = ("c10d", "static", "etcd", "etcd-v2")
-_POSITIVE = (
-    "timeout",
-    "join_timeout",
-    "last_call_timeout",
-    "close_timeout",
-    "heartbeat_timeout",
-    "read_timeout",
-    "keep_alive_interval",
-    "keep_alive_max_attempt",
-)
 _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything the launcher needs to run one job on this node.
+    """Everything the launcher needs to run one job on this node. `entrypoint` is a command, or a function.
 
     `redirects`, `tee` and `local_ranks_filter` are as the user gave them, for any local rank. With `logs_specs_name`
     (an entry point of the user's), `launch_config.logs_specs` is the user's; else it makes no files.
@@ -63,8 +51,8 @@ class Job:
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
     launch_config: Any
-    entrypoint: str
-    args: tuple[str, ...]
+    entrypoint: Any
+    args: tuple[Any, ...]
     log_dir: str | None
     redirects: StdMap
     tee: StdMap
@@ -72,6 +60,11 @@ class Job:
     logs_specs_name: str | None
     script: str
     no_python: bool
+
+    @property
+    def command(self) -> list[str]:
+        """What the ranks run, in words; arguments of a function are left out."""
+        return [self.entrypoint, *self.args] if isinstance(self.entrypoint, str) else [self.script]
 
 
 def stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[Given]:
@@ -92,9 +85,9 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         ConfigError: an option of torch is wrong, or the script cannot be run.
     """
     namespace = parsed.namespace
-    blame = _Blame(parsed)
+    blame = Blame(parsed)
     _check_what_runs(namespace, environ)
-    _check_numbers(namespace, blame)
+    check_numbers(namespace, blame)
     ranks: int = blame.read("nproc_per_node", torch_run.determine_local_world_size)
     if ranks < 1:
         raise blame.error("nproc_per_node", "at least one rank is needed")
@@ -105,7 +98,9 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     threads = settle_threads(seen, ranks, environ)
     conf = blame.read("rdzv_conf", _parse_rendezvous_config)
     config, entrypoint, words = _from_torch(namespace, ranks)
-    _check_rendezvous(config, conf, blame)
+    check_rendezvous(config, conf, blame)
+    check_members(config, resolved.settings.members, resolved.sources)
+    warnings += about_policy(resolved.settings.restart, config.max_nodes)
     by_python = not namespace.no_python or _run_path(namespace)
     return Job(
         settings=resolved.settings,
@@ -124,7 +119,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     )
 
 
-class _Blame:
+class Blame:
     """Turns what torch says about a value into an error with the value's name and source."""
 
     def __init__(self, parsed: Parsed) -> None:
@@ -177,7 +172,12 @@ def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
         script.check_script(namespace.training_script)
 
 
-def _check_numbers(namespace: Namespace, blame: _Blame) -> None:
+def check_numbers(namespace: Namespace, blame: Blame) -> None:
+    """The numbers among torch's options.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
     min_nodes, max_nodes = blame.read("nnodes", torch_run.parse_min_max_nnodes)
     if not 1 <= min_nodes <= max_nodes:
         raise blame.error("nnodes", "must be at least 1, and MIN not above MAX", "Write N or MIN:MAX")
@@ -193,7 +193,7 @@ def _check_numbers(namespace: Namespace, blame: _Blame) -> None:
         raise blame.error("nnodes", "--standalone is for one node", "Leave out one of the two")
 
 
-def _about_standalone(namespace: Namespace, blame: _Blame) -> list[str]:
+def _about_standalone(namespace: Namespace, blame: Blame) -> list[str]:
     """torch lets `--standalone` win over what contradicts it; so do we, and say so."""
     if not namespace.standalone:
         return []
@@ -250,25 +250,3 @@ def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
     finally:
         torch_run.elastic_launch = before
     return told[0]
-
-
-def _check_rendezvous(config: Any, conf: Mapping[str, str], blame: _Blame) -> None:
-    backend, known = config.rdzv_backend, rendezvous_handler_registry._registry
-    if backend not in known:
-        hint = f"There are {', '.join(sorted(known))}"
-        raise blame.error("rdzv_backend", f"is no rendezvous backend{options.nearest(backend, known)}", hint)
-    if backend in ("etcd", "etcd-v2") and importlib.util.find_spec("etcd") is None:
-        raise blame.error("rdzv_backend", "needs the package python-etcd", "pip install 'ft-launcher[etcd]'")
-    if backend in _BACKENDS_OF_TORCH:
-        with blame.of("rdzv_endpoint"):
-            parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
-    with blame.of("rdzv_conf"):
-        doubled = set(conf) & set(inspect.signature(RendezvousParameters).parameters)
-        if doubled:
-            raise ValueError(f"{', '.join(sorted(doubled))}: there is an option of its own for that")
-        parameters = RendezvousParameters(backend, "", "", 1, 1, **conf)
-        for key in _POSITIVE:
-            number = parameters.get_as_int(key)
-            if number is not None and number <= 0:
-                raise ValueError(f"{key} must be above 0")
-        parameters.get_as_bool("is_host")

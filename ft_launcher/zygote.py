@@ -26,7 +26,7 @@ from rank_monitor.contract.errors import FtError
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!I")
 _MAX_DESCRIPTORS = 250  # the kernel's limit per message is 253
-MAX_RANKS = (_MAX_DESCRIPTORS - 1) // 2
+MAX_RANKS = (_MAX_DESCRIPTORS - 1) // 3
 """Ranks of one request."""
 _GO = b"g"
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
@@ -143,6 +143,9 @@ class Zygote:
         self._kept = open_descriptors() - {self._connection.fileno()}
         proc_view.show(["ft_zygote"], {**os.environ, env.JOB_TAG: self._tag})
         proc_view.name("ft_zygote")
+        from ft_client import bootstrap  # here: it is not the agent's to know
+
+        bootstrap.load()
         forked_rank.mark_preloaded()
 
     def _start_ranks(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
@@ -185,12 +188,15 @@ class Zygote:
     def _become_rank(self, order: dict[str, Any], descriptors: list[int]) -> NoReturn:
         streams: dict[str, int] = order.pop("streams")
         words: list[str] = order["words"]
+        place = order.pop("channel", None)
+        channel = set() if place is None else {descriptors[place]}
+        words += map(str, channel)
         try:
             os.setsid()
             go = descriptors[0]
             for number, place in streams.items():
                 os.dup2(descriptors[place], int(number))
-            for descriptor in open_descriptors() - self._kept - {go}:
+            for descriptor in open_descriptors() - self._kept - channel - {go}:
                 os.close(descriptor)
             forked_rank.become(forked_rank.Order(**order), script.bootstrap(), self._path)
             from ft_client import bootstrap
@@ -199,6 +205,8 @@ class Zygote:
         except BaseException as error:  # the edge of a process; what goes wrong here must not end the training
             print(f"ft_launcher: this rank starts by exec: {type(error).__name__}: {error}", file=sys.stderr)
             with contextlib.suppress(BaseException):
+                for descriptor in channel:
+                    os.set_inheritable(descriptor, True)
                 os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *words], order["environ"])
             os._exit(1)
         try:
@@ -239,6 +247,8 @@ def main(path: Sequence[str]) -> NoReturn:
     """A zygote as a program of its own: imports, says that it is ready, and serves. The last word says what it gets."""
     order = json.loads(sys.argv[-1])
     connection = socket.socket(fileno=order["connection"])
+    if order["path"] is not None:
+        sys.path[:] = path = order["path"]
     load(order["preload"])
     send(connection, {"ready": True})
     Zygote(connection, order["agent"], order["tag"], path).run()

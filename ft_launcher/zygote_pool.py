@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: makes it, asks it for ranks, replaces it when it is lost, and says why ranks exec.
+"""Whether there is a zygote: makes it where that may be, replaces it when it is lost, and says why ranks exec.
 
 A restart never waits for a zygote: while there is none, ranks start by exec, unless the user insists on a warm start.
 """
@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import os
-import select
-import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ft_launcher import warm_start, zygote
 from ft_launcher.process_tree import is_stopped
-from rank_monitor.contract import env
+from ft_launcher.zygote_process import NoRanks, RankOrder, ZygoteLost, ZygoteProcess
 from rank_monitor.contract.config import StartSettings
 from rank_monitor.contract.errors import ConfigError, FtError
 
@@ -32,60 +25,36 @@ logger = logging.getLogger(__name__)
 AUTO_IS_WARM = True
 """Whether `auto` means a warm start; else only `on` does."""
 
-_ANSWER_S = 20.0
 _READY_S = 300.0
-_END_S = 1.0
 _RESPAWNS = 3
 _SLOW_PRELOAD_S = 10.0
-# The root is appended for a tree that is not installed; ranks must not see it.
-_START = (
-    "import sys; getattr(sys.flags, 'safe_path', False) or sys.path.pop(0); path = sys.path[:];"
-    " sys.path.append({root!r}); from ft_launcher.zygote import main; main(path)"
-)
 
 
 class NoWarmStart(FtError):
     """The user insists on a warm start, and there can be none."""
 
 
-class _Lost(Exception):
-    """The zygote cannot be used; the text says why."""
-
-
-@dataclass(frozen=True)
-class RankOrder:
-    """One rank: `[-m] SCRIPT ARGS`, its whole environment, and the descriptors of its streams by number."""
-
-    words: Sequence[str]
-    environ: Mapping[str, str]
-    streams: Mapping[int, int]
-
-
-@dataclass
-class _Zygote:
-    pid: int
-    pidfd: int
-    connection: socket.socket
-    environ: Mapping[str, str]
-    ready: bool
-    process: subprocess.Popen[bytes] | None = None
-
-
 class ZygotePool:
-    """Make it before torch is imported, `prepare` it before anything else starts a thread or touches a GPU."""
+    """Make it before torch is imported, `prepare` it before anything else starts a thread or touches a GPU.
 
-    def __init__(self) -> None:
-        self._zygote: _Zygote | None = None
+    Args:
+        apart: this process is a user's program: it is not forked, and nothing of it is changed; see `prepare_apart`.
+    """
+
+    def __init__(self, apart: bool = False) -> None:
+        self._zygote: ZygoteProcess | None = None
         self._settings = StartSettings()
         self._tag = ""
         self._why_not = "no warm start was prepared"
         self._said = ""
         self._look: warm_start.ScriptLook | None = None
         self._respawns = 0
-        self._held = zygote.open_descriptors()
-        self._first_path = None if zygote.is_safe_path() else sys.path.pop(0)
+        self._apart, self._first = apart, False
+        self.held = zygote.open_descriptors()
+        self._first_path = None if apart or zygote.is_safe_path() else sys.path.pop(0)
         self._path = list(sys.path)
-        gc.disable()
+        if not apart:
+            gc.disable()
 
     def prepare(self, words: Sequence[str], settings: StartSettings, source: str, tag: str) -> None:
         """Imports what ranks share and forks the zygote, where that may be done.
@@ -107,9 +76,31 @@ class ZygotePool:
         if self._why_not and settings.warm_start == "on":
             raise ConfigError("warm_start", "on", source, self._why_not, "Use auto: ranks start by exec then")
 
+    def prepare_apart(self, words: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:
+        """Starts a zygote as a program of its own, where ranks may be forks; the first ranks wait for it.
+
+        Args:
+            words: `[-m] SCRIPT ARGS`; empty when Python does not run them. Of a `function` any.
+
+        Raises:
+            ConfigError: the warm start that the user insists on cannot be.
+        """
+        self._settings, self._tag = settings, tag
+        self._why_not = "--ft-warm-start=off" if settings.warm_start == "off" else ""
+        self._why_not = self._why_not or warm_start.against_command(words, os.environ, sys.orig_argv)
+        if not self._why_not and not function:
+            self._look = warm_start.ScriptLook(words, self._path)
+            self._why_not = self._look.against()
+        if not self._why_not:
+            self._first = True
+            self._respawn()
+        if self._why_not and settings.warm_start == "on":
+            raise ConfigError("warm_start", "on", "settings", self._why_not, "Use auto: ranks start by exec then")
+
     def _restore(self) -> None:
         """Gives this process back what was changed while it loaded what ranks share."""
-        gc.enable()
+        if not self._apart:
+            gc.enable()
         if self._first_path is not None:
             sys.path.insert(0, self._first_path)
             self._first_path = None
@@ -124,13 +115,16 @@ class ZygotePool:
             NoWarmStart: the user does not want that.
         """
         why = self._why_not or self._against(orders, numa)
-        if not why:
+        if not why and self._zygote is not None:
             try:
-                pids = self._ask(orders)
+                pids = self._zygote.start_ranks(orders)
                 self._respawns, self._said = 0, ""
                 return pids
-            except _Lost as lost:
-                why = str(lost)
+            except ZygoteLost as lost:
+                self._lose(self._zygote, str(lost))
+                why = "the zygote was lost while it was asked for ranks"
+            except NoRanks as refusal:
+                why = str(refusal)
         if self._settings.warm_start == "on":
             raise NoWarmStart(f"no warm start: {why}. --ft-warm-start=auto starts the ranks by exec instead")
         if why != self._said and (AUTO_IS_WARM or self._settings.warm_start != "auto"):
@@ -144,24 +138,25 @@ class ZygotePool:
 
     def descriptors(self) -> set[int]:
         """Readable when something is to be handled."""
-        if self._zygote is None:
-            return set()
-        return {self._zygote.pidfd} | (set() if self._zygote.ready else {self._zygote.connection.fileno()})
+        return self._zygote.descriptors() if self._zygote else set()
 
     def handle(self) -> None:
         """Takes note of a zygote that ended, or that is ready now."""
+        self._hear(0.0)
+
+    def _hear(self, timeout_s: float) -> None:
+        """As `handle`, waiting for a zygote that is not ready yet."""
         current = self._zygote
         if current is None:
             return
-        if _readable(current.pidfd, 0):
+        if current.ended():
             self._lose(current, "it ended")
-        elif not current.ready and _readable(current.connection.fileno(), 0):
-            with contextlib.suppress(OSError, ValueError):
-                current.ready = zygote.receive(current.connection) is not None
-            if current.ready:
-                logger.info("The zygote is there again: ranks start warm.")
-            else:
-                self._lose(current, "it does not speak")
+        elif not current.ready:
+            try:
+                if current.await_ready(timeout_s) and self._respawns:
+                    logger.info("The zygote is there again: ranks start warm.")
+            except ZygoteLost as lost:
+                self._lose(current, str(lost))
 
     def close(self) -> None:
         """Ends the zygote; ranks that run go on."""
@@ -169,7 +164,7 @@ class ZygotePool:
         current, self._zygote = self._zygote, None
         self._why_not = self._why_not or "the launcher is ending"
         if current is not None:
-            self._bury(current)
+            current.bury()
 
     # Making one.
 
@@ -200,54 +195,23 @@ class ZygotePool:
             if stream is not None:
                 stream.flush()
         gc.freeze()
-        ours, theirs = socket.socketpair()
-        agent = os.getpid()
         try:
-            pid = os.fork()
+            self._zygote = ZygoteProcess.fork(self._tag, self._path, self.held)
         except OSError as error:
-            ours.close()
-            theirs.close()
             return f"no zygote can be forked ({error.strerror})"
-        if pid == 0:
-            zygote.Zygote(theirs, agent, self._tag, self._path).run(self._held | {ours.fileno()})
-        theirs.close()
-        self._zygote = _Zygote(pid, os.pidfd_open(pid), ours, dict(os.environ), ready=True)
         # Counted after the fork: libraries with a handler for forks (OpenBLAS) have ended their threads for it.
         threads = len(list(Path("/proc/self/task").iterdir()))
         if why := warm_start.against_process(threads, cuda=False, device_files=()):
-            self._bury(self._zygote)
+            self._zygote.bury()
             self._zygote = None
         return why
 
-    def _respawn(self) -> None:
-        """Starts a zygote by exec, in the background."""
-        root = str(Path(__file__).resolve().parents[1])
-        ours, theirs = socket.socketpair()
-        given = {"connection": theirs.fileno(), "agent": os.getpid(), "tag": self._tag}
-        order = {**given, "preload": self._settings.preload}
-        environ = dict(os.environ)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(root=root), json.dumps(order)],
-                env={**environ, env.JOB_TAG: self._tag},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            logger.warning("No zygote can be started (%s): ranks start by exec.", error)
-            self._why_not = f"no zygote can be started ({error})"
-            return
-        finally:
-            theirs.close()
-        self._zygote = _Zygote(process.pid, os.pidfd_open(process.pid), ours, environ, False, process)
-
     # Losing one.
 
-    def _lose(self, lost: _Zygote, why: str) -> None:
-        """Buries a zygote, and starts another unless several were lost in a row."""
+    def _lose(self, lost: ZygoteProcess, why: str) -> None:
+        """Buries a zygote, and starts another in the background unless several were lost in a row."""
         self._zygote = None
-        code = self._bury(lost)
+        code = lost.bury()
         how = f"{why} ({'signal' if code < 0 else 'code'} {abs(code)})" if why == "it ended" else why
         if self._respawns >= _RESPAWNS:
             self._why_not = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {how}"
@@ -257,22 +221,13 @@ class ZygotePool:
         logger.warning("The zygote was lost: %s. Another is started; ranks start by exec until it is ready.", how)
         self._respawn()
 
-    def _bury(self, dead: _Zygote) -> int:
-        """Ends it, at once if it does not go; returns its exit code."""
-        with contextlib.suppress(OSError):
-            dead.connection.shutdown(socket.SHUT_RDWR)
-        dead.connection.close()
-        if not dead.ready or not _readable(dead.pidfd, _END_S):
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(dead.pidfd, signal.SIGKILL)
-            _readable(dead.pidfd, _END_S)
-        os.close(dead.pidfd)
-        if dead.process is not None:
-            return dead.process.poll() or 0
-        with contextlib.suppress(ChildProcessError):
-            pid, status = os.waitpid(dead.pid, os.WNOHANG)
-            return os.waitstatus_to_exitcode(status) if pid else 0
-        return 0
+    def _respawn(self) -> None:
+        path = self._path if self._apart else None
+        try:
+            self._zygote = ZygoteProcess.spawn(self._tag, self._settings.preload, path)
+        except OSError as error:
+            self._why_not = f"no zygote can be started ({error})"
+            logger.warning("No zygote can be started (%s): ranks start by exec.", error)
 
     # Asking one.
 
@@ -289,66 +244,16 @@ class ZygotePool:
             return "the zygote was stopped"
         return next(filter(None, (warm_start.against_environment(o.environ, current.environ) for o in orders)), "")
 
-    def _await_zygote(self) -> _Zygote | None:
-        """The zygote, once it is ready; waits for that only if the user insists."""
+    def _await_zygote(self) -> ZygoteProcess | None:
+        """The zygote, once it is ready; waits for that only if the user insists, or for the first ranks."""
         self.handle()
+        insists, self._first = self._settings.warm_start == "on" or self._first, False
         deadline = time.monotonic() + _READY_S
-        while self._settings.warm_start == "on" and self._zygote and not self._zygote.ready:
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while insists and self._zygote and not self._zygote.ready:
+            if (left := deadline - time.monotonic()) <= 0:
                 break
-            _readable(self._zygote.connection.fileno(), left)
-            self.handle()
+            self._hear(left)
         return self._zygote if self._zygote and self._zygote.ready else None
-
-    def _ask(self, orders: Sequence[RankOrder]) -> list[int]:
-        assert self._zygote is not None
-        reader, writer = os.pipe()
-        try:
-            pids: list[int] = []
-            for first in range(0, len(orders), zygote.MAX_RANKS):
-                pids += self._ask_some(self._zygote, orders[first : first + zygote.MAX_RANKS], reader)
-            zygote.let_go(writer, len(pids))
-            return pids
-        finally:  # ranks that were not let go see this end closed, and end
-            os.close(reader)
-            os.close(writer)
-
-    def _ask_some(self, current: _Zygote, orders: Sequence[RankOrder], go: int) -> list[int]:
-        descriptors, ranks = [go], []
-        for order in orders:
-            streams = {}
-            for number, descriptor in order.streams.items():
-                streams[number] = len(descriptors)
-                descriptors.append(descriptor)
-            ranks.append({"words": list(order.words), "environ": dict(order.environ), "streams": streams})
-        try:
-            current.connection.settimeout(_ANSWER_S)
-            zygote.send(current.connection, {"all": _surroundings(), "ranks": ranks}, descriptors)
-            taken = zygote.receive(current.connection)
-            if taken is None:
-                raise EOFError("it ended")
-        except (OSError, EOFError, ValueError) as error:
-            self._lose(current, "it ended" if _readable(current.pidfd, 0.1) else f"it gave no answer ({error})")
-            raise _Lost("the zygote was lost while it was asked for ranks") from None
-        answer, _ = taken
-        if "error" in answer:
-            raise _Lost(str(answer["error"]))
-        pids: list[int] = answer["pids"]
-        return pids
-
-
-def _surroundings() -> dict[str, Any]:
-    """What a rank has from the process that starts it."""
-    try:
-        cwd = os.getcwd()  # noqa: PTH109 (what a rank gets is text)
-    except OSError:
-        cwd = None
-    umask = os.umask(0o077)
-    os.umask(umask)
-    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
-    kept = [int(number) for number in ignored if number not in (signal.SIGPIPE, signal.SIGXFSZ)]
-    return {"cwd": cwd, "umask": umask, "affinity": sorted(os.sched_getaffinity(0)), "ignored": kept}
 
 
 def _cuda_initialised() -> bool:
@@ -364,9 +269,3 @@ def _device_files() -> list[str]:
         with contextlib.suppress(OSError):
             found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     return [path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
-
-
-def _readable(descriptor: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))

@@ -164,6 +164,10 @@ class HangDetector:
         pulse_ns = self._called_ns + self._pulse_ns
         return pulse_ns if self._wake_ns is None else min(self._wake_ns, pulse_ns)
 
+    def patience_ns(self) -> int:
+        """How long a message of the rank may lie unread: a small part of any limit, and nothing during an alarm."""
+        return 0 if self._alarm is not None else self.watch.limits.patience_ns
+
     def interruptible(self, patience_s: float | None) -> None:
         """The rank runs an in-process wrapper: ask it first, and condemn if it shows no life within `patience_s`."""
         self._interrupt_ns = None if patience_s is None else nanoseconds(patience_s)

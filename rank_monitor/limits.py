@@ -5,6 +5,7 @@ Knows no time and no message but the one that sets limits.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from typing import Any
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import LimitsSet
+from rank_monitor.rest import LONGEST_NS
+
+_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,16 @@ class Limits:
     @property
     def largest(self) -> float | None:
         """The largest limit of all; None when there is none."""
+        return max(self._all(), default=None)
+
+    @functools.cached_property
+    def patience_ns(self) -> int:
+        """How long it makes no difference to any limit if a message is read later than it came, in nanoseconds."""
+        return min([LONGEST_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
+
+    def _all(self) -> list[float]:
         candidates = (self.initial, self.subsequent, self.out_of_section, *self.sections.values())
-        return max((value for value in candidates if value is not None), default=None)
+        return [value for value in candidates if value is not None]
 
 
 def _checked(name: str, value: object) -> float | None:

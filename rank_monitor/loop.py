@@ -18,9 +18,11 @@ class Loop:
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._events: dict[int, int] = {}
 
-    def watch(self, descriptor: int, callback: Callable[[], None], writable: bool = False) -> None:
-        """Calls `callback` whenever the descriptor can be read or has ended, or also when it can be written."""
-        events = select.EPOLLIN | (select.EPOLLOUT if writable else 0)
+    def watch(
+        self, descriptor: int, callback: Callable[[], None], writable: bool = False, readable: bool = True
+    ) -> None:
+        """Calls `callback` whenever the descriptor can be read or written, as asked for, and when it has ended."""
+        events = (select.EPOLLIN if readable else 0) | (select.EPOLLOUT if writable else 0)
         known = self._events.get(descriptor)
         self._callbacks[descriptor], self._events[descriptor] = callback, events
         if known is None:

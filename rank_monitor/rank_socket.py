@@ -18,6 +18,7 @@ from rank_monitor.contract.codec import Received
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import Hello, Message, Refused
 from rank_monitor.loop import Loop
+from rank_monitor.rest import rest_ns
 
 _MAX_UNGREETED = 8
 _MAX_BATCH = 500
@@ -36,6 +37,7 @@ class RankSocket:
         greeted: called with who connected, before its hello is heard; raises ProtocolError to refuse.
         lost: called when the rank's connection closed.
         complain: called with the reason when something is refused.
+        patience_ns: tells how long what the rank sends may lie unread.
     """
 
     def __init__(
@@ -47,15 +49,20 @@ class RankSocket:
         greeted: Callable[[Peer], None],
         lost: Callable[[], None],
         complain: Callable[[str], None],
+        patience_ns: Callable[[], int],
     ) -> None:
         self._loop = loop
         self._listener = listener
         self._beat, self._heard = beat, heard
         self._greeted, self._lost, self._complain = greeted, lost, complain
+        self._patience_ns = patience_ns
         self._client: socket.socket | None = None
         self._ungreeted: dict[socket.socket, Peer] = {}
         self._oldest_hello_ns: int | None = None
         self._sequence = 0
+        self._beats = self._read_ns = 0
+        self.rests_until_ns: int | None = None
+        """When `drain` is to be called next because the rank is left unread; None while it is not."""
 
     def begin(self, oldest_hello_ns: int) -> None:
         """A cycle begins: connections of the last one are closed; a hello sent before is none of this one's."""
@@ -86,10 +93,23 @@ class RankSocket:
         """Takes what waits on the rank's connection: all of it, unless it comes faster than it is taken."""
         for _ in range(_MAX_BATCH):
             if not self._take_one():
-                return
+                break
+        self._rest()
 
     def _on_client(self) -> None:
         self._take_one()  # one each time: to find nothing more costs more than to be called again
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leaves the rank unread for a while where heartbeats come steadily. Its end is seen all the same."""
+        client, before_ns, beats = self._client, self._read_ns, self._beats
+        if client is None:
+            return
+        self._read_ns, self._beats = time.monotonic_ns(), 0
+        rest = rest_ns(beats, self._read_ns - before_ns, self._patience_ns())
+        if (rest > 0) != (self.rests_until_ns is not None):
+            self._loop.watch(client.fileno(), self._on_client, readable=rest == 0)
+        self.rests_until_ns = self._read_ns + rest if rest else None
 
     def _take_one(self) -> bool:
         """Takes one message; returns whether there may be more."""
@@ -103,6 +123,7 @@ class RankSocket:
         except OSError:
             length = 0
         if (sent_ns := codec.heartbeat_sent_ns(_BUFFER, length)) is not None:
+            self._beats += 1
             self._beat(sent_ns)
         elif length or not channel.closed(client):
             self._take(client, bytes(_BUFFER[:length]))
@@ -192,5 +213,5 @@ class RankSocket:
         self._loop.forget(connection.fileno())
         self._ungreeted.pop(connection, None)
         if connection is self._client:
-            self._client = None
+            self._client = self.rests_until_ns = None
         connection.close()

@@ -48,6 +48,7 @@ from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
 
 _FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet)
+_REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Hello, Attach, Detach)
 
 
@@ -78,7 +79,14 @@ class RankMonitorServer:
         self._loop = Loop()
         self._agent = AgentChannel(self._loop, agent, self._told, self._agent_gone, self._complain)
         self._socket = RankSocket(
-            self._loop, listener, self._beat, self._heard, self._greeted, self._lost, self._complain
+            self._loop,
+            listener,
+            self._beat,
+            self._heard,
+            self._greeted,
+            self._lost,
+            self._complain,
+            self._detector.patience_ns,
         )
         self._process: RankProcess | None = None
         self._speaker = 0
@@ -108,8 +116,13 @@ class RankMonitorServer:
         self._loop.wait(timeout_s)
 
     def _timeout_s(self) -> float | None:
-        due_ns = self._detector.next_deadline()
-        return None if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S)
+        due_ns, rests_until_ns = self._detector.next_deadline(), self._socket.rests_until_ns
+        if due_ns is None and rests_until_ns is None:
+            return None
+        now_ns = time.monotonic_ns()
+        if rests_until_ns is not None and rests_until_ns < now_ns + _REST_EARLY_NS:
+            return 0.0
+        return max(0, min(moment for moment in (due_ns, rests_until_ns) if moment is not None) - now_ns) / NS_PER_S
 
     # The rank.
 

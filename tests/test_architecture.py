@@ -24,16 +24,34 @@ MAY_IMPORT = {
     CONTRACT: {CONTRACT},
     "rank_monitor": {"rank_monitor"},
     "ft_launcher": LAUNCHER,
+    "ft_launcher.etcd_gateway": LAUNCHER | {"etcd3gw"},
+    "ft_launcher.health.nvml": LAUNCHER | {"pynvml"},
+    "ft_launcher.health.endpoint": LAUNCHER | {"grpc"},
     "ft_client": CLIENT,
     "ft_client.integrations": CLIENT | {"lightning"},
 }
 """Package or module -> what it may import beside the standard library; the longest name that fits counts. The one
 module that needs an optional dependency gets a line of its own."""
 
-EXCEPTIONS = {("ft_launcher.zygote", "ft_client.bootstrap")}
-"""The zygote calls the bootstrap of a rank in the child that it forked."""
+EXCEPTIONS = {
+    ("ft_launcher.zygote", "ft_client.bootstrap"),
+    ("ft_launcher.function_rank", "ft_client.bootstrap"),
+}
+"""The bootstrap of a rank is called in the child that was forked for it."""
 
-ADAPT_TORCH = {"ft_launcher.agent", "ft_launcher.log_pump", "ft_launcher.rank_context", "ft_launcher.torch_config"}
+ADAPT_TORCH = {
+    "ft_launcher.agent",
+    "ft_launcher.function_context",
+    "ft_launcher.function_rank",
+    "ft_launcher.launch_config",
+    "ft_launcher.log_pump",
+    "ft_launcher.member_agent",
+    "ft_launcher.nodes.job_store",
+    "ft_launcher.rank_agent",
+    "ft_launcher.rank_context",
+    "ft_launcher.rendezvous_check",
+    "ft_launcher.torch_config",
+}
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""
 
 OUR_VARIABLE = re.compile(r"((PET_)?FT|FAULT_TOL)_([A-Z]|$)")

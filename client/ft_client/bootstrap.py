@@ -14,9 +14,22 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from socket import socket
     from types import TracebackType
+    from typing import Any
+
+    from ft_client.script import Main
 
     Report = Callable[[BaseException, TracebackType | None], None]
+
+
+FUNCTION = "--function"
+"""In the place of a script: the function that the agent sends through the descriptor named after it."""
+
+
+def load() -> None:
+    """Imports what `prepare`, `run` and most scripts need of this package: once, where ranks are forks."""
+    from ft_client import exception_report, process, script, short_forms  # noqa: F401
 
 
 def main() -> None:
@@ -47,24 +60,43 @@ def prepare() -> Report:
 
 
 def run(arguments: list[str], first_path: str | None, report: Report) -> None:
-    """Runs the script; an exception that ends it is reported on its way out.
+    """Runs the script, or the function that the agent sends.
 
     Args:
-        arguments: `[-m] SCRIPT ARGS`.
+        arguments: `[-m] SCRIPT ARGS`, or `--function DESCRIPTOR`.
         first_path: the first entry of `sys.path` for `-m`; None in safe-path mode.
         report: as from `prepare`.
     """
-    from ft_client.script import Script, hide_frames
+    from ft_client.script import Script
 
-    script = Script(arguments, first_path)
+    if arguments[0] == FUNCTION:
+        from ft_client.function import Function
+
+        carry_out(Function.from_agent(int(arguments[1])), report)
+    else:
+        carry_out(Script(arguments, first_path), report)
+
+
+def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Runs a function in a fork that has it already; `channel` leads to the agent."""
+    report = prepare()
+    from ft_client.function import Function
+
+    carry_out(Function(channel, (function, args)), report)
+
+
+def carry_out(main: Main, report: Report) -> None:
+    """Runs the rank's main program; an exception that ends it is reported on its way out."""
+    from ft_client.script import hide_frames
+
     try:
-        script.run()
+        main.run()
     except SystemExit:
         raise
     except BaseException as error:
-        hide_frames(script)
+        hide_frames(main)
         try:
-            report(error, script.below(error.__traceback__))
+            report(error, main.below(error.__traceback__))
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
         raise

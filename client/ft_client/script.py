@@ -13,6 +13,7 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
 from types import CodeType, TracebackType
+from typing import Protocol
 
 _AT_STARTUP = frozenset({"abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath", "site", "stat"})
 """Modules of the standard library that every interpreter has loaded before a script's folder is looked at."""
@@ -34,7 +35,7 @@ class Script:
 
     def run(self) -> None:
         """Runs it. Whatever it raises comes out, with our frames at the top of the traceback: see `below`."""
-        _forget_bootstrap()
+        forget_bootstrap()
         sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
         if self._is_module:
             sys.argv = ["-m", *self._rest]
@@ -84,7 +85,17 @@ class Script:
 _OUR_FRAMES = frozenset({Script.run.__code__, Script._run_file.__code__})
 
 
-def hide_frames(script: Script) -> None:
+class Main(Protocol):
+    """What runs as the main program of this process: a script, or a function."""
+
+    def run(self) -> None:
+        """Runs it; whatever it raises comes out."""
+
+    def below(self, trace: TracebackType | None) -> TracebackType | None:
+        """The part of a traceback that is not ours."""
+
+
+def hide_frames(script: Main) -> None:
     """Has the interpreter show the exception that is about to leave this process without our frames.
 
     The hook in force, which may be the script's own, gets what it would have got under `python`.
@@ -106,7 +117,7 @@ def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
     return head[: -2 if head[-2:-1] == ["-m"] else -1] + arguments
 
 
-def _forget_bootstrap() -> None:
+def forget_bootstrap() -> None:
     """Makes `__main__` what it is at the start of an interpreter."""
     main = sys.modules["__main__"].__dict__
     fresh: dict[str, object] = {

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from ft_client.learned_limits import STEP
 from ft_client.rank_monitor_client import RankMonitorClient
 from ft_client.signs_of_life import Section
+from rank_monitor.contract.messages import NO_ITERATION
 
 T = TypeVar("T")
 
@@ -42,17 +43,19 @@ def section(name: str) -> Section:
 def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
     """The items, each with the section `step` open while it is fetched and while the loop's body runs.
 
-    Reports each finished step as an iteration; the section is closed when the body ends, breaks or raises. A loop
-    inside the body of another is part of that one's step.
+    Reports each finished step as an iteration once the training's iteration is known; the section is closed when the
+    body ends, breaks or raises. A loop inside the body of another is part of that one's step.
 
     Args:
         start: the first step's iteration; a training that resumes gives it, so that progress over restarts shows.
-            None: the one after the last that was reported.
+            None: the one after the last that was reported; when none was, none is: a count that begins anew with each
+            start of the process would look like a training that never gets further.
     """
     client = init()
     if client.is_open(STEP):
         yield from iterable
         return
+    known = start is not None or client.iteration != NO_ITERATION
     iteration = client.iteration + 1 if start is None else start
     items = iter(iterable)
     while True:
@@ -62,7 +65,8 @@ def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
             except StopIteration:
                 return
             yield item
-        client.report_iteration(iteration)
+        if known:
+            client.report_iteration(iteration)
         iteration += 1
 
 

@@ -77,9 +77,9 @@ class StopSettings:
     )
     preemption_grace: float = setting(60.0, kinds.SECONDS, "how long they have then")
     exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
-    gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "wait for GPU memory before a cycle", "GPU memory")
-    gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB that may stay in use", "GPU memory")
-    gpu_memory_poll_interval: float = setting(2.0, kinds.SECONDS, "upper bound of the polling", "GPU memory")
+    gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "longest wait for GPU memory; 0: none")
+    gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB more than at the start that may stay in use")
+    gpu_memory_poll_interval: float = setting(2.0, kinds.SECONDS, "longest time between two readings of it")
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,12 @@ class RestartSettings:
 
     restart_policy: str = setting("any-failed", kinds.choice("any-failed", "min-healthy"), "what ends a cycle")
     restart_window: float | None = setting(None, kinds.LIMIT, "--max-restarts counts within this many seconds")
-    backoff: tuple[float, float] = setting(
-        (0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young", "the rest of the restart policy"
-    )
-    same_error_limit: int = setting(
-        3, kinds.COUNT, "identical user errors before giving up; 0: never", "the rest of the restart policy"
-    )
-    max_no_progress_cycles: int = setting(
-        3, kinds.COUNT, "cycles without progress before giving up; 0: never", "the rest of the restart policy"
-    )
-    min_progress_iterations: int = setting(
-        1, kinds.COUNT, "iterations that count as progress", "the rest of the restart policy"
-    )
+    backoff: tuple[float, float] = setting((0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young")
+    same_error_limit: int = setting(3, kinds.COUNT, "identical user errors before giving up; 0: never")
+    max_no_progress_cycles: int = setting(3, kinds.COUNT, "cycles without progress before giving up; 0: never")
+    min_progress_iterations: int = setting(1, kinds.COUNT, "iterations that count as progress")
     checkpoint_iteration_file: str | None = setting(
-        None, kinds.PATH_OR_NONE, "file that holds the last iteration", "the rest of the restart policy"
+        None, kinds.PATH_OR_NONE, "file that holds the last saved iteration, which then measures progress"
     )
     no_restart_exit_codes: tuple[int, ...] = setting((), kinds.CODES, "exit codes of ranks that end the job")
     no_restart_exit_code: int = setting(93, kinds.COUNT, "the launcher's code then")
@@ -112,35 +104,35 @@ class RestartSettings:
 class MemberSettings:
     """Which nodes take part."""
 
-    spares: int = setting(0, kinds.COUNT, "nodes that wait", "spares")
-    scale: str = setting("both", kinds.choice("up", "down", "both", "off"), "may the world grow or shrink", "spares")
-    segment: int | None = setting(None, kinds.COUNT_OR_NONE, "nodes kept together", "spares")
-    node_group: str | None = setting(None, kinds.TEXT_OR_NONE, "this node's group", "spares")
-    node_beat: float = setting(2.0, kinds.SECONDS, "period of a node's beat", "loss of nodes")
-    node_timeout: float = setting(15.0, kinds.SECONDS, "a silent node is lost after", "loss of nodes")
+    spares: int = setting(0, kinds.COUNT, "nodes that wait")
+    scale: str = setting("both", kinds.choice("up", "down", "both", "off"), "may the world grow or shrink")
+    segment: int | None = setting(None, kinds.COUNT_OR_NONE, "nodes kept together")
+    node_group: str | None = setting(None, kinds.TEXT_OR_NONE, "this node's group")
+    node_beat: float = setting(2.0, kinds.SECONDS, "period of a node's beat")
+    node_timeout: float = setting(15.0, kinds.SECONDS, "a silent node is lost after")
 
 
 @dataclass(frozen=True)
 class HealthSettings:
     """Checks of the node before a cycle."""
 
-    health: str = setting("auto", kinds.choice("auto", "off"), "checks of the node before a cycle", "health checks")
-    node_check: str | None = setting(None, kinds.TEXT_OR_NONE, "command that must exit 0", "health checks")
-    node_health_check_endpoint: str | None = setting(
-        None, kinds.TEXT_OR_NONE, "gRPC or Unix-socket endpoint of a checker", "health checks"
+    health: str = setting("auto", kinds.choice("auto", "off"), "checks of the node before a cycle")
+    node_check: str | None = setting(None, kinds.TEXT_OR_NONE, "command that must exit 0")
+    node_health_check_endpoint: str | None = setting(None, kinds.TEXT_OR_NONE, "of a checker: gRPC, or line:///path")
+    storage_health_check_path: tuple[str, ...] = setting((), kinds.WORDS, "paths that must answer")
+    health_timeout: float = setting(30.0, kinds.SECONDS, "deadline of each check")
+    node_health_check_interval: float = setting(5.0, kinds.SECONDS, "between readings", "readings while ranks run")
+    enable_nic_monitor: bool = setting(
+        False, kinds.BOOLEAN, "read the NICs while ranks run", "readings while ranks run"
     )
-    storage_health_check_path: tuple[str, ...] = setting((), kinds.WORDS, "paths that must answer", "health checks")
-    health_timeout: float = setting(30.0, kinds.SECONDS, "deadline of each check", "health checks")
-    node_health_check_interval: float = setting(5.0, kinds.SECONDS, "between readings", "health checks")
-    enable_nic_monitor: bool = setting(False, kinds.BOOLEAN, "read the NICs while ranks run", "health checks")
-    enable_nic_healthcheck: bool = setting(True, kinds.BOOLEAN, "check the NICs before a cycle", "health checks")
-    enable_gpu_health_check: bool = setting(True, kinds.BOOLEAN, "check the GPUs before a cycle", "health checks")
-    enable_dist_storage_healthcheck: bool = setting(False, kinds.BOOLEAN, "check network mounts", "health checks")
-    pci_topo_file: str | None = setting(None, kinds.PATH_OR_NONE, "map of GPU to NIC", "health checks")
-    link_down_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "counter, with {nic}", "health checks")
-    link_state_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "state, with {nic}", "health checks")
-    check_remaining_processes: bool = setting(False, kinds.BOOLEAN, "report others on the GPU", "health checks")
-    numa_bind_strict: bool = setting(False, kinds.BOOLEAN, "an impossible binding is an error", "health checks")
+    enable_nic_healthcheck: bool = setting(True, kinds.BOOLEAN, "check the NICs before a cycle")
+    enable_gpu_health_check: bool = setting(True, kinds.BOOLEAN, "check the GPUs before a cycle")
+    enable_dist_storage_healthcheck: bool = setting(False, kinds.BOOLEAN, "check network mounts")
+    pci_topo_file: str | None = setting(None, kinds.PATH_OR_NONE, "map of GPU to NIC")
+    link_down_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "counter, with {nic}")
+    link_state_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "state, with {nic}")
+    check_remaining_processes: bool = setting(False, kinds.BOOLEAN, "report others on the GPU", "processes on the GPU")
+    numa_bind_strict: bool = setting(False, kinds.BOOLEAN, "an impossible binding is an error", "NUMA binding")
 
 
 @dataclass(frozen=True)

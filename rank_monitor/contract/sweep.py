@@ -37,6 +37,11 @@ def processes_of(tag: str, also: Mapping[str, str] | None = None, key: str = env
     return found
 
 
+def carries(pid: int, tag: str) -> bool:
+    """Whether the process was started with this job's tag; cheaper than `environ_of`."""
+    return os.fsencode(f"\0{env.JOB_TAG}={tag}\0") in b"\0" + _environ(str(pid))
+
+
 def environ_of(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty when it is gone, a zombie, or not ours to read."""
     entries = (os.fsdecode(entry).partition("=") for entry in _environ(str(pid)).split(b"\0") if entry)

@@ -120,6 +120,15 @@ def sidecars(_ranks: int, outcome: Outcome) -> None:
     outcome.add("monitor_private_MiB", private)
 
 
+def idle(_ranks: int, outcome: Outcome) -> None:
+    """P1c: one process that has torch loaded."""
+    with subprocess.Popen([sys.executable, "-c", TORCH_PROCESS], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout
+        child.stdout.readline()
+        outcome.add("all_pss_MiB", memory_mib(child.pid)[0])
+        child.kill()
+
+
 def nothing(_ranks: int, _outcome: Outcome) -> None:
     """P10: no time at all."""
 

@@ -53,6 +53,7 @@ OURS = Launcher(
     environment={"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])},
     monitor_words="rank_monitor",
 )
+OURS_EXEC = replace(OURS, name="ours-exec", flags=("--ft-warm-start=off",))
 TORCHRUN = Launcher("torchrun", module="torch.distributed.run", stop_flag="--shutdown-timeout")
 # With a store per restart: without it the ranks of torchrun often read stale addresses after a restart.
 TORCHRUN_OWN_STORE = replace(TORCHRUN, name="torchrun-opt", environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})

@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from ft_launcher import script
 from ft_launcher.process_tree import become_subreaper
-from ft_launcher.zygote_pool import RankOrder, ZygotePool
+from ft_launcher.zygote_pool import ZygotePool
+from ft_launcher.zygote_process import RankOrder
 from rank_monitor.contract.config import StartSettings
 
 LIMIT_S = 120

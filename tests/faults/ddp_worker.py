@@ -16,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ft_client as ft
 from tests.faults.strikes import STRIKES, no_core_files
-from tests.faults.training import Plan
+from tests.faults.training import DDP_STEPS, Plan
 from tests.faults.worker import write
-
-STEPS = 6
 
 
 def main(folder: Path) -> None:
@@ -36,7 +34,7 @@ def main(folder: Path) -> None:
         torch.nn.init.constant_(model.weight, weight)
         ddp = DistributedDataParallel(model)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    for step in range(int(done), STEPS):
+    for step in range(int(done), DDP_STEPS):
         client.report_iteration(step)
         with client.section("step"):
             for strike in plan.strikes:

@@ -12,7 +12,6 @@ Starts and ends nothing.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -85,7 +84,9 @@ def healthy_ranks_live(job: Job, story: Collection[Told]) -> None:
 
 def journal_tells(job: Job, code: int, story: Collection[Told]) -> None:
     """I5."""
-    faults, decisions, verdicts = job.journal("fault"), job.journal("decision"), job.journal("verdict")
+    faults, verdicts = job.journal("fault"), job.journal("verdict")
+    cycles = {fault["cycle"] for fault in faults}
+    decisions = [decision for decision in job.journal("decision") if decision["cycle"] in cycles]
     told = [(fault["kind"], fault["limit"], decision["action"]) for fault, decision in _pairs(faults, decisions)]
     expected = [(one.kind, one.limit, one.action) for one in story]
     assert told == expected, f"I5: told {told}, happened {expected}\n{job.tail()}"
@@ -113,8 +114,8 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
         "processes": job.processes(),
         "children": [child for child in job.children() if child.alive and child.kind not in limits],
         "files": _entries(job.tmp),
-        "sockets": _unix_sockets(job.tmp),
-        "ports": [address for address in _addresses(job) if _listens(address)],
+        "sockets": job.unix_sockets(),
+        "ports": _ports(job) & job.listening(),
     }
     allowed = {child.pid for child in job.children() if child.kind in limits}
     found["processes"] = {pid: command for pid, command in found["processes"].items() if pid not in allowed}
@@ -127,22 +128,10 @@ def _entries(folder: Path) -> list[str]:
     return [entry for entry in entries if _TORCHS not in entry]
 
 
-def _addresses(job: Job) -> list[str]:
+def _ports(job: Job) -> set[int]:
     """Of every store the job served."""
-    rendezvous = [f"127.0.0.1:{job.port}"] if job.port else []
-    return [line["master"] for line in job.journal("cycle_start")] + rendezvous
-
-
-def _unix_sockets(folder: Path) -> list[str]:
-    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
-    return [line for line in lines if str(folder) in line]
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, int(port))) == 0
+    served = {int(line["master"].rpartition(":")[2]) for line in job.journal("cycle_start")}
+    return served | ({job.port} if job.port else set())
 
 
 def gone(children: Collection[Child]) -> bool:

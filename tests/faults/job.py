@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,20 @@ MARK = "FAULT_TEST_MARK"
 _STARTS_S = 60.0
 _POLL_S = 0.01
 _TAIL = 6000
+_LISTENS = "0A"
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher runs: how processes start there, what `/proc` tells of its network, and what they find set."""
+
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    net: Path = Path("/proc/net")
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = Place()
 
 
 class Job:
@@ -41,6 +55,7 @@ class Job:
         name: tells launchers of one job apart that share `folder`.
         script: what the ranks run.
         tmp: its TMPDIR; one in `folder` when not given. `port`: of its rendezvous, where the test gives one.
+        place: where it runs.
     """
 
     def __init__(
@@ -52,8 +67,9 @@ class Job:
         name: str = "node",
         script: Path = WORKER,
         tmp: Path | None = None,
+        place: Place = HERE,
     ) -> None:
-        self.folder, self.plan, self.nproc = folder, plan, nproc
+        self.folder, self.plan, self.nproc, self.place = folder, plan, nproc, place
         self.mark = uuid.uuid4().hex
         self.output_file = folder / f"{name}.output"
         self.journal_folder = folder / f"{name}.journal"
@@ -63,7 +79,7 @@ class Job:
         plan.save(folder)
         words = ["--nproc-per-node", str(nproc), "--ft-journal-dir", str(self.journal_folder), *flags]
         with self.output_file.open("ab") as output:
-            self.process = subprocess.Popen(
+            self.process = place.start(
                 [sys.executable, "-m", "ft_launcher", *words, str(script), str(folder)],
                 cwd=folder,
                 env=self._environment(),
@@ -79,7 +95,7 @@ class Job:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == kept}
         # Without a resolver each new store waits 5 s for the name of its peer; one try of 1 s is enough.
         ours = {MARK: self.mark, "TMPDIR": str(self.tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
-        return clean | ours | {"RES_OPTIONS": "timeout:1 attempts:1"}
+        return clean | ours | {"RES_OPTIONS": "timeout:1 attempts:1"} | dict(self.place.environ)
 
     # What it wrote.
 
@@ -111,6 +127,11 @@ class Job:
         file = self.folder / f"state-{rank}"
         return State.of_json(file.read_text()) if file.exists() else None
 
+    def trained(self, iteration: int, cycle: int, world: int) -> bool:
+        """Whether the ranks of a cycle, `world` of them, have all come to an iteration."""
+        files = list((self.folder / "progress").glob(f"{cycle}-*"))
+        return len(files) >= world and all(int(file.read_text()) >= iteration for file in files)
+
     # Waiting.
 
     def until(self, condition: Callable[[], _T], what: str, limit_s: float = _STARTS_S) -> _T:
@@ -128,12 +149,7 @@ class Job:
         """Waits until all ranks have come to an iteration; returns rank -> pid. `world`: of more than this node."""
 
         wanted = self.nproc if world is None else world
-
-        def there() -> bool:
-            files = list((self.folder / "progress").glob(f"{cycle}-*"))
-            return len(files) >= wanted and all(int(file.read_text()) >= iteration for file in files)
-
-        self.until(there, f"iteration {iteration} of cycle {cycle}")
+        self.until(lambda: self.trained(iteration, cycle, wanted), f"iteration {iteration} of cycle {cycle}")
         return self.ranks(cycle)
 
     def finish(self, limit_s: float = _STARTS_S) -> int:
@@ -160,9 +176,18 @@ class Job:
             pid = int(entry.name)
             command = _read(pid, "cmdline")
             tagged = mark in _read(pid, "environ").split(b"\0")
-            if (tagged or tmp in command) and _lives(pid):
+            if (tagged or tmp in command) and lives(pid):
                 found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
         return found
+
+    def listening(self) -> set[int]:
+        """The ports that anybody listens at in the launcher's network."""
+        lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(self.place.net / name)[1:]]
+        return {int(local.rpartition(":")[2], 16) for _, local, _, state, *_ in lines if state == _LISTENS}
+
+    def unix_sockets(self) -> list[str]:
+        """The sockets in its TMPDIR that are still there."""
+        return [line for line in _lines(self.place.net / "unix") if str(self.tmp) in line]
 
     def children(self) -> list[children.Child]:
         """The processes that ranks started."""
@@ -223,11 +248,16 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.close(pidfd)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and no zombie."""
     try:
         return children.state_of(pid) not in "ZX"
     except OSError:
         return False
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(errors="replace").splitlines() if file.exists() else []
 
 
 def _read(pid: int, name: str) -> bytes:

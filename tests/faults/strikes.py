@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ft_client import WorkloadAction, WorkloadControlRequest
 from tests.faults import hostile
 
 FOREVER_S = 3600
@@ -26,6 +27,18 @@ def _exception(client: Any) -> None:
 
 def _exit_3(client: Any) -> None:
     sys.exit(3)
+
+
+def _exit_16(client: Any) -> None:
+    sys.exit(16)
+
+
+def _asks(action: WorkloadAction, then: Callable[[Any], None]) -> Callable[[Any], None]:
+    def ask(client: Any) -> None:
+        client.send_workload_control_request(WorkloadControlRequest(action, "struck on purpose"))
+        then(client)
+
+    return ask
 
 
 def _sigkill(client: Any) -> None:
@@ -81,6 +94,7 @@ def _strangers(client: Any) -> None:
 STRIKES: dict[str, Callable[[Any], None]] = {
     "exception": _exception,
     "exit 3": _exit_3,
+    "exit 16": _exit_16,
     "SIGKILL": _sigkill,
     "SIGSEGV": _sigsegv,
     "SIGABRT": _sigabrt,
@@ -91,6 +105,11 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "inner overdue": _inner_overdue,
     "nonsense": _nonsense,
     "strangers": _strangers,
+    "ask for a restart": _asks(WorkloadAction.Continue, _sleep),
+    "ask for a restart and exit": _asks(WorkloadAction.Continue, _exit_3),
+    "ask for the end": _asks(WorkloadAction.ShutdownWorkload, _sleep),
+    "ask for the end and exit": _asks(WorkloadAction.ShutdownWorkload, _exit_3),
+    "ask to leave": _asks(WorkloadAction.ExcludeThisNode, _sleep),
 }
 
 

@@ -8,14 +8,12 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left
-from tests.faults.training import Plan, Strike
+from tests.faults.training import DDP_STEPS, Plan, Strike, ddp_weight
 
 WORLD = 2
 DDP_WORKER = Path(__file__).with_name("ddp_worker.py")
 CRASH_WORKER = Path(__file__).with_name("crash_worker.py")
-STEPS = 6
 CRASHES = 100
-FINAL_WEIGHT = -sum(step * WORLD + rank for step in range(STEPS) for rank in range(WORLD)) / WORLD
 
 
 @pytest.mark.parametrize(
@@ -31,7 +29,7 @@ def test_recovers_with_the_same_weights(start_job: StartJob, what: str, told: To
     job = start_job(Plan((Strike(what, "step", 3, rank=1),)), WORLD, "--max-restarts=1", *flags, script=DDP_WORKER)
     assert job.finish(120) == 0, job.tail()
     nothing_left(job)
-    assert (job.folder / "ddp").read_text() == f"{STEPS} {FINAL_WEIGHT}"
+    assert (job.folder / "ddp").read_text() == f"{DDP_STEPS} {ddp_weight(WORLD)}"
     faults = job.journal("fault")
     assert [(fault["kind"], fault["rank"]) for fault in faults] == [(told.kind, 1)], job.tail()
     if not told.limit:  # a rank that waits for a stopped one passes the same limit: both are condemned, one is blamed

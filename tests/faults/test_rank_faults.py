@@ -78,5 +78,5 @@ def test_ends_with_its_code_when_no_restart_is_allowed(start_job: StartJob, cell
 
 
 def test_ends_with_its_code_when_all_restarts_are_spent(start_job: StartJob) -> None:
-    plan = Plan((Strike("SIGKILL", "step", 4, rank=0), Strike("exit 3", "step", 7, rank=1)))
-    holds(start_job(plan, 2, "--max-restarts=1"), 3, [Told("signal", {0}), Told("exit", {1}, action=GIVE_UP)])
+    plan = Plan((Strike("SIGKILL", "step", 4, rank=1), Strike("exit 3", "step", 4, rank=1)))
+    holds(start_job(plan, 2, "--max-restarts=1"), 3, [Told("signal", {1}), Told("exit", {1}, action=GIVE_UP)])

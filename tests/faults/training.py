@@ -16,6 +16,7 @@ EPOCHS = 2
 PER_EPOCH = 6
 ITERATIONS = EPOCHS * PER_EPOCH
 CHECKPOINT_EVERY = 3
+DDP_STEPS = 6
 PLAN_FILE = "plan.json"
 
 
@@ -49,8 +50,10 @@ class Plan:
     hold: int | None = None
 
     def save(self, folder: Path) -> None:
-        """Writes the plan where the ranks look for it."""
-        (folder / PLAN_FILE).write_text(json.dumps(dataclasses.asdict(self)))
+        """Writes the plan where the ranks look for it; the same plan is left as it is, for ranks that read it now."""
+        file, text = folder / PLAN_FILE, json.dumps(dataclasses.asdict(self))
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
 
     @classmethod
     def load(cls, folder: Path) -> Plan:
@@ -92,7 +95,18 @@ class State:
 
 def fault_free(rank: int, world: int) -> State:
     """The final state of a rank when nothing happens."""
+    return after(rank, (ITERATIONS, world))
+
+
+def after(rank: int, *parts: tuple[int, int]) -> State:
+    """The state of a rank after so many iterations each in a world of so many ranks."""
     state = State()
-    for _ in range(ITERATIONS):
-        state.take(rank, world)
+    for iterations, world in parts:
+        for _ in range(iterations):
+            state.take(rank, world)
     return state
+
+
+def ddp_weight(world: int) -> float:
+    """The weight that the ranks of `ddp_worker.py` come to when nothing happens: down by the mean of the samples."""
+    return -sum(range(DDP_STEPS * world)) / world

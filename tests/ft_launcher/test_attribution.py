@@ -51,6 +51,30 @@ def test_what_one_rank_did(evidence: dict[str, Any], kind: FaultKind, what: str,
     assert (fault.kind, fault.what, fault.exit_code, fault.rank) == (kind, what, code, 1)
 
 
+TRACE = 'Traceback\n  File "run.py", line 3, in <module>\n  File "/a b/train.py", line 7, in step\nValueError: {}'
+
+
+@pytest.mark.parametrize(
+    ("exception", "error"),
+    [
+        (RankException("ValueError", "bad 1", TRACE.format("bad 1"), 0.0), "ValueError at /a b/train.py:7"),
+        (RankException("ValueError", "bad 2", TRACE.format("bad 2"), 9.0), "ValueError at /a b/train.py:7"),
+        (raised("no frames"), "RuntimeError"),
+        (raised("Connection reset by peer"), ""),
+        (None, ""),
+    ],
+)
+def test_type_and_place_of_an_error(exception: RankException | None, error: str) -> None:
+    fault = attribute([rank(0, exit_code=1, died_at=2.0, exception=exception, exception_at=1.0)], NODE)
+    assert fault is not None and fault.error == error
+
+
+def test_a_death_by_signal_is_no_error_of_the_user() -> None:
+    told = RankException("ValueError", "bad", TRACE, 0.0)
+    fault = attribute([rank(0, exit_code=-9, died_at=2.0, exception=told, exception_at=1.0)], NODE)
+    assert fault is not None and fault.error == ""
+
+
 def test_the_first_death_is_the_cause() -> None:
     fault = attribute([rank(0, exit_code=1, died_at=2.0), rank(1, exit_code=-11, died_at=1.0)], NODE)
     assert fault is not None and fault.rank == 1

@@ -42,6 +42,19 @@ TABLE = [
     Row("zero", "--ft-stall-warning=0 train.py", ("stall_warning='0'", "write none for no limit")),
     Row("of a variable", "train.py", ("FT_STALL_WARNING", "'x'"), variables={"FT_STALL_WARNING": "x"}),
     Row("of a PET_ variable", "train.py", ("PET_MAX_RESTARTS", "'x'"), variables={"PET_MAX_RESTARTS": "x"}),
+    Row("MIN above MAX", "--nnodes 3:2 train.py", ("--nnodes", "'3:2'", "MIN not above MAX")),
+    Row("no node", "--nnodes 0 train.py", ("--nnodes", "'0'", "at least 1")),
+    Row("nodes in words", "--nnodes two train.py", ("--nnodes", "'two'")),
+    Row("no room for spares", "--nnodes 2 --ft-spares 1 train.py", ("spares=1", "--ft-spares", "no room", "Use c10d")),
+    Row(
+        "no whole segments", "--nnodes 3:4 --ft-segment 2 train.py", ("segment=2", "--ft-segment", "3, is no multiple")
+    ),
+    Row(
+        "no TLS file",
+        "--rdzv-backend etcd-v3 --rdzv-endpoint localhost:1 --rdzv-conf ca_cert=/no/ca.pem --nnodes 2 train.py",
+        ("--rdzv-conf", "ca_cert=/no/ca.pem", "no such file"),
+    ),
+    Row("no beat within the timeout", "--ft-node-beat 20 train.py", ("node_beat=20", "below node_timeout=15")),
     Row("no integer", "--max-restarts some train.py", ("--max-restarts", "'some'")),
     Row("unknown YAML key", "--ft-cfg-path {folder}/key.yaml train.py", ("key.yaml", "hartbeat=1", "allow-unknown")),
     Row("YAML list", "--ft-cfg-path {folder}/list.yaml train.py", ("list.yaml", "is a list")),

@@ -19,7 +19,7 @@ from rank_monitor.contract.errors import FtError
 
 @dataclass
 class FakeLauncher:
-    """Stands in for the runtime and for `ft_launcher.launch`: notes what happens to it."""
+    """Stands in for the runtime and for `ft_launcher.composition`: notes what happens to it."""
 
     code: int = 0
     fails: BaseException | None = None
@@ -45,9 +45,9 @@ class FakeLauncher:
 @pytest.fixture
 def launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     fake = FakeLauncher()
-    module: Any = types.ModuleType("ft_launcher.launch")
+    module: Any = types.ModuleType("ft_launcher.composition")
     module.run = fake.run
-    monkeypatch.setitem(sys.modules, "ft_launcher.launch", module)
+    monkeypatch.setitem(sys.modules, "ft_launcher.composition", module)
     monkeypatch.setattr(cli, "Runtime", fake)
     return fake
 

@@ -164,9 +164,9 @@ def test_variables_that_name_the_yaml(name: str, tmp_path: Path) -> None:
 
 
 def test_a_pending_setting_is_accepted_with_a_warning() -> None:
-    found = resolved({"spares": "2", "metrics_port": "off"})
-    assert found.settings.members.spares == 2
-    assert [warning.split()[0] for warning in found.warnings] == ["spares", "metrics_port"]
+    found = resolved({"status_port": "8080", "metrics_port": "off"})
+    assert found.settings.record.status_port == 8080
+    assert [warning.split()[0] for warning in found.warnings] == ["status_port", "metrics_port"]
     assert all("without effect in this version" in warning for warning in found.warnings)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ft_launcher.cycle import Condemned, Cycle, Event, MembersWait, Phase, RankEnded, ToldToEnd
+from ft_launcher.cycle import Asked, Condemned, Cycle, Event, MembersWait, Phase, RankEnded, ToldToEnd
 
 CASES: list[tuple[str, list[Event], Phase]] = [
     ("nothing yet", [], Phase.RUNNING),
@@ -20,6 +20,14 @@ CASES: list[tuple[str, list[Event], Phase]] = [
     ("told stands when ranks fail later", [ToldToEnd(15), RankEnded(0, -15)], Phase.TOLD_TO_END),
     ("success stands", [RankEnded(0, 0), RankEnded(1, 0), ToldToEnd(15)], Phase.SUCCEEDED),
     ("reform stands", [MembersWait(1), RankEnded(0, 1)], Phase.REFORM),
+    ("asked", [Asked(0)], Phase.ASKED),
+    ("asked, then the rank ends badly", [Asked(0), RankEnded(0, 1)], Phase.ASKED),
+    ("asked, then all end well", [Asked(0), RankEnded(0, 0), RankEnded(1, 0)], Phase.ASKED),
+    ("asked and told", [Asked(0), ToldToEnd(15)], Phase.ASKED),
+    ("asked when told already", [ToldToEnd(15), Asked(0)], Phase.TOLD_TO_END),
+    ("asked by one that has failed", [RankEnded(0, 1), Asked(0)], Phase.FAILED),
+    ("asked when all is done", [RankEnded(0, 0), RankEnded(1, 0), Asked(0)], Phase.SUCCEEDED),
+    ("asked when others wait", [MembersWait(1), Asked(0)], Phase.REFORM),
 ]
 
 

@@ -28,7 +28,7 @@ def test_each_cycle_has_an_empty_store_and_the_next_number(fixed: bool) -> None:
     ports = []
     for cycle in range(3):
         round_store = PrefixStore(f"round_{cycle}", job_store)
-        published = publish(round_store, holder, HOST)
+        published = publish(round_store, holder, HOST, "job")
         learned = learn(round_store)
         assert (published.cycle, learned.cycle, learned.port) == (cycle, cycle, published.port)
         ranks_store = client(learned.port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from ft_launcher.runtime import Runtime
 from ft_launcher.wait import readable
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, Hello, Message, RankException, Verdict
+from rank_monitor.contract.messages import Attach, ControlRequest, Hello, Message, RankException, Verdict
 
 DEADLINE_S = 20.0
 
@@ -48,7 +49,7 @@ def until(monitors: NodeMonitors, wanted: Callable[[object], bool], within_s: fl
     raise AssertionError("it was never told")
 
 
-def say(monitors: NodeMonitors, *messages: Message) -> object:
+def say(monitors: NodeMonitors, *messages: Message) -> socket.socket:
     connection = channel.connect(monitors.socket_path(0))
     for message in messages:
         channel.send(connection, codec.encode(message, 0, time.monotonic_ns()))
@@ -70,6 +71,32 @@ def test_what_a_rank_says_arrives_and_is_kept(runtime: Runtime) -> None:
     assert found.snapshot is not None and found.snapshot.attached
     monitors.end_cycle()
     del connection
+    monitors.close()
+
+
+def test_what_comes_beside_a_snapshot_is_told_later(runtime: Runtime) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(), 1)
+    begin(monitors, os.getpid())
+    connection = say(monitors, Hello(os.getpid()), Attach())
+    deadline = time.monotonic() + DEADLINE_S
+    while not ((snapshot := monitors.found(0).snapshot) and snapshot.attached) and time.monotonic() < deadline:
+        monitors.snapshots()
+    request = ControlRequest("stop_job", "enough")
+    channel.send(connection, codec.encode(request, 0, time.monotonic_ns()))
+    monitors.snapshots()
+    assert monitors.handle() == [(0, request)]
+    assert monitors.handle() == []
+    monitors.close()
+
+
+def test_a_late_word_of_the_last_cycle_is_not_heard(runtime: Runtime) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(), 1)
+    earlier_ns = time.monotonic_ns()
+    begin(monitors, os.getpid())
+    connection = say(monitors, Hello(os.getpid()), Attach())
+    for words, sent_ns in (("old", earlier_ns), ("new", time.monotonic_ns())):
+        channel.send(connection, codec.encode(ControlRequest("restart", words), 0, sent_ns))
+    assert until(monitors, lambda news: isinstance(news, ControlRequest)) == ControlRequest("restart", "new")
     monitors.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -23,7 +24,8 @@ from ft_launcher.prescan import Scan
         ("--ft-dump-stacks --nproc-per-node 4 train.py", {}, 4),
         ("train.py --nproc-per-node 4", {}, 1),
         ("-- train.py --nproc-per-node=4", {}, 1),
-        ("--nproc-per-node gpu train.py", {}, None),
+        ("--nproc-per-node cpu train.py", {}, len(os.sched_getaffinity(0))),
+        ("--nproc-per-node npu train.py", {}, None),
         ("train.py", {"PET_NPROC_PER_NODE": "8"}, 8),
         ("--nproc-per-node 2 train.py", {"PET_NPROC_PER_NODE": "8"}, 2),
         ("--nproc-per-node", {}, None),

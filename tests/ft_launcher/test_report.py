@@ -34,6 +34,11 @@ def test_giving_up_names_the_exit_code() -> None:
     assert "give up - spent; exit code 85" in text
 
 
+def test_a_wait_is_said() -> None:
+    text = block(FAULT, replace(RESTART, wait_s=4.0), 2, "node7", None)
+    assert "restart 1 of 3, 2 left, after a wait of 4 s" in text
+
+
 def test_colour_only_when_asked() -> None:
     assert "\033" not in block(FAULT, RESTART, 0, "n", None)
     assert "\033" in block(FAULT, RESTART, 0, "n", None, colour=True)

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from ft_launcher import script
+from ft_launcher import rendezvous_check, script
 from ft_launcher.torch_config import Job
 from rank_monitor.contract.errors import ConfigError
 
@@ -128,6 +128,12 @@ def test_threads_are_said_once_in_one_line(
     assert "OMP" not in caplog.text + "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(("nodes", "words"), [("1", "in a job of one node"), ("2", "in-process wrapper")])
+def test_min_healthy_is_warned_of(job_of: JobOf, nodes: str, words: str) -> None:
+    job = job_of("--nnodes", nodes, "--ft-restart-policy", "min-healthy", "train.py")
+    assert [warning for warning in job.warnings if "min-healthy" in warning and words in warning]
+
+
 def test_standalone_wins_and_says_so(job_of: JobOf) -> None:
     job = job_of("--standalone", "--rdzv-endpoint", "elsewhere:1", "--rdzv-id", "7", "train.py")
     assert (job.launch_config.rdzv_backend, job.launch_config.rdzv_endpoint) == ("c10d", "localhost:0")
@@ -158,7 +164,6 @@ def test_standalone_wins_and_says_so(job_of: JobOf) -> None:
         ("--redirects 0:9 train.py", "redirects='0:9'"),
         ("--local-ranks-filter 0,x train.py", "local_ranks_filter='0,x'"),
         ("--rdzv-backend c10 train.py", "did you mean c10d?"),
-        ("--rdzv-backend etcd-v2 train.py", "needs the package python-etcd"),
         ("--rdzv-backend c10d --rdzv-endpoint host:port train.py", "rdzv_endpoint='host:port'"),
         ("--rdzv-conf join_timeout train.py", "rdzv_conf='join_timeout'"),
         ("--rdzv-conf join_timeout=x train.py", "join_timeout"),
@@ -181,3 +186,14 @@ def test_torch_is_left_as_it_was(job_of: JobOf) -> None:
     with pytest.raises(ConfigError):
         job_of("--logs-specs", "none-such", "train.py")
     assert torch_run.elastic_launch is before
+
+
+@pytest.mark.parametrize(
+    "backend, package", [("etcd", "python-etcd"), ("etcd-v2", "python-etcd"), ("etcd-v3", "etcd3gw")]
+)
+def test_a_backend_whose_package_is_missing(
+    backend: str, package: str, job_of: JobOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_check, "_PACKAGES", {backend: (package, "no_such_module")})
+    with pytest.raises(ConfigError, match=f"needs the package {package}"):
+        job_of("--rdzv-backend", backend, "train.py")

@@ -37,12 +37,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *words: str, more: str = "") -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_"))}
+def start(folder: Path, *words: str, more: str = "", threads: str | None = "1") -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_", "OMP_"))}
+    clean |= {"OMP_NUM_THREADS": threads} if threads else {}
     return subprocess.Popen(
         [sys.executable, "-c", WARM.format(more=more), "--ft-stall-warning=none", *words],
         cwd=folder,
-        env={**clean, "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"},
+        env={**clean, "RES_OPTIONS": "timeout:1 attempts:1"},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -55,8 +56,8 @@ def finish(job: subprocess.Popen[str]) -> tuple[int, str]:
     return job.returncode, shown
 
 
-def run(folder: Path, *words: str, more: str = "") -> tuple[int, str]:
-    return finish(start(folder, *words, more=more))
+def run(folder: Path, *words: str, more: str = "", threads: str | None = "1") -> tuple[int, str]:
+    return finish(start(folder, *words, more=more, threads=threads))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -141,6 +142,7 @@ MODULES = {
     "fails": "raise ValueError('no')",
     "threads": "import threading, time; threading.Thread(target=time.sleep, args=(3,), daemon=True).start()",
     "fine": "import time; value = time.time()",
+    "slow": "import os, time; time.sleep(float(os.environ['IMPORT_TAKES_S']))",
 }
 
 
@@ -179,6 +181,73 @@ def test_a_preloaded_module_with_a_thread_costs_the_warm_start(folder: Path, mod
     assert "Ranks start by exec: an import started 1 thread" in shown
     code, shown = run(folder, "--ft-preload=threads", "--ft-warm-start=on", "train.py")
     assert code == 2 and "warm_start='on'" in shown and "an import started 1 thread" in shown
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "more"),
+    [
+        pytest.param("0.5", "pool._SLOW_PRELOAD_S = 0.4; ", id="above the limit"),
+        pytest.param("60", "", id="a minute", marks=pytest.mark.slow),
+    ],
+)
+def test_a_preloaded_module_that_takes_long_is_told_of(
+    folder: Path, modules: Path, monkeypatch: pytest.MonkeyPatch, takes_s: str, more: str
+) -> None:
+    monkeypatch.setenv("IMPORT_TAKES_S", takes_s)
+    (folder / "go").touch()
+    code, shown = run(folder, "--ft-preload=slow", "--max-restarts=1", "train.py", more=more)
+    assert (code, started(folder, 0), started(folder, 1)) == (0, [True], [True]), shown
+    assert shown.count("ft_launcher: --ft-preload slow took") == 1
+
+
+def test_32_ranks_crash_and_start_again(folder: Path) -> None:
+    (folder / "go").touch()
+    code, shown = run(folder, "--nproc-per-node=32", "--max-restarts=1", "--redirects=3", "--log-dir=logs", "train.py")
+    assert (code, started(folder, 1)) == (0, [True] * 32), shown
+
+
+def test_a_path_with_spaces_and_letters_beyond_ascii(folder: Path) -> None:
+    place = folder / "ein ordner ü" / "日本 {x} %s"
+    place.mkdir(parents=True)
+    (folder / "train.py").rename(place / "träin 1.py")
+    (folder / "go").touch()
+    words = ("--max-restarts=1", "--redirects=3", f"--log-dir={place / 'lögs'}", str(place / "träin 1.py"))
+    code, shown = run(folder, *words)
+    assert (code, started(folder, 0), started(folder, 1)) == (0, [True], [True]), shown
+    assert list((place / "lögs").glob("*/cycle_1/0/stdout.log")), shown
+
+
+def test_a_folder_that_was_removed_is_an_error(folder: Path) -> None:
+    """Importing torch there ends a plain interpreter without a word of ours."""
+    place = folder / "removed"
+    place.mkdir()
+    job = subprocess.run(
+        ["/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "ft_launcher", "../train.py"],
+        cwd=place,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (job.returncode, job.stdout) == (2, "")
+    said = "ft_launcher: the current folder cannot be used: No such file or directory. Change to one that is there\n"
+    assert job.stderr == said
+
+
+def test_ranks_counted_by_the_processors_are_forks(folder: Path) -> None:
+    """OMP_NUM_THREADS depends on their number and must be set before torch is imported."""
+    (folder / "go").touch()
+    code, shown = run(folder, "--nproc-per-node=cpu", "--max-restarts=1", "train.py", threads=None)
+    assert (code, set(started(folder, 1))) == (0, {True}), shown
+
+
+def test_a_wrong_guess_of_their_number_costs_the_warm_start(folder: Path) -> None:
+    more = "import os; from ft_launcher import rank_count; rank_count.guess = lambda word, environ: 1; "
+    (folder / "go").touch()
+    code, shown = run(folder, "--nproc-per-node=2", "--max-restarts=1", "train.py", more=more, threads=None)
+    assert (code, started(folder, 1)) == (0, [False, False]), shown
+    assert shown.count("Ranks start by exec: OMP_NUM_THREADS: not the same as when torch was imported.") == 1
 
 
 def test_a_script_that_edits_itself_is_read_anew(folder: Path) -> None:

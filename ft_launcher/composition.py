@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -23,11 +24,15 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
-from ft_launcher import one_node, report
-from ft_launcher.agent import NodeAgent, NodeParts
+from ft_launcher import one_node, report, several_nodes
+from ft_launcher.agent import NodeAgent
 from ft_launcher.cycle_store import PortHolder
+from ft_launcher.health import GpuMemory, NodeHealth
 from ft_launcher.logs import CycleLogs, RunFolder
+from ft_launcher.member_agent import MemberAgent
+from ft_launcher.node_rendezvous import NodeRendezvous
 from ft_launcher.process_tree import become_subreaper
+from ft_launcher.rank_agent import NodeParts
 from ft_launcher.recorder import Recorder
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
@@ -41,8 +46,18 @@ logger = logging.getLogger("ft_launcher")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
 _STATIC_PORT = 29500
-_QUICK_RESOLVER = "timeout:1 attempts:1"
-"""torch's stores look up the name of each peer: 5 s where no resolver answers. One node needs no names."""
+QUICK_RESOLVER = "timeout:1 attempts:2"
+"""torch's stores look up the name of each peer, which takes 10 s wherever no resolver answers."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: exit code and reason; what functions returned, by global rank; what ended it, if anything."""
+
+    code: int
+    reason: str
+    values: Mapping[int, Any] = field(default_factory=dict)
+    error: BaseException | None = None
 
 
 def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
@@ -54,33 +69,49 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         The launcher's exit code.
     """
     become_subreaper()
-    if job.launch_config.max_nodes == 1:
-        os.environ.setdefault("RES_OPTIONS", _QUICK_RESOLVER)
+    os.environ.setdefault("RES_OPTIONS", QUICK_RESOLVER)
     signals = SignalPipe(
         {*numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS)), signal.SIGUSR1, signal.SIGUSR2}
     )
     try:
-        _set_up_logging(job)
-        run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
-        recorder = Recorder(run_folder, job.settings.record.journal_dir)
-        code, reason = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder)
-        recorder.job_ended(code, reason)
-        return code
+        return conduct(job, runtime, zygotes, signals).code
     except FtError as error:
         report.show(f"ft_launcher: {error}")
         return int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
 
 
+def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe, within: bool = False) -> Outcome:
+    """Runs the job and writes its story.
+
+    Args:
+        within: inside a user's program: its children are none of ours, and the caller shows what ended the run.
+
+    Raises:
+        FtError: it cannot begin.
+    """
+    _set_up_logging(job)
+    run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
+    recorder = Recorder(run_folder, job.settings.record.journal_dir)
+    outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
+    recorder.job_ended(outcome.code, outcome.reason)
+    return outcome
+
+
 def _run_recorded(
-    job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe, run_folder: RunFolder, recorder: Recorder
-) -> tuple[int, str]:
-    """Runs the job; returns exit code and reason."""
+    job: Job,
+    runtime: Runtime,
+    zygotes: ZygotePool,
+    signals: SignalPipe,
+    run_folder: RunFolder,
+    recorder: Recorder,
+    within: bool,
+) -> Outcome:
     config = job.launch_config
-    recorder.job_started(config.run_id, [job.entrypoint, *job.args], config.max_restarts, config.nproc_per_node)
+    recorder.job_started(config.run_id, job.command, config.max_restarts, config.nproc_per_node)
     agents: list[NodeAgent] = []
 
-    def launch() -> None:
-        host, port = _simplify_one_node(config)
+    def launch() -> Mapping[int, Any]:
+        ports = _choose_rendezvous(job)
         if job.logs_specs_name is None:
             config.logs_specs = CycleLogs(run_folder, runtime.folder, job.redirects, job.tee, job.local_ranks_filter)
         parts = NodeParts(
@@ -88,17 +119,25 @@ def _run_recorded(
             runtime=runtime,
             recorder=recorder,
             signals=signals,
-            ports=PortHolder(host, port, job.settings.start.port_range),
+            ports=ports,
             zygotes=zygotes,
-            several_nodes=config.max_nodes > 1,
+            health=NodeHealth(job.settings.health, _folders_in_use(job, runtime), runtime.tag),
+            memory=GpuMemory(job.settings.stop, runtime.tag),
+            several_nodes=config.rdzv_backend != one_node.BACKEND,
+            adopt_orphans=not within,
         )
         with _our_agent(parts, agents):
-            torch_launcher.launch_agent(config, job.entrypoint, list(job.args))
+            values: Mapping[int, Any] = torch_launcher.launch_agent(config, job.entrypoint, list(job.args))
+            return values
 
-    code, reason = _outcome(launch)
+    outcome = _outcome(launch, _silent if within else report.show)
     if agents and agents[0].exit_code is not None:
-        code = agents[0].exit_code
-    return code, reason
+        outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
+    return outcome
+
+
+def _silent(text: str) -> None:
+    """Shows nothing."""
 
 
 @contextmanager
@@ -106,7 +145,8 @@ def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
     """While this lasts, torch's `launch_agent` makes agents of ours; `made` collects them."""
 
     def make(*args: Any, **kwargs: Any) -> NodeAgent:
-        made.append(NodeAgent(*args, parts=parts, **kwargs))
+        kind = MemberAgent if isinstance(kwargs["spec"].rdzv_handler, NodeRendezvous) else NodeAgent
+        made.append(kind(*args, parts=parts, **kwargs))
         return made[-1]
 
     before = torch_launcher.LocalElasticAgent
@@ -117,51 +157,64 @@ def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
         torch_launcher.LocalElasticAgent = before
 
 
-def _outcome(launch: Callable[[], None]) -> tuple[int, str]:
-    """What the run came to, as an exit code where the agent has none of its own, and a reason."""
+def _folders_in_use(job: Job, runtime: Runtime) -> list[str]:
+    return [str(runtime.folder), *([job.log_dir] if job.log_dir else [])]
+
+
+def _outcome(launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None]) -> Outcome:
+    """What the run came to, with an exit code for where the agent has none of its own."""
     try:
-        launch()
+        values = launch()
     except ChildFailedError as error:
-        report.show(str(error))
-        return int(ExitCode.RANKS_FAILED), "ranks failed"
+        show(str(error))
+        return Outcome(int(ExitCode.RANKS_FAILED), "ranks failed", error=error)
     except SignalException as error:
-        return int(ExitCode.PREEMPTED), str(error)
+        return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {_one_line(error)}"
-        report.show(f"ft_launcher: {reason}. Check --rdzv-endpoint or --master-addr, and the other nodes")
-        return int(ExitCode.RENDEZVOUS_FAILED), reason
+        show(f"ft_launcher: {reason}. Check --rdzv-endpoint or --master-addr, and the other nodes")
+        return Outcome(int(ExitCode.RENDEZVOUS_FAILED), reason, error=error)
     except ConfigError as error:
-        report.show(f"ft_launcher: {error}")
-        return int(ExitCode.BAD_CONFIG), str(error)
+        show(f"ft_launcher: {error}")
+        return Outcome(int(ExitCode.BAD_CONFIG), str(error), error=error)
     except OSError as error:
         reason = f"the system refused: {error}"
-        report.show(f"ft_launcher: {reason}")
-        return int(ExitCode.LAUNCHER_ERROR), reason
+        show(f"ft_launcher: {reason}")
+        return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
     except Exception as error:
         reason = f"{type(error).__name__}: {_one_line(error)}"
-        report.show(f"ft_launcher: error of the launcher itself: {reason}")
-        report.show(traceback.format_exc())
-        return int(ExitCode.LAUNCHER_ERROR), reason
-    return int(ExitCode.OK), "all ranks succeeded"
+        show(f"ft_launcher: error of the launcher itself: {reason}")
+        show(traceback.format_exc())
+        return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
+    return Outcome(int(ExitCode.OK), "all ranks succeeded", values)
 
 
-def _simplify_one_node(config: Any) -> tuple[str, int | None]:
-    """A job of one node needs no rendezvous: changes the backend to ours; returns host and port of the ranks' store.
+def _choose_rendezvous(job: Job) -> PortHolder:
+    """Puts a rendezvous of ours in the place of torch's, where one fits; returns who holds the ranks' port.
+
+    A job of one node needs none. One of several runs ours over torch's store; a backend that torch does not ship runs
+    as it is.
 
     Raises:
         RendezvousConnectionError: the endpoint's host does not resolve.
     """
-    if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static"):
-        host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
-        _must_resolve(host, config.rdzv_endpoint)
-    if config.max_nodes != 1 or config.rdzv_backend not in ("c10d", "static"):
-        return config.local_addr or socket.gethostname(), None
-    one_node.register()
+    config, port_range = job.launch_config, job.settings.start.port_range
     static = config.rdzv_backend == "static"
-    master = host if static else "127.0.0.1"
-    config.rdzv_configs = config.rdzv_configs | {"ft_host": master}
-    config.rdzv_backend = one_node.BACKEND
-    return master, port if static else None
+    master, port = "127.0.0.1", None
+    if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static"):
+        host, given = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
+        _must_resolve(host, config.rdzv_endpoint)
+        master, port = (host, given) if static else (master, None)
+    alone = config.max_nodes == 1 and not job.settings.members.spares
+    if alone and config.rdzv_backend in ("c10d", "static"):
+        one_node.register()
+        config.rdzv_configs = config.rdzv_configs | {"ft_host": master}
+        config.rdzv_backend = one_node.BACKEND
+        return PortHolder(master, port, port_range)
+    ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
+    if config.rdzv_backend in several_nodes.OURS:
+        several_nodes.use(config, job.settings, ports)
+    return ports
 
 
 def _must_resolve(host: str, endpoint: str) -> None:

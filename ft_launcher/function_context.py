@@ -1,0 +1,244 @@
+"""The ranks of one cycle whose entry point is a function: `RankContext` with their return values and bounded ends.
+
+A rank sends what its function returned and ends. If it does not end within the configured time, it is stopped, and has
+succeeded; a rank that ends without having returned has failed, whatever its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from multiprocessing import get_context, spawn
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult
+
+from ft_launcher import function_rank, script
+from ft_launcher.rank_context import ForkedHandler, ForkedProcess, RankContext
+from ft_launcher.wait import readable
+from ft_launcher.zygote_process import RankOrder
+from rank_monitor.contract import parcel
+from rank_monitor.contract.errors import FtError
+
+logger = logging.getLogger(__name__)
+
+_FUNCTION = "--function"
+_STATUS_S = 2.0
+
+
+class FunctionProcess:
+    """A rank, however it was started: what torch uses of `subprocess.Popen`, and what its function returned.
+
+    Args:
+        poll: its exit code once it ended; None also when somebody else took that.
+        channel: where its value comes from.
+        close: lets go of what multiprocessing holds of it.
+    """
+
+    def __init__(
+        self, pid: int, poll: Callable[[], int | None], channel: socket.socket, close: Callable[[], None]
+    ) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.returned_at: float | None = None
+        self.given_up = False
+        self.value: bytes | None = None
+        self._poll, self._channel, self._close = poll, channel, close
+        self._pidfd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """Readable when its value came, or cannot come any more; -1 when nothing is to be heard."""
+        return self._channel.fileno()
+
+    def attend(self) -> None:
+        """Takes its value, if that is there."""
+        if self._channel.fileno() < 0:
+            return
+        try:
+            self.value = parcel.receive(self._channel)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.warning("what a function returned in process %d cannot be taken: %s", self.pid, error)
+        self._channel.close()
+        if self.value is not None:
+            self.returned_at = time.monotonic()
+
+    def poll(self) -> int | None:
+        """The exit code once it ended, 1 for one that ended without an error before its function returned."""
+        if self.returncode is None and readable([self._pidfd]):
+            try:
+                code = self._poll()
+            except ChildProcessError:
+                code = None
+            self.attend()
+            returned = self.value is not None
+            if code is None:
+                logger.warning("somebody else took the exit code of process %d", self.pid)
+            if code == 0 and not returned:
+                logger.error("process %d ended before its function returned", self.pid)
+            self.returncode = int(not returned) if not code or (returned and self.given_up) else code
+            os.close(self._pidfd)
+        return self.returncode
+
+    def give_up(self) -> None:
+        """Stops it: its function has returned, and it does not end."""
+        self.given_up = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self._channel.close()
+        if self.returncode is not None:
+            self._close()
+
+
+class FunctionContext(RankContext):
+    """The ranks of one cycle.
+
+    Args:
+        start_method: spawn (from the zygote where there is one), fork or forkserver.
+        stop_timeout_s: how long a rank may go on after its function has returned.
+    """
+
+    def __init__(self, *args: Any, start_method: str, stop_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._start_method, self._stop_timeout_s = start_method, stop_timeout_s
+        self._processes: dict[int, FunctionProcess] = {}
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return {number for process in self._processes.values() if (number := process.fileno()) >= 0}
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        return min((end for _, end in self._ends()), default=None)
+
+    def attend(self) -> None:
+        """Takes values that came, and stops ranks whose time after their return is over."""
+        for process in self._processes.values():
+            process.attend()
+        now = time.monotonic()
+        for local_rank, end in self._ends():
+            if now >= end:
+                text = "local rank %d has returned and does not end: it is stopped after %g s, and has succeeded"
+                logger.warning(text, local_rank, self._stop_timeout_s)
+                self._processes[local_rank].give_up()
+
+    def _ends(self) -> list[tuple[int, float]]:
+        """Local ranks that have returned and still run, and until when they may."""
+        return [
+            (local_rank, process.returned_at + self._stop_timeout_s)
+            for local_rank, process in self._processes.items()
+            if process.returned_at is not None and local_rank in self.pidfds and not process.given_up
+        ]
+
+    def _start(self) -> None:
+        """torch's hook."""
+        start = self._spawn if self._start_method == "spawn" else self._copy
+        with ExitStack() as rank_ends:
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(self.nprocs)]
+            for ours, theirs in pairs:
+                ours.setblocking(False)
+                rank_ends.enter_context(theirs)
+            try:
+                start(pairs)
+            except BaseException:
+                for ours, _ in pairs:
+                    ours.close()
+                raise
+
+    def _add(self, pair: tuple[socket.socket, socket.socket], pid: int, poll: Any, close: Any = lambda: None) -> None:
+        local_rank = len(self._processes)
+        process = self._processes[local_rank] = FunctionProcess(pid, poll, pair[0], close)
+        self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank, None, None)
+
+    def _function(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        bound = function_rank.bound(self.entrypoint.function, local_rank, self._numa_options)
+        return bound, tuple(self.args[local_rank])
+
+    def _spawn(self, pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+        """From the zygote, else each in an interpreter of its own."""
+        for local_rank, (ours, _) in enumerate(pairs):
+            function_rank.send(ours, *self._function(local_rank))
+        with ExitStack() as files:
+            orders = [
+                RankOrder(
+                    [_FUNCTION],
+                    {**os.environ, **self.envs[local_rank]},
+                    {number: file.fileno() for number, file in self._open_streams(local_rank, files).items()},
+                    channel=theirs.fileno(),
+                )
+                for local_rank, (_, theirs) in enumerate(pairs)
+            ]
+            pids = self._zygotes.start_ranks(orders, numa=False)
+            for number, (pair, order) in enumerate(zip(pairs, orders, strict=True)):
+                if pids is not None:
+                    self._add(pair, pids[number], ForkedProcess(pids[number]).poll)
+                    continue
+                process = _execute(order)
+                self._add(pair, process.pid, process.poll)
+
+    def _copy(self, pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+        """By multiprocessing: forks of this process, or of Python's fork server."""
+        held: Collection[int] | None = self._zygotes.held if self._start_method == "fork" else None
+        context: Any = get_context(self._start_method)
+        for local_rank, pair in enumerate(pairs):
+            outputs = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
+            files = {number: path for number, path in outputs.items() if path}
+            order = function_rank.CopiedRank(self.envs[local_rank], files, held, os.getpid())
+            process = context.Process(
+                target=function_rank.become_rank, args=(order, pair[1], *self._function(local_rank))
+            )
+            process.start()
+
+            def poll(process: Any = process) -> int | None:
+                process.join(_STATUS_S)  # a fork server tells the code a moment after the end
+                return process.exitcode  # type: ignore[no-any-return]
+
+            self._add(pair, process.pid, poll, process.close)
+
+    def _poll(self) -> RunProcsResult | None:
+        """torch's hook."""
+        result = super()._poll()
+        if result is not None and not result.is_failed():
+            result.return_values = {rank: _value(rank, process) for rank, process in self._processes.items()}
+        return result
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        super()._close(death_sig, timeout)
+        for process in self._processes.values():
+            process.close()
+
+
+def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
+    assert order.channel is not None
+    return subprocess.Popen(
+        [
+            os.fsdecode(spawn.get_executable()),
+            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            *("-u", script.bootstrap(), *order.words, str(order.channel)),
+        ],
+        env=dict(order.environ),
+        stdout=order.streams.get(1),
+        stderr=order.streams.get(2),
+        pass_fds=[order.channel],
+        start_new_session=True,
+    )
+
+
+def _value(local_rank: int, process: FunctionProcess) -> Any:
+    try:
+        return pickle.loads(process.value or b"")
+    except Exception as error:
+        text = f"what local rank {local_rank} returned cannot be read here: {type(error).__name__}: {error}"
+        raise FtError(text) from error

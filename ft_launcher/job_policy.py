@@ -1,0 +1,73 @@
+"""The restart policy as the coordinator of several nodes calls it: JSON in, a judgement out. Pure.
+
+A node's fault crosses to the coordinator as JSON, and its decision comes back the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.nodes.coordinator import Case, Judge, Judgement
+from ft_launcher.restart_history import CycleLife, History
+from ft_launcher.restart_policy import Action, Decision, decide
+from rank_monitor.contract.config import RestartSettings
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.json_record import from_json
+
+_LIFE = "life"
+_FORGIVEN = "forgiven_limit"
+
+
+def fault_record(fault: Fault, life: CycleLife) -> dict[str, Any]:
+    """A fault as it crosses to the coordinator."""
+    return asdict(fault) | {"kind": fault.kind.value, _LIFE: asdict(life)}
+
+
+def _fault_of(record: Mapping[str, Any]) -> tuple[Fault, CycleLife]:
+    known = {field.name for field in fields(Fault)}
+    values = {name: value for name, value in record.items() if name in known}
+    try:
+        values["detail"], values["others"] = tuple(values.get("detail", ())), tuple(values.get("others", ()))
+        if type(agreed := values.get("agreed_exit_code")) not in (int, type(None)):
+            raise ValueError(f"agreed_exit_code {agreed!r}")
+        fault = Fault(**(values | {"kind": FaultKind(values["kind"]), "exit_code": int(values["exit_code"])}))
+        return fault, from_json(CycleLife, record.get(_LIFE, {}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the fault of a node does not fit: {error}") from None
+
+
+def decision_of(record: Mapping[str, Any]) -> Decision | None:
+    """The decision in an answer of the coordinator; None: it holds none."""
+    if not record:
+        return None
+    values = {name: value for name, value in record.items() if name != _FORGIVEN}
+    try:
+        return Decision(**(values | {"action": Action(values["action"])}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a decision does not fit: {error}") from None
+
+
+def forgiven_limit(record: Mapping[str, Any]) -> str:
+    """The learned limit that ended the cycle, which applies doubled in the next; empty: none."""
+    return str(record.get(_FORGIVEN, ""))
+
+
+def judge_by(settings: RestartSettings, max_restarts: int) -> Judge:
+    """What a coordinator judges faults by."""
+
+    def judge(case: Case, now: float) -> Judgement:
+        fault, life = _fault_of(case.fault)
+        history = History.from_record(case.history, now - case.age_s).ended(fault, life, settings, now)
+        decision = decide(fault, history, settings, max_restarts, now, case.elsewhere)
+        record = asdict(decision) | {"action": decision.action.value}
+        if fault.learned_limit:
+            record[_FORGIVEN] = fault.limit
+        after = history.after(decision, now).to_record(now)
+        moves = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        return Judgement(decision.reason, decision.exit_code, record, after, decision.wait_s, moves)
+
+    return judge

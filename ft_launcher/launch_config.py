@@ -1,0 +1,128 @@
+"""torch's `LaunchConfig` with every setting of ours as one more keyword.
+
+Which settings exist is the contract's; `config.py` merges keywords with YAML and environment as it does options of a
+command line. Uses torch's underscored attributes of `DefaultLogsSpecs`.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
+
+from ft_launcher import config, options
+from ft_launcher.command_line import Parsed
+from rank_monitor.contract.config import GROUPS
+
+_SOURCE = "LaunchConfig"
+_STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_FIELDS = tuple(field.name for field in fields(TorchLaunchConfig))
+
+
+@dataclass(frozen=True)
+class Keywords(Parsed):
+    """Keywords in the place of a command line."""
+
+    def source_of(self, dest: str) -> str:
+        """Where a value came from, in words."""
+        return _SOURCE
+
+
+class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
+    """How a job is launched: the fields of torch's class, and every setting of ours by its key.
+
+    As on the command line, a setting that is not given comes from the environment (`FT_<KEY>`), the YAML that
+    `cfg_path` names, or its default; `none` or None means no limit. Of torch's fields all have defaults: one node with
+    one rank, the rendezvous c10d, no log files. Settings can be read and set as attributes, too. Copy it by
+    `copy.copy`: `dataclasses.replace` knows torch's fields only.
+
+    Raises:
+        TypeError: there is no such keyword.
+        ConfigError: a value is wrong.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        ours = {key: keywords.pop(name) for name in list(keywords) if (key := _key(name)) is not None}
+        for name in keywords:
+            if name not in _FIELDS:
+                near = options.nearest(name, (*_FIELDS, *options.GROUP_OF, *options.ALIASES))
+                raise TypeError(f"LaunchConfig has no option {name!r}{near}")
+        given = {**dict(zip(_FIELDS, args, strict=False)), **keywords}
+        least = {"min_nodes": 1, "max_nodes": given.get("min_nodes", 1), "nproc_per_node": 1, "rdzv_backend": "c10d"}
+        if given.get("logs_specs") is None:
+            keywords["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)
+        self.__dict__.update(_given=ours, _stop_s=given.get("shutdown_timeout"))
+        super().__init__(*args, **{name: value for name, value in least.items() if name not in given}, **keywords)
+        self.resolved()
+
+    def resolved(self) -> config.Resolved:
+        """The settings that hold, with the source of each.
+
+        Raises:
+            ConfigError: every wrong value of any source.
+        """
+        return config.resolve(self.keywords(), os.environ, self._stop_timeouts())
+
+    def keywords(self) -> Keywords:
+        """What was given, in the form of a command line: torch's options by their names there."""
+        ours: dict[str, Any] = {key: _plain(value) for key, value in vars(self)["_given"].items()}
+        theirs = {name: getattr(self, name) for name in _FIELDS}
+        more = {
+            "nnodes": f"{self.min_nodes}:{self.max_nodes}",
+            "node_rank": int(self.rdzv_configs.get("rank", 0)),
+            "rdzv_conf": self.rdzv_configs,
+            "master_port": None,
+            "standalone": False,
+        }
+        return Keywords(Namespace(**theirs, **more), ours, dict.fromkeys(ours, _SOURCE), {}, frozenset(_FIELDS))
+
+    def _stop_timeouts(self) -> list[config.Given]:
+        """torch's `shutdown_timeout`, and the variable for it, as the lowest source of `workers_stop_timeout`."""
+        text, seconds = os.environ.get(_STOP_VARIABLE), vars(self)["_stop_s"]
+        found = [] if text is None else [config.Given("workers_stop_timeout", text, _STOP_VARIABLE)]
+        return found if seconds is None else [*found, config.Given("workers_stop_timeout", seconds, _SOURCE)]
+
+    def __getattr__(self, name: str) -> Any:
+        if (key := _key(name)) is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(getattr(self.resolved().settings, _ATTRIBUTE_OF[key]), key)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (key := _key(name)) is None:
+            super().__setattr__(name, value)
+            return
+        before = vars(self)["_given"]
+        self.__dict__["_given"] = {**before, key: value}
+        try:
+            self.resolved()
+        except Exception:
+            self.__dict__["_given"] = before
+            raise
+
+
+_ATTRIBUTE_OF = {
+    key: attribute for key, group in options.GROUP_OF.items() for attribute, of in GROUPS.items() if of is group
+}
+
+
+def _key(name: str) -> str | None:
+    key = options.ALIASES.get(name, name)
+    return key if key in options.GROUP_OF else None
+
+
+def _plain(value: object) -> object:
+    """A value as YAML would have it: numbers for enums, text for paths."""
+    if isinstance(value, Enum):
+        return value.value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def log_places(specs: DefaultLogsSpecs) -> tuple[str | None, Any, Any, set[int] | None]:
+    """Log folder (None: none), redirects, tee and filter of torch's own log specifications."""
+    folder = None if specs._root_log_dir in (None, os.devnull) else str(specs._root_log_dir)
+    return folder, specs._redirects, specs._tee, specs._local_ranks_filter

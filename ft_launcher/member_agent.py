@@ -1,0 +1,231 @@
+"""The agent of one node among several: what it tells the others, and what it does when they tell it something.
+
+It acts as `agent.py` does; what follows the end of a cycle is the coordinator's decision, which every node carries out.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from ft_launcher.agent import NodeAgent, Unhealthy
+from ft_launcher.attribution import Fault
+from ft_launcher.cycle import CutOff, Cycle, EndedElsewhere
+from ft_launcher.cycle_store import CycleStore
+from ft_launcher.job_policy import decision_of, fault_record, forgiven_limit
+from ft_launcher.node_rendezvous import JobOver, NodeRendezvous
+from ft_launcher.nodes.link import Cut
+from ft_launcher.nodes.messages import CycleEnd, How, Over, Place
+from ft_launcher.restart_history import CycleLife
+from ft_launcher.restart_policy import Action, Decision, is_known
+from ft_launcher.wait import readable
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.messages import ControlRequest
+
+logger = logging.getLogger(__name__)
+
+_REQUESTS = {"exclude_this_node": How.LEFT, "stop_job": How.STOP, "restart": How.RESTART}
+
+
+class MemberAgent(NodeAgent):
+    """The agent of a node that takes part, or waits as a spare, in a job of several."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        handler = self._rdzv_handler
+        assert isinstance(handler, NodeRendezvous)
+        self._nodes = handler
+        self._end: CycleEnd | None = None
+        self._cut: Cut | None = None
+        self._found: tuple[Fault, CycleLife] | None = None
+        self._ended_cycle = 0
+        self._why_leaving = "its launcher ends"
+
+    # The cycle loop.
+
+    def _invoke_run(self, role: str = "") -> RunResult:
+        try:
+            return super()._invoke_run(role)
+        except JobOver as over:
+            return self._over(over.over)
+
+    def _descriptors(self) -> set[int]:
+        return super()._descriptors() | self._nodes.descriptors()
+
+    def _wait_limit(self) -> float | None:
+        limit = super()._wait_limit()
+        return self._nodes.check_s if limit is None else min(limit, self._nodes.check_s)
+
+    def _may_follow(self, request: ControlRequest) -> bool:
+        return is_known(request)
+
+    def _ask_members(self, cycle: Cycle, woken: bool) -> None:
+        if (end := self._nodes.take_end()) is not None:
+            self._end = end
+            cycle.on(EndedElsewhere())
+        if (cut := self._nodes.cut(time.monotonic())) is not None:
+            self._cut = cut
+            cycle.on(CutOff())
+        elif (trouble := self._nodes.trouble()) is not None:
+            self._parts.recorder.store_silent(trouble)
+
+    # Forming a cycle.
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._end = self._cut = None
+        while True:
+            try:
+                super()._rendezvous(worker_group)
+                break
+            except (DistStoreError, DistNetworkError) as error:
+                self._nodes.tell(How.FAILED, f"the agents could not agree on ranks: {str(error).splitlines()[0]}")
+            except RendezvousConnectionError:
+                if self._nodes.place is not None:
+                    self.exit_code = int(ExitCode.STORE_HOST_LOST)
+                raise
+        place = self._nodes.place
+        assert place is not None
+        self._tell_story(place)
+        if limit := forgiven_limit(place.decision):
+            self._forgive_learned_limit(limit)
+
+    def _must_be_healthy(self) -> None:
+        try:
+            super()._must_be_healthy()
+        except Unhealthy as unhealthy:
+            found, self._found = self._found, None
+            if found is not None:  # nobody else will hear of it
+                decision = Decision(Action.LEAVE, str(unhealthy), exit_code=int(ExitCode.NODE_UNHEALTHY))
+                self._parts.recorder.failed(self._cycle, found[0], decision, found[1])
+            raise
+
+    def _open_store(self, group: WorkerGroup) -> CycleStore:
+        assert self._nodes.cycle_store is not None
+        return self._nodes.cycle_store
+
+    def _tell_story(self, answer: Place | Over) -> None:
+        """Records the fault that this node brought, with what was decided; or that another's, or nobody's, was."""
+        found, self._found = self._found, None
+        decision = decision_of(answer.decision)
+        ended = self._ended_cycle
+        if found is not None and decision is not None and answer.fault_of == self._nodes.node:
+            self._parts.recorder.failed(ended, found[0], decision, found[1])
+        elif self._pcontext is not None:
+            self._parts.recorder.reform(ended, answer.reason)
+
+    # Ending a cycle.
+
+    def _after_failure(self, group: WorkerGroup) -> RunResult | None:
+        """Tells the others at once, so that all nodes stop together; the coordinator decides what follows."""
+        if self._asked is None:
+            self._nodes.tell(How.FAILED, "a rank failed")
+        found = self._end_cycle(group)
+        if self._asked is not None:
+            return self._as_asked(group, *self._asked)
+        self._bring(found)
+        return None
+
+    def _bring(self, found: tuple[Fault, CycleLife] | None) -> None:
+        self._found, self._ended_cycle = found, self._cycle
+        if found is not None:
+            self._nodes.bring(fault_record(*found))
+
+    def _reform(self, group: WorkerGroup) -> RunResult | None:
+        """Another node ended the cycle. A rank of this one may still be the cause: its death is seen late."""
+        assert self._end is not None
+        found = self._end_cycle(group)
+        if self._end.exit_code is not None:
+            return self._over(Over(self._end.exit_code, self._end.reason))
+        self._bring(found)
+        return None
+
+    def _as_asked(self, group: WorkerGroup, rank: int, request: ControlRequest) -> RunResult | None:
+        how = _REQUESTS[request.action]
+        reason = f"rank {rank} asked for it" + (f": {request.description}" if request.description else "")
+        if how is How.LEFT:
+            decision = Decision(Action.LEAVE, reason, exit_code=int(ExitCode.NODE_EXCLUDED))
+        else:
+            code = int(ExitCode.JOB_STOPPED) if how is How.STOP else None
+            decision = Decision(Action.GIVE_UP if code else Action.RESTART, reason, exit_code=code)
+            self._nodes.tell(how, reason, code or 0)
+        self._parts.recorder.asked(self._cycle, request, decision)
+        if decision.action is Action.RESTART:
+            return None
+        self.exit_code, self.reason = decision.exit_code, decision.reason
+        self._why_leaving = reason
+        return self._stopped()
+
+    def _over(self, over: Over) -> RunResult:
+        """The job is over for this node."""
+        found, decision = self._found, decision_of(over.decision)
+        self._tell_story(over)
+        self.exit_code, self.reason = over.exit_code, over.reason
+        if self._pcontext is None or over.exit_code == ExitCode.OK:
+            return self._stopped()
+        fault = found[0] if found else None
+        return self._give_up(self._worker_group, fault, decision or self._gave_up(over))
+
+    def _gave_up(self, over: Over) -> Decision:
+        return Decision(Action.GIVE_UP, over.reason, exit_code=over.exit_code)
+
+    def _after_cut(self, group: WorkerGroup) -> RunResult:
+        """Others may form a new group without this node: its ranks must be gone before."""
+        assert self._cut is not None
+        self._stop_ranks(signal.SIGKILL, 0.0)
+        lost = ExitCode.BELOW_MINIMUM if self._cut.unreachable else ExitCode.STORE_HOST_LOST
+        self.exit_code, self.reason = int(lost), self._cut.reason
+        self._parts.recorder.reform(self._cycle, self._cut.reason)
+        return self._stopped()
+
+    def _succeed(self, group: WorkerGroup) -> RunResult | None:
+        """The ranks of this node are done. None when the others are not, and the group must form again."""
+        result = self._monitor_workers(group)
+        self._stop_workers(group)
+        self._nodes.tell(How.SUCCEEDED, "")
+        try:
+            end = self._await_end(self._parts.settings.stop.exit_barrier_timeout)
+        except SignalException as told:
+            logger.warning("%s; the training is complete here, so this is no failure", told)
+            end = None
+        if end is not None and end.how != How.SUCCEEDED:
+            self._end = end
+            if end.exit_code is None:
+                self._parts.recorder.reform(self._cycle, end.reason)
+                return None
+            return self._over(Over(end.exit_code, end.reason))
+        self._parts.recorder.cycle_ended(self._cycle, "succeeded")
+        self.exit_code = int(ExitCode.OK)
+        return result
+
+    def _await_end(self, limit_s: float) -> CycleEnd | None:
+        """The cycle's end for all nodes; None: it was not told within `limit_s`, or this node is cut off.
+
+        Raises:
+            SignalException: the launcher was told to end.
+        """
+        deadline = time.monotonic() + limit_s
+        while (left := deadline - time.monotonic()) > 0:
+            if (end := self._nodes.take_end()) is not None:
+                return end
+            if (cut := self._nodes.cut(time.monotonic())) is not None:
+                logger.warning("%s; the ranks of this node are done", cut.reason)
+                return None
+            readable({self._parts.signals.fileno(), *self._nodes.descriptors()}, min(left, self._nodes.check_s))
+            for number in self._parts.signals.read():
+                self._raise_told(number)
+        logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
+        return None
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        super()._shutdown(*args, **kwargs)
+        if self.exit_code == ExitCode.NODE_UNHEALTHY:
+            self._why_leaving = self.reason
+        limit_s = self._parts.settings.stop.exit_barrier_timeout if self.exit_code == ExitCode.OK else None
+        self._nodes.leave(self._why_leaving, *([limit_s] if limit_s is not None else []))

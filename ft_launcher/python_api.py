@@ -1,0 +1,239 @@
+"""`launch`: the whole launcher inside a user's program, for a function or a script.
+
+What it finds there - signal handlers, environment, log handlers, children - it leaves as it found it. Runs nothing by
+itself: `composition.py` does, with parts that suit a program that has torch, threads and children already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import process
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from ft_launcher import composition, function_rank, script
+from ft_launcher.launch_config import LaunchConfig, log_places
+from ft_launcher.rendezvous_check import check_rendezvous
+from ft_launcher.restart_policy import about_policy
+from ft_launcher.runtime import Runtime
+from ft_launcher.signals import SignalPipe, numbers_of
+from ft_launcher.torch_config import Blame, Job, check_numbers
+from ft_launcher.zygote_pool import ZygotePool
+from rank_monitor.contract.errors import ConfigError, FtError
+from rank_monitor.contract.exit_codes import ExitCode
+
+_SOURCE = "launch()"
+_VARIABLES = ("RES_OPTIONS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
+"""What a run sets in this process: for the resolver, and torch for its own use."""
+
+_running = threading.Lock()
+
+
+class LaunchError(FtError):
+    """The job did not end well although no rank of this node failed; `exit_code` is what the command exits with."""
+
+
+class RankTraceback(Exception):
+    """The traceback of the rank that failed first, as text: the cause of the error that `launch` raises."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0].rstrip()}\n"""'
+
+
+def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callable[..., dict[int, Any]]:
+    """The launcher for a function or a script: `launch(train, LaunchConfig(nproc_per_node=2))("config.yaml")`.
+
+    Call what it returns with the positional arguments; it returns when the job has ended. Ranks are watched, restarted
+    and recorded as by the command `ft_launcher`. Runs one after the other are fine, two at once in one process are not.
+
+    How things travel: by fork nothing does, the rank has it all. By spawn and forkserver the function is found by its
+    name, so that it must stand at the top of a module or script (whose start is under `if __name__ == "__main__":`),
+    and arguments are pickled as multiprocessing does it. Pickles are safe here because nobody else can write them: a
+    parcel is sealed memory without a name, handed through a socketpair that only this process and its own rank hold.
+    What a function returns comes back by the same way, pickled by value; both ends run the same user's own code.
+
+    A rank ends when its function has returned. If its process does not end then, for a thread of its own, say, it is
+    stopped after `workers_stop_timeout`, and has succeeded. `sys.exit(0)` returns None; `os._exit(0)` is a failure.
+
+    In the main thread the signals of `signals_to_handle` end the job. In another thread Python allows no handlers: the
+    job runs without, and what the program does at a signal is its own affair.
+
+    Args:
+        entrypoint: a function; a Python script; or a command, as `sys.executable` with `"-u", "script.py"`.
+        config: how, and how many.
+
+    Returns:
+        A callable: positional arguments -> global rank -> what the function returned, for the ranks of this node (None
+        for a script's).
+
+    Raises:
+        ChildFailedError: torch's; ranks failed and are not restarted any more. Its cause has the rank's own traceback.
+        SignalException: torch's; this process was told to end.
+        ConfigError: a value is wrong, or the function cannot travel.
+        Exception: what else ended the launcher, such as torch's RendezvousError. Each has the attribute `exit_code`,
+            what the command would have exited with.
+    """
+    if not isinstance(config, LaunchConfig):
+        raise TypeError(f"launch(entrypoint, config) needs a ft_launcher.LaunchConfig, not {type(config).__name__}")
+    if not isinstance(entrypoint, str) and not callable(entrypoint):
+        raise TypeError(f"launch(entrypoint, config) needs a function or a path, not {type(entrypoint).__name__}")
+    return partial(_launch, entrypoint, config)
+
+
+def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: Any) -> dict[int, Any]:
+    if getattr(process.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "launch() was called while a rank imports the program: "
+            "put the call under `if __name__ == '__main__':`, so that only the program itself makes it"
+        )
+    if not _running.acquire(blocking=False):
+        raise FtError("another launch() runs in this process; start them one after the other")
+    try:
+        with _as_found():
+            outcome = _conduct(entrypoint, config, args)
+    except FtError as wrong:
+        code = ExitCode.BAD_CONFIG if isinstance(wrong, ConfigError) else ExitCode.LAUNCHER_ERROR
+        raise _with_code(wrong, int(code)) from None
+    finally:
+        _running.release()
+    if outcome.error is None and outcome.code == 0:
+        return dict(outcome.values)
+    error = outcome.error or LaunchError(outcome.reason)
+    # Without our frames: they hold the launcher's sockets for as long as somebody keeps the error.
+    raise _with_code(error.with_traceback(None), outcome.code) from _cause(error)
+
+
+def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: Sequence[Any]) -> composition.Outcome:
+    job = job_of(entrypoint, args, config)
+    zygotes = ZygotePool(apart=True)
+    runtime = Runtime.start()
+    signals = None
+    try:
+        in_main = threading.current_thread() is threading.main_thread()
+        signals = SignalPipe(numbers_of(job.launch_config.signals_to_handle) if in_main else ())
+        function = not isinstance(job.entrypoint, str)
+        if not function or config.start_method == "spawn":
+            words = job.args[job.args.index(script.bootstrap()) + 1 :] if script.bootstrap() in job.args else ()
+            zygotes.prepare_apart([job.script] if function else words, function, job.settings.start, runtime.tag)
+        outcome = composition.conduct(job, runtime, zygotes, signals, within=True)
+        late = [] if isinstance(outcome.error, SignalException) else signals.read()
+    finally:
+        zygotes.close()
+        runtime.close()
+        if signals is not None:
+            signals.close()
+    for number in late:  # it came when nothing was left to end: the program's own handler takes it
+        signal.raise_signal(number)
+    return outcome
+
+
+@contextlib.contextmanager
+def _as_found() -> Iterator[None]:
+    """Afterwards, environment and log handlers are what they were."""
+    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    logger = logging.getLogger("ft_launcher")
+    handlers, propagate, level = logger.handlers, logger.propagate, logger.level
+    os.environ.setdefault("RES_OPTIONS", composition.QUICK_RESOLVER)
+    try:
+        yield
+    finally:
+        for handler in logger.handlers:
+            if handler not in handlers:
+                handler.close()
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _with_code(error: BaseException, code: int) -> BaseException:
+    error.exit_code = code  # type: ignore[attr-defined]
+    return error
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """The traceback of the rank that failed first, where it left one."""
+    if isinstance(error, ChildFailedError):
+        message = error.get_first_failure()[1].message
+        text = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
+        return RankTraceback(text) if text else None
+    return error.__cause__
+
+
+def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: LaunchConfig) -> Job:
+    """What `launch` runs.
+
+    Raises:
+        ConfigError: a value is wrong, the script is not there, or the function cannot travel.
+    """
+    resolved = config.resolved()
+    if resolved.settings.start.dry_run:
+        raise ConfigError("dry_run", True, resolved.sources["dry_run"], "only the command can do that", "Leave it out")
+    _check(config)
+    if config.warm_start == "on" and config.start_method != "spawn" and callable(entrypoint):
+        raise ConfigError("warm_start", "on", resolved.sources["warm_start"], "goes with start_method='spawn' only")
+    ours = copy.copy(config)
+    ours.rdzv_configs = dict(config.rdzv_configs)
+    ours.run_id = config.run_id or uuid.uuid4().hex
+    own_logs = type(config.logs_specs) is not DefaultLogsSpecs
+    log_dir, redirects, tee, shown = log_places(config.logs_specs) if not own_logs else (None, 0, 0, None)
+    entry, words, name, no_python = _what_runs(entrypoint, args, config.start_method)
+    return Job(
+        settings=resolved.settings,
+        sources=resolved.sources,
+        warnings=(*resolved.warnings, *about_policy(resolved.settings.restart, config.max_nodes)),
+        launch_config=ours,
+        entrypoint=entry,
+        args=tuple(words),
+        log_dir=log_dir,
+        redirects=redirects,
+        tee=tee,
+        local_ranks_filter=shown,
+        logs_specs_name=type(config.logs_specs).__name__ if own_logs else None,
+        script=name,
+        no_python=no_python,
+    )
+
+
+def _check(config: LaunchConfig) -> None:
+    keywords = config.keywords()
+    blame = Blame(keywords)
+    check_numbers(keywords.namespace, blame)
+    if config.nproc_per_node < 1:
+        raise blame.error("nproc_per_node", "at least one rank is needed")
+    if config.start_method not in function_rank.START_METHODS:
+        raise blame.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
+    check_rendezvous(config, config.rdzv_configs, blame)
+
+
+def _what_runs(
+    entrypoint: Callable[..., Any] | str, args: Sequence[Any], start_method: str
+) -> tuple[Any, Sequence[Any], str, bool]:
+    """Entry point and arguments for torch, what it is called, and whether no Python of ours runs it."""
+    if not isinstance(entrypoint, str):
+        entry = function_rank.Entry(entrypoint)
+        if start_method != "fork":
+            function_rank.check(entry, args)
+        return entry, args, repr(entry), False
+    words = [str(word) for word in args]
+    if entrypoint == sys.executable and words[:1] == ["-u"]:
+        return entrypoint, script.through_bootstrap(words), " ".join(words[1:2]), False
+    if entrypoint.endswith(".py") or os.path.isdir(entrypoint):  # noqa: PTH112 (torch's entry point is text)
+        script.check_script(entrypoint)
+        return sys.executable, script.through_bootstrap(["-u", entrypoint, *words]), entrypoint, False
+    script.check_command(entrypoint)
+    return entrypoint, words, entrypoint, True

@@ -1,0 +1,272 @@
+"""The ranks of a node's cycles: torch's agent taught to start them by a context of ours, to stop whole process trees,
+and to say what failed. It acts, and decides nothing of what follows.
+
+Uses torch's underscored hooks `_start_workers`, `_stop_workers`, `_shutdown`, and the name `start_processes` of torch's
+module, rebound while torch starts ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from ft_launcher import node_evidence, progress
+from ft_launcher.aside import ToldMeanwhile, run_aside
+from ft_launcher.attribution import Fault, attribute
+from ft_launcher.cycle import Asked, Condemned, Cycle
+from ft_launcher.cycle_store import CycleStore, PortHolder
+from ft_launcher.evidence import gather
+from ft_launcher.function_context import FunctionContext
+from ft_launcher.health import GpuMemory, NodeHealth
+from ft_launcher.monitors import NodeMonitors
+from ft_launcher.process_tree import Ending, ProcessTree, catches, is_stopped
+from ft_launcher.rank_context import RankContext
+from ft_launcher.recorder import Recorder
+from ft_launcher.restart_history import CycleLife, History
+from ft_launcher.restart_policy import is_known
+from ft_launcher.runtime import Runtime
+from ft_launcher.signals import SignalPipe
+from ft_launcher.wait import readable
+from ft_launcher.worker_env import rank_environment
+from ft_launcher.zygote_pool import ZygotePool
+from rank_monitor.contract.config import Settings
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
+from rank_monitor.contract.messages import ControlRequest, Verdict
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class NodeParts:
+    """What the agent works with, made by `composition.py`."""
+
+    settings: Settings
+    runtime: Runtime
+    recorder: Recorder
+    signals: SignalPipe
+    ports: PortHolder
+    zygotes: ZygotePool
+    health: NodeHealth
+    memory: GpuMemory
+    several_nodes: bool
+    adopt_orphans: bool = True
+
+
+class RankAgent(LocalElasticAgent):  # type: ignore[misc]
+    """Starts, hears and stops the ranks of this node. `exit_code`: what the launcher ends with; None: as torch does."""
+
+    def __init__(self, *args: Any, parts: NodeParts, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._parts = parts
+        self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
+        self._monitors = NodeMonitors(parts.runtime, parts.settings.monitor, self._nprocs)
+        self._history = History()
+        self._asked: tuple[int, ControlRequest] | None = None
+        self._multipliers: dict[str, float] = {}
+        self._store_of_cycle: CycleStore | None = None
+        self._attempt = 0
+        self._told: int | None = None
+        self._oom_kills: int | None = None
+        self._closed = False
+        self.exit_code: int | None = None
+        self.reason = ""
+
+    @property
+    def _nprocs(self) -> int:
+        return int(self._worker_group.spec.local_world_size)
+
+    @property
+    def _cycle(self) -> int:
+        return self._store_of_cycle.cycle if self._store_of_cycle else 0
+
+    @property
+    def _ranks(self) -> RankContext | None:
+        return self._pcontext if isinstance(self._pcontext, RankContext) else None
+
+    def _running(self) -> dict[int, int]:
+        return dict(self._ranks.pidfds) if self._ranks else {}
+
+    def _global(self, local_rank: int) -> int:
+        return int(self._worker_group.workers[local_rank].global_rank)
+
+    def _stopped(self) -> RunResult:
+        """The result of a node that ends without failed ranks."""
+        return RunResult(WorkerState.STOPPED, {worker.global_rank: None for worker in self._worker_group.workers})
+
+    # Starting and hearing them.
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._oom_kills = node_evidence.oom_kills()
+        with self._our_context():
+            pids: dict[int, int] = super()._start_workers(worker_group)
+        assert self._ranks is not None
+        ranks = {local_rank: (self._global(local_rank), pid) for local_rank, pid in pids.items()}
+        self._monitors.begin_cycle(self._cycle, ranks, self._ranks.started_ns)
+        self._parts.recorder.cycle_started(self._cycle, worker_group, ranks)
+        return pids
+
+    @contextmanager
+    def _our_context(self) -> Iterator[None]:
+        before = torch_agent.start_processes
+        torch_agent.start_processes = self._start_processes
+        try:
+            yield
+        finally:
+            torch_agent.start_processes = before
+
+    def _start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **rest: Any) -> RankContext:
+        """Stands in for torch's function of that name."""
+        for local_rank, rank_env in envs.items():
+            rank_env.update(
+                rank_environment(
+                    self._parts.runtime.tag,
+                    self._cycle,
+                    self._monitors.socket_path(local_rank),
+                    self._monitors.stack_file(local_rank),
+                    self._parts.settings.monitor.stack_signal,
+                    self._multipliers,
+                )
+            )
+        kind: Any = RankContext
+        if not isinstance(rest["entrypoint"], str):
+            stop_timeout_s = self._parts.settings.stop.workers_stop_timeout
+            kind = partial(FunctionContext, start_method=start_method, stop_timeout_s=stop_timeout_s)
+        context: RankContext = kind(envs=envs, zygotes=self._parts.zygotes, **rest)
+        context.start()
+        return context
+
+    def _hear(self, cycle: Cycle | None) -> None:
+        """Takes what the monitors say."""
+        for local_rank, news in self._monitors.handle():
+            stack_file = self._monitors.stack_file(local_rank)
+            self._parts.recorder.heard(self._cycle, local_rank, self._global(local_rank), news, stack_file)
+            if cycle is not None and isinstance(news, Verdict) and news.condemned:
+                cycle.on(Condemned(local_rank))
+            if isinstance(news, ControlRequest):
+                self._consider(cycle, local_rank, news)
+
+    def _consider(self, cycle: Cycle | None, local_rank: int, request: ControlRequest) -> None:
+        """A request that can be followed ends the cycle; in a cycle that has ended it says what follows."""
+        if not self._may_follow(request):
+            logger.warning("the request is written down and not acted on")
+            return
+        self._asked = self._asked or (self._global(local_rank), request)
+        if cycle is not None:
+            cycle.on(Asked(local_rank))
+
+    def _may_follow(self, request: ControlRequest) -> bool:
+        """With a rendezvous that is not ours the other nodes could not be told."""
+        return is_known(request) and not self._parts.several_nodes
+
+    # Stopping them.
+
+    def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
+        """torch's hook: the end of a cycle, whatever it was. Keeps the configured limit on every path."""
+        self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
+
+    def _tree(self) -> ProcessTree:
+        pids = self._ranks.pids() if self._ranks else {}
+        running = {pids[local_rank] for local_rank in self._running()}
+        checks = self._parts.health.pids() | self._parts.memory.pids()
+        keep = self._monitors.pids() | self._parts.zygotes.pids() | checks
+        return ProcessTree(self._parts.runtime.tag, running, keep, self._parts.adopt_orphans)
+
+    def _stop_ranks(self, first: int, limit_s: float, tree: ProcessTree | None = None) -> Ending:
+        """Ends everything of the cycle and takes the exit codes; harmless when nothing runs."""
+        ending = (tree or self._tree()).stop(first, limit_s, meanwhile=self._monitors.end_cycle)
+        if self._pcontext is not None:
+            self._pcontext.close(signal.SIGTERM)
+        self._parts.recorder.stopped(self._cycle, ending)
+        return ending
+
+    def _end_cycle(self, group: WorkerGroup) -> tuple[Fault, CycleLife] | None:
+        """Stops the ranks; returns what failed first and how the cycle was; None when nothing failed by itself."""
+        stop_began = time.monotonic()
+        assert self._ranks is not None
+        tree = self._tree()
+        self._monitors.snapshots(meanwhile=tree.find)
+        stopped = {rank for rank, pid in self._ranks.pids().items() if is_stopped(pid)}
+        ending = self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout, tree)
+        self._hear(None)
+        evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
+        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
+        if fault is None:
+            return None
+        reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
+        return fault, CycleLife(stop_began - self._ranks.started_ns / 1e9, reached)
+
+    def _forgive_learned_limit(self, limit: str) -> None:
+        """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""
+        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)} if limit else {}
+        if limit:
+            self._parts.recorder.limit_doubled(limit, self._multipliers[limit])
+
+    def _end_as_told(self) -> NoReturn:
+        """A signal ends the launcher: the ranks get theirs, and time to save.
+
+        Raises:
+            SignalException: always; torch then leaves the rendezvous open for others.
+        """
+        assert self._told is not None and self._ranks is not None
+        stop = self._parts.settings.stop
+        self._parts.recorder.told(self._told)
+        if self._told == signal.SIGINT:
+            self._stop_ranks(signal.SIGINT, stop.workers_stop_timeout)
+            self._raise_told(self._told)
+        self._monitors.end_cycle()
+        for pidfd, pid in ((fd, self._ranks.pids()[rank]) for rank, fd in self._running().items()):
+            number = stop.preemption_signal if catches(pid, stop.preemption_signal) else signal.SIGTERM
+            signal.pidfd_send_signal(pidfd, number)
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        deadline = time.monotonic() + stop.preemption_grace
+        while self._running() and (left := deadline - time.monotonic()) > 0:
+            readable([*self._running().values(), self._parts.signals.fileno()], left)
+            if self._parts.signals.read():
+                deadline = min(deadline, time.monotonic() + stop.workers_stop_timeout)
+            self._ranks.reap_all()
+        by_themselves = not self._running()
+        self._stop_ranks(signal.SIGTERM, stop.workers_stop_timeout if by_themselves else 0.0)
+        self.exit_code = int(ExitCode.PREEMPTED if by_themselves else ExitCode.PREEMPTED_KILLED)
+        raise SignalException(f"told to end by signal {self._told}", signal.Signals(self._told))
+
+    def _raise_told(self, number: int) -> NoReturn:
+        """Leaves because of a signal while no rank runs."""
+        if number == signal.SIGINT:
+            self.exit_code = INTERRUPTED
+        else:
+            self.exit_code = died_of(number) if self._pcontext is None else int(ExitCode.PREEMPTED)
+        raise SignalException(f"told to end by signal {number}", signal.Signals(number))
+
+    def _aside(self, work: Callable[[], _T]) -> _T:
+        """Runs what blocks, while signals are heeded.
+
+        Raises:
+            SignalException: the launcher was told to end.
+        """
+        try:
+            return run_aside(work, self._parts.signals)
+        except ToldMeanwhile as told:
+            self._raise_told(told.number)
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """torch's hook at the very end, on every path: nothing of ours is left."""
+        if not self._closed:
+            self._closed = True
+            self._parts.zygotes.close()
+            self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
+            self._monitors.close()
+            self._parts.ports.close()
+        super()._shutdown(*args, **kwargs)

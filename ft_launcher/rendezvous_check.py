@@ -1,0 +1,93 @@
+"""Whether the rendezvous and the members that a job asks for can be, before anything starts.
+
+Uses the table of torch's registry of rendezvous backends, by its underscored name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ft_launcher import options
+from rank_monitor.contract.config import MemberSettings
+from rank_monitor.contract.errors import ConfigError
+
+_BACKENDS = ("c10d", "static", "etcd", "etcd-v2", "etcd-v3")
+_PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd"), "etcd-v3": ("etcd3gw", "etcd3gw")}
+_FILES = ("ssl_cert", "ssl_cert_key", "ca_cert")
+_POSITIVE = (
+    "timeout",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "read_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+)
+
+
+class Blame(Protocol):
+    """Names the option that is at fault, and where its value came from."""
+
+    def error(self, dest: str, problem: str, hint: str = "") -> ConfigError:
+        """The error about an option."""
+
+    def of(self, dest: str) -> AbstractContextManager[None]:
+        """What fails inside is the fault of this option."""
+
+
+def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> None:
+    """The rendezvous of a configuration of torch; `conf`: the backend's own keys.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *_BACKENDS}
+    if backend not in known:
+        hint = f"There are {', '.join(sorted(known))}"
+        raise blame.error("rdzv_backend", f"is no rendezvous backend{options.nearest(backend, known)}", hint)
+    package, module = _PACKAGES.get(backend, ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        raise blame.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
+    if backend in _BACKENDS:
+        with blame.of("rdzv_endpoint"):
+            for endpoint in config.rdzv_endpoint.split(",") if backend == "etcd-v3" else [config.rdzv_endpoint]:
+                parse_rendezvous_endpoint(endpoint, default_port=-1)
+    with blame.of("rdzv_conf"):
+        _check_keys(backend, conf)
+
+
+def _check_keys(backend: str, conf: Mapping[str, Any]) -> None:
+    doubled = set(conf) & set(inspect.signature(RendezvousParameters).parameters)
+    if doubled:
+        raise ValueError(f"{', '.join(sorted(doubled))}: there is an option of its own for that")
+    parameters = RendezvousParameters(backend, "", "", 1, 1, **conf)
+    for key in _POSITIVE:
+        number = parameters.get_as_int(key)
+        if number is not None and number <= 0:
+            raise ValueError(f"{key} must be above 0")
+    parameters.get_as_bool("is_host")
+    if missing := [f"{key}={conf[key]}" for key in _FILES if key in conf and not Path(conf[key]).is_file()]:
+        raise ValueError(f"{', '.join(missing)}: no such file")
+
+
+def check_members(config: Any, members: MemberSettings, sources: Mapping[str, str]) -> None:
+    """What ties our settings of nodes to torch's.
+
+    Raises:
+        ConfigError: there is no room for the spares, or the nodes make no whole segments.
+    """
+    if members.spares and config.rdzv_backend == "static":
+        problem = "a static rendezvous has no room for spares: each node rank belongs to one node"
+        raise ConfigError("spares", members.spares, sources.get("spares", "settings"), problem, "Use c10d or etcd-v3")
+    if members.segment and config.min_nodes % members.segment:
+        problem = f"the minimum of nodes, {config.min_nodes}, is no multiple of it"
+        raise ConfigError("segment", members.segment, sources.get("segment", "settings"), problem, "Change --nnodes")

@@ -1,0 +1,112 @@
+"""What the restart policy remembers of the cycles that ended, as one value. Pure.
+
+Knows no process, clock or store; `restart_policy.py` reads it to decide. As a record it holds ages instead of moments,
+so that another node, with a clock of its own, can take it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ft_launcher.attribution import Fault
+from rank_monitor.contract.config import RestartSettings
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.json_record import from_json
+from rank_monitor.contract.messages import NO_ITERATION
+
+if TYPE_CHECKING:
+    from ft_launcher.restart_policy import Decision
+
+YOUNG = 2.0
+"""A cycle died young when its ranks ran for less than this times the longest wait, as Kubernetes' kubelet has it."""
+
+
+@dataclass(frozen=True)
+class CycleLife:
+    """How long a cycle's ranks ran, and how far they came: NO_ITERATION when none was reported, None when unknown."""
+
+    lived_s: float = 0.0
+    iteration: int | None = NO_ITERATION
+
+
+@dataclass(frozen=True)
+class History:
+    """The job so far.
+
+    Attributes:
+        charged: moments (monotonic seconds) of the restarts that the budget still counts.
+        mark: the iteration that the last cycle with progress came to; None while the job has told none.
+        no_progress: failed cycles in a row that did not get beyond the mark.
+        error: type and place of the exception that ended the last cycle, and `error_iteration`; empty: none did.
+        same_errors: how many times in a row it was that one.
+        moves: cycles in a row that ended with exit code 16.
+        young: cycles in a row that died young.
+    """
+
+    charged: tuple[float, ...] = ()
+    mark: int | None = None
+    no_progress: int = 0
+    error: str = ""
+    error_iteration: int = NO_ITERATION
+    same_errors: int = 0
+    moves: int = 0
+    young: int = 0
+
+    def ended(self, fault: Fault, life: CycleLife, settings: RestartSettings, now: float) -> History:
+        """The history with a failed cycle in it, before it is decided what follows.
+
+        Args:
+            fault: what ended the cycle.
+            life: of that cycle.
+            settings: the policy.
+            now: monotonic seconds.
+        """
+        moves = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        error = (fault.error, fault.iteration) if fault.iteration != NO_ITERATION else ("", NO_ITERATION)
+        same = error == (self.error, self.error_iteration)
+        measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), moves)
+        return replace(
+            measured,
+            charged=measured.within(settings.restart_window, now),
+            error=error[0],
+            error_iteration=error[1],
+            same_errors=0 if not error[0] else self.same_errors + 1 if same else 1,
+            moves=self.moves + 1 if moves else 0,
+            young=self.young + 1 if life.lived_s < YOUNG * settings.backoff[1] else 0,
+        )
+
+    def _measured(self, iteration: int | None, least: int, is_move: bool) -> History:
+        """Progress gives the budget back. A cycle that moves to other hardware is not held against the job."""
+        if iteration is None or (self.mark is None and iteration == NO_ITERATION):
+            return self
+        if self.mark is None or iteration >= self.mark + least:
+            return replace(self, mark=iteration, no_progress=0, charged=())
+        return self if is_move else replace(self, no_progress=self.no_progress + 1)
+
+    def within(self, window_s: float | None, now: float) -> tuple[float, ...]:
+        """The charged restarts of the last `window_s` seconds; None: of the whole job."""
+        return tuple(at for at in self.charged if window_s is None or at > now - window_s)
+
+    def after(self, decision: Decision, now: float) -> History:
+        """The history with this decision in it."""
+        return replace(self, charged=(*self.charged, now)) if decision.charged else self
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        """JSON values, with ages in seconds instead of moments."""
+        return asdict(self) | {"charged": [now - at for at in self.charged]}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], now: float) -> History:
+        """What `to_record` made; a field that is missing has its default.
+
+        Raises:
+            ProtocolError: it is no such record.
+        """
+        fields = dict(record)
+        ages = fields.pop("charged", [])
+        if not isinstance(ages, list) or not all(type(age) in (int, float) and 0 <= age < 1e12 for age in ages):
+            raise ProtocolError("History: field 'charged' does not fit")
+        return replace(from_json(cls, fields), charged=tuple(now - age for age in ages))

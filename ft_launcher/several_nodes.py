@@ -1,0 +1,121 @@
+"""Puts the rendezvous of several nodes together: from torch's configuration and our settings to a handler of ours.
+
+Registered with torch's registry, so that torch makes it where it makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ft_launcher.cycle_store import CycleStore, PortHolder
+from ft_launcher.job_policy import judge_by
+from ft_launcher.node_rendezvous import NodeRendezvous, Terms
+from ft_launcher.nodes.coordinator import Rules
+from ft_launcher.nodes.job_store import open_job_store
+from ft_launcher.nodes.membership import Size
+from ft_launcher.nodes.messages import NO_RANK, Arrive
+from rank_monitor.contract.config import MemberSettings, Settings
+
+BACKEND = "ft-nodes"
+OURS = ("c10d", "static", "etcd-v2", "etcd-v3")
+"""The backends of torch, and one of our own, whose store our protocol runs on."""
+
+_MAKE = "ft_make"
+_KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
+_LEAST_BEATS = 6
+"""So many beats fit into the timeout: one may be left out, and a node gives itself up two before others do."""
+_INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
+_TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
+
+
+def use(config: Any, settings: Settings, ports: PortHolder) -> None:
+    """Changes torch's launch configuration so that its rendezvous is ours over the same backend."""
+    backend, max_restarts = config.rdzv_backend, config.max_restarts
+
+    def make(parameters: RendezvousParameters) -> NodeRendezvous:
+        static = backend == "static"
+        first_store = None
+        if static:
+            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+            first_store = CycleStore(0, host, port, None)
+        return NodeRendezvous(
+            BACKEND,
+            parameters.run_id,
+            lambda: open_job_store(backend, parameters),
+            this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
+            _terms(parameters, settings, max_restarts),
+            ports,
+            first_store,
+        )
+
+    rendezvous_handler_registry.register(BACKEND, _create)
+    config.rdzv_configs = config.rdzv_configs | {_MAKE: make}
+    config.rdzv_backend = BACKEND
+
+
+def _create(parameters: RendezvousParameters) -> NodeRendezvous:
+    make: Callable[[RendezvousParameters], NodeRendezvous] = parameters.config[_MAKE]
+    return make(parameters)
+
+
+def this_node(
+    nprocs: int, parameters: RendezvousParameters, members: MemberSettings, environ: Mapping[str, str], insists: bool
+) -> Arrive:
+    """What the others are told of this node.
+
+    Args:
+        insists: whether the node rank of the command line is a must, as with the static backend; else it only sorts.
+    """
+    name = socket.gethostname()
+    rank = int(parameters.config.get("rank", 0))
+    index = next((int(environ[key]) for key in _INDICES if environ.get(key, "").isdigit()), rank)
+    topology = environ.get(_TOPOLOGY, "")
+    return Arrive(
+        node=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
+        seq=0,
+        name=name,
+        address=parameters.local_addr or socket.getfqdn(),
+        nprocs=nprocs,
+        order=f"{index:010d} {topology} {name}",
+        rank=rank if insists else NO_RANK,
+        group=members.node_group or topology.rpartition(".")[0],
+    )
+
+
+def _terms(parameters: RendezvousParameters, settings: Settings, max_restarts: int) -> Terms:
+    members = settings.members
+    size = Size(
+        minimum=parameters.min_nodes,
+        maximum=parameters.max_nodes,
+        held_back=members.spares,
+        segment=members.segment,
+        may_grow=members.scale in ("up", "both"),
+        may_shrink=members.scale in ("down", "both"),
+    )
+    timeout_s = _node_timeout_s(parameters, members)
+    join_s = parameters.get_as_int("join_timeout", parameters.get_as_int("timeout", 600))
+    rules = Rules(
+        size,
+        last_call_s=float(parameters.get_as_int("last_call_timeout", 30) or 0),
+        join_s=float(join_s or 600),
+        keep_healthy=settings.restart.restart_policy == "min-healthy",
+        doubt_s=timeout_s + members.node_beat,
+    )
+    beat_s = min(members.node_beat, timeout_s / _LEAST_BEATS)
+    return Terms(rules, judge_by(settings.restart, max_restarts), beat_s, timeout_s)
+
+
+def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:
+    """Ours, unless the keys of torch's c10d backend that say the same are given."""
+    keys = ("keep_alive_interval", "keep_alive_max_attempt")
+    if not any(key in parameters.config for key in keys):
+        return members.node_timeout
+    interval = parameters.get_as_int(keys[0], _KEEP_ALIVE_S) or _KEEP_ALIVE_S
+    return float(interval * (parameters.get_as_int(keys[1], _KEEP_ALIVE_ATTEMPTS) or _KEEP_ALIVE_ATTEMPTS))

@@ -1,0 +1,118 @@
+"""P11: how long simulated nodes take to form a cycle, and what that costs the store, beside torch's dynamic handler.
+
+The nodes are threads of four processes and speak to a real store in its own process; "ranks" are nodes here. The first
+formation holds the nodes' connects. torch's handler keeps all nodes in one record, written by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from .job import JobFailed
+from .launchers import COMMON_ENVIRONMENT, OURS, ROOT, TORCHRUN, Launcher
+from .scenario import Outcome, Scenario
+
+PROCESSES = 4
+CYCLES = 10
+IDLE_S = 20.0
+BEAT_S = 2.0
+MOST_OF_TORCH = 256
+
+
+@contextmanager
+def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of `simulated_nodes`."""
+    command = [sys.executable, "-m", "scripts.bench.simulated_nodes", *map(str, arguments)]
+    environment = {**os.environ, **COMMON_ENVIRONMENT, **OURS.environment}
+    with subprocess.Popen(
+        command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=environment
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+class Nodes:
+    """All nodes of one job."""
+
+    def __init__(self, kind: str, count: int, stack: ExitStack) -> None:
+        server = stack.enter_context(process("serve"))
+        assert server.stdout is not None
+        port, share = int(server.stdout.readline()), count // PROCESSES
+        self._children = [
+            stack.enter_context(process(kind, port, count, first, share)) for first in range(0, count, share)
+        ]
+        self._count = count
+        self._answers()
+
+    def _answers(self) -> list[dict[str, Any]]:
+        lines = [child.stdout.readline() for child in self._children if child.stdout is not None]
+        if not all(lines):
+            raise JobFailed("simulated nodes ended before their time")
+        return [json.loads(line) for line in lines]
+
+    def ask(self, line: str) -> tuple[list[dict[str, Any]], Counter[str]]:
+        """Answers of all processes, and the operations of all nodes."""
+        for child in self._children:
+            assert child.stdin is not None
+            child.stdin.write(line + "\n")
+            child.stdin.flush()
+        answers = self._answers()
+        return answers, sum((Counter(one["operations"]) for one in answers), Counter[str]())
+
+    def form(self) -> tuple[float, Counter[str]]:
+        """Seconds from the first node's begin to the last one's place, and the operations."""
+        answers, operations = self.ask("form")
+        ranks = sorted(rank for one in answers for rank in one["ranks"])
+        if ranks != list(range(self._count)):
+            raise JobFailed(f"{self._count} nodes have the ranks {ranks[:8]}...")
+        return max(one["done"] for one in answers) - min(one["begun"] for one in answers), operations
+
+
+def once(launcher: Launcher, nodes: int, outcome: Outcome) -> None:
+    """Some cycles of one job, and a time in which nothing happens."""
+    kind = "ours" if launcher.name == OURS.name else "torch"
+    if kind == "torch" and nodes > MOST_OF_TORCH:
+        return  # the first formation of 256 took minutes
+    with ExitStack() as stack:
+        simulated = Nodes(kind, nodes, stack)
+        first_s, _ = simulated.form()
+        outcome.add("first_s", first_s)
+        took, spent = [], Counter[str]()
+        for _ in range(CYCLES if kind == "ours" else 2):
+            seconds, operations = simulated.form()
+            took.append(seconds)
+            spent += operations
+        outcome.add("form_s", statistics.median(took))
+        outcome.add("form_ops_a_node", sum(spent.values()) / len(took) / nodes)
+        simulated.ask(f"idle {2 * BEAT_S}")  # what is left of the last cycle is removed
+        _, idle = simulated.ask(f"idle {IDLE_S}")
+        outcome.add("idle_ops_a_node_and_beat", sum(idle.values()) / nodes / (IDLE_S / BEAT_S))
+
+
+def floor(nodes: int, outcome: Outcome) -> None:
+    """Each node connects once."""
+    with ExitStack() as stack:
+        seconds, _ = Nodes("connect", nodes, stack).form()
+        outcome.add("form_s", seconds)
+        outcome.add("first_s", seconds)
+
+
+SCENARIO = Scenario(
+    keys=("P11",),
+    title="simulated nodes form a cycle",
+    marks="linear; at least 10 x faster than torch's at 256 nodes; idle: at most 1 operation a node and beat",
+    sizes=(64, 256, 1024),
+    once=once,
+    floor=floor,
+    peers=lambda launcher: [launcher] if launcher.name in (OURS.name, TORCHRUN.name) else [],
+)

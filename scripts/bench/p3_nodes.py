@@ -1,0 +1,154 @@
+"""P3 and P4: a crash with several agents on this machine, and the loss of a node, each to all ranks' group ready."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+
+from .job import Job, JobFailed, descendants
+from .launchers import OURS, TORCHRUN, TORCHRUN_OWN_STORE, WORKER, Launcher
+from .scenario import Outcome, Scenario
+
+RANKS = 2
+"""Per agent."""
+
+CRASHES = 3
+TIMEOUT_S, BEAT_S = 2.0, 0.5
+
+
+@dataclass(frozen=True)
+class AgentOf(Launcher):
+    """A launcher as one agent of several: `nodes` is what --nnodes says, `endpoint` where they meet."""
+
+    nodes: str = ""
+    endpoint: str = ""
+    is_host: bool = True
+
+    def command(self, ranks: int, max_restarts: int, flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        """The command line of one agent."""
+        meet = [f"--nnodes={self.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=bench"]
+        conf = f"--rdzv-conf=last_call_timeout=1,is_host={int(self.is_host)}"
+        layout = [*meet, conf, f"--nproc-per-node={RANKS}"]
+        words = [*layout, f"--max-restarts={max_restarts}", *self.flags, *flags]
+        return [self.python, "-m", self.module, *words, str(WORKER), *arguments]
+
+
+class Nodes(Job):
+    """Some agents of one job; the first hosts the store."""
+
+    def __init__(
+        self, launcher: Launcher, agents: int, nodes: str, arguments: Sequence[str], flags: Sequence[str], restarts: int
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        same = {field.name: getattr(launcher, field.name) for field in fields(Launcher)}
+        first = AgentOf(**same, nodes=nodes, endpoint=endpoint)
+        super().__init__(first, agents * RANKS, arguments, flags, restarts)
+        command = replace(first, is_host=False).command(RANKS, restarts, flags, arguments)
+        self.others: list[subprocess.Popen[bytes]] = []
+        with (self.folder / "output").open("ab") as output:
+            for _ in range(agents - 1):
+                self.others.append(self._start(command, output.fileno()))
+
+    def _start(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, value, trace)
+        for other in self.others:
+            other.wait(10)
+
+    def lose(self, node: subprocess.Popen[bytes]) -> int:
+        """SIGKILL to an agent and all below it; returns the moment."""
+        below = descendants(node.pid)
+        at = time.monotonic_ns()
+        for pid in (node.pid, *below):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return at
+
+    def end_well(self) -> None:
+        """Waits for the agents that were not lost."""
+        codes = [process.wait(60) for process in (self.process, *self.others)]
+        if any(code not in (0, -signal.SIGKILL) for code in codes):
+            raise JobFailed(f"exit codes {codes}; {self.last_output()}")
+
+
+def crashes(launcher: Launcher, agents: int, outcome: Outcome) -> None:
+    """P3: one job with some crashes, each on another rank."""
+    with Nodes(launcher, agents, str(agents), ["crash", str(CRASHES)], (), CRASHES) as job:
+        job.wait_ranks("ready")
+        for cycle in range(CRASHES):
+            job.tell(f"go.{cycle}")
+            (crash,) = job.wait_ranks("crash", cycle, count=1)
+            ready = job.wait_ranks("ready", cycle + 1)
+            outcome.add("recover_s", (max(s.t for s in ready) - crash.t) / 1e9)
+        job.tell(f"go.{CRASHES}")
+        job.end_well()
+
+
+def loss(launcher: Launcher, agents: int, outcome: Outcome) -> None:
+    """P4: the last of two or three agents is lost: the other goes on alone, or a spare takes its place."""
+    spare = agents == 3
+    flags: list[str] = []
+    if launcher.module == OURS.module:
+        flags = [f"--ft-node-timeout={TIMEOUT_S}", f"--ft-node-beat={BEAT_S}", *(["--ft-spares=1"] if spare else [])]
+    with Nodes(launcher, agents, "2" if spare else "1:2", ["crash", "0"], flags, 1) as job:
+        ready = job.wait_ranks("ready", count=2 * RANKS)
+        members = {s.pid for s in ready}
+        lost = next(node for node in job.others if members & set(descendants(node.pid)))
+        at = job.lose(lost)
+        back = job.wait_ranks("ready", 1, count=2 * RANKS if spare else RANKS, deadline_s=120)
+        waited = TIMEOUT_S if launcher.module == OURS.module else 0.0
+        outcome.add("beyond_timeout_s", (max(s.t for s in back) - at) / 1e9 - waited)
+        for cycle in (0, 1):
+            job.tell(f"go.{cycle}")
+        job.end_well()
+
+
+def _nothing(ranks: int, outcome: Outcome) -> None:
+    """No floor but the agents themselves."""
+
+
+def _peers(launcher: Launcher) -> list[Launcher]:
+    return {OURS.name: [OURS], TORCHRUN.name: [TORCHRUN_OWN_STORE]}.get(launcher.name, [])
+
+
+CRASH = Scenario(
+    keys=("P3",),
+    title=f"a rank's SIGKILL to all ranks' group ready, 2 and 4 agents of {RANKS} ranks",
+    marks="below 0.5 s",
+    sizes=(2, 4),
+    once=crashes,
+    floor=_nothing,
+    peers=_peers,
+    trials=CRASHES,
+)
+
+LOSS = Scenario(
+    keys=("P4",),
+    title=f"loss of a node to all ranks' group ready, minus our --ft-node-timeout of {TIMEOUT_S:g} s;"
+    " 2 agents: 1:2, 3 agents: a spare",
+    marks="below 1 s",
+    sizes=(2, 3),
+    once=loss,
+    floor=_nothing,
+    peers=_peers,
+)

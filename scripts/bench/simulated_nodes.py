@@ -1,0 +1,162 @@
+"""Many nodes as threads of this process, forming cycles over a store apart: `python -m scripts.bench.simulated_nodes`.
+
+`serve` hosts the store. Else: `KIND PORT NODES FIRST COUNT` with KIND `ours` (our handler), `torch` (torch's dynamic
+handler) or `connect` (each node connects once: the floor); it runs nodes FIRST to FIRST + COUNT of NODES. A line
+`form` on standard input begins the next cycle, `idle S` counts operations for S seconds; each is answered by a line of
+JSON. Operations of a node on its store are counted where they are called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from ft_launcher.cycle_store import PortHolder
+from ft_launcher.node_rendezvous import NodeRendezvous, Terms
+from ft_launcher.nodes.coordinator import Case, Judgement, Rules
+from ft_launcher.nodes.job_store import JobStore, open_job_store
+from ft_launcher.nodes.membership import Size
+from ft_launcher.nodes.messages import Arrive, How
+from ft_launcher.wait import readable
+
+HOST = "127.0.0.1"
+PATIENT_S = 600
+BEAT_S, TIMEOUT_S = 2.0, 60.0
+
+operations: Counter[str] = Counter()
+
+
+class Counted:
+    """A store whose calls are counted."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found) or name == "set_timeout":
+            return found
+
+        def call(*arguments: Any) -> Any:
+            operations[name] += 1
+            return found(*arguments)
+
+        return call
+
+
+class CountedJobStore(JobStore):
+    """Our connection, counted."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._store, self._backend = Counted(self._store), Counted(self._backend)
+
+
+class OurNode:
+    """A node with our handler."""
+
+    def __init__(self, port: int, nodes: int, index: int) -> None:
+        parameters = RendezvousParameters("c10d", f"{HOST}:{port}", "job", nodes, nodes, is_host="0")
+
+        def connected() -> JobStore:
+            store = open_job_store("c10d", parameters)
+            return CountedJobStore(store._backend, store.raw, store._connect, store._prefix, False)
+
+        rules = Rules(Size(nodes, nodes), join_s=PATIENT_S)
+        me = Arrive(f"n{index:05d}", 0, f"n{index}", HOST, 8, f"{index:05d}")
+        terms = Terms(rules, _judge, BEAT_S, TIMEOUT_S)
+        self._handler = NodeRendezvous("c10d", "job", connected, me, terms, PortHolder(HOST, None, None))
+        self._fails = index == 0
+
+    def form(self) -> int:
+        """Forms the next cycle, ending the one before; the rank."""
+        if self._handler.place is not None:
+            if self._fails:
+                self._handler.tell(How.FAILED, "the next one, please")
+            while self._handler.take_end() is None:
+                readable(self._handler.descriptors(), 1.0)
+        return int(self._handler.next_rendezvous().rank)
+
+
+class TorchNode:
+    """A node with torch's dynamic handler."""
+
+    def __init__(self, port: int, nodes: int, index: int) -> None:
+        limit = timedelta(seconds=PATIENT_S)
+        store = TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=limit)
+        timeouts = {f"{name}_timeout": PATIENT_S for name in ("join", "last_call", "close", "heartbeat")}
+        parameters = RendezvousParameters("c10d", f"{HOST}:{port}", "job", nodes, nodes, HOST, **timeouts)
+        self._handler = create_handler(store, C10dRendezvousBackend(Counted(store), "job"), parameters)
+
+    def form(self) -> int:
+        """Forms the next round; the rank."""
+        return int(self._handler.next_rendezvous().rank)
+
+
+class ConnectingNode:
+    """A node that only connects."""
+
+    def __init__(self, port: int, nodes: int, index: int) -> None:
+        self._port, self._index = port, index
+
+    def form(self) -> int:
+        """Connects; the number."""
+        self._store = TCPStore(HOST, self._port, is_master=False, wait_for_workers=False)
+        operations["connect"] += 1
+        return self._index
+
+
+KINDS: dict[str, Callable[[int, int, int], Any]] = {"ours": OurNode, "torch": TorchNode, "connect": ConnectingNode}
+
+
+def _judge(case: Case, now: float) -> Judgement:
+    return Judgement("a restart", None, {}, case.history)
+
+
+def serve() -> None:
+    """Hosts the store until standard input ends."""
+    server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    print(server.port, flush=True)
+    sys.stdin.read()
+
+
+def simulate(kind: str, port: int, total: int, first: int, count: int) -> None:
+    """Runs the nodes, as standard input says."""
+    made = KINDS[kind]
+    with ThreadPoolExecutor(count) as pool:
+        nodes = list(pool.map(lambda index: made(port, total, index), range(first, first + count)))
+        print(json.dumps({"ready": True}), flush=True)
+        for line in sys.stdin:
+            operations.clear()
+            if line.startswith("idle"):
+                time.sleep(float(line.split()[1]))
+                print(json.dumps({"operations": dict(operations), "threads": threading.active_count()}), flush=True)
+                continue
+            begun = time.monotonic()
+            ranks = list(pool.map(lambda node: node.form(), nodes))
+            answer = {"begun": begun, "done": time.monotonic(), "ranks": ranks, "operations": dict(operations)}
+            print(json.dumps(answer), flush=True)
+        os._exit(0)  # the nodes' threads wait on the store
+
+
+if __name__ == "__main__":
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        simulate(sys.argv[1], *(int(text) for text in sys.argv[2:]))

@@ -1,0 +1,83 @@
+"""Two launchers of one job whose rendezvous is a real etcd, by `etcd-v2`, `etcd-v3` and the legacy `etcd`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_server import EtcdServer, running_etcd
+from tests.faults.invariants import nothing_left, result_is_fault_free
+from tests.faults.job import Job
+from tests.faults.training import Plan, Strike
+
+LIMIT_S = 150
+WORLD = 2
+STRUCK = 1
+RENDEZVOUS = {
+    "etcd-v2": "join_timeout=60,last_call_timeout=1,read_timeout=20",
+    "etcd-v3": "join_timeout=60,last_call_timeout=1,read_timeout=20",
+    "etcd": "timeout=60,last_call_timeout=1,etcd_prefix=/test/p2p",
+}
+"""Backend -> settings of it."""
+
+
+@pytest.fixture
+def etcd() -> Iterator[EtcdServer]:
+    with running_etcd() as server:
+        yield server
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    """Where a test puts its launchers; what a failed one left of them is ended by pid."""
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.kill_all()
+
+
+def train(jobs: list[Job], etcd: EtcdServer, backend: str, plan: Plan, folder: Path) -> None:
+    """Two nodes of one rank come to the end, with the result of a training without faults, and leave nothing."""
+    flags = (
+        "--nnodes=2",
+        f"--rdzv-backend={backend}",
+        f"--rdzv-endpoint={etcd.endpoint}",
+        f"--rdzv-id={folder.name}",
+        f"--rdzv-conf={RENDEZVOUS[backend]}",
+        "--max-restarts=2",
+    )
+    nodes = [Job(folder, plan, WORLD // 2, flags, name=name) for name in ("first", "second")]
+    jobs += nodes
+    assert [node.finish(LIMIT_S) for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
+    for node in nodes:
+        nothing_left(node)
+    result_is_fault_free(nodes[0], WORLD)
+
+
+def cycles(jobs: list[Job]) -> list[list[int]]:
+    return [[line["cycle"] for line in job.journal("cycle_start")] for job in jobs]
+
+
+@pytest.mark.parametrize("backend", RENDEZVOUS)
+def test_two_nodes_train(jobs: list[Job], etcd: EtcdServer, backend: str, tmp_path: Path) -> None:
+    train(jobs, etcd, backend, Plan(), tmp_path)
+    assert cycles(jobs) == [[0], [0]]
+
+
+@pytest.mark.parametrize("backend", RENDEZVOUS)
+def test_a_crash_on_one_node_restarts_both(jobs: list[Job], etcd: EtcdServer, backend: str, tmp_path: Path) -> None:
+    train(jobs, etcd, backend, Plan((Strike("SIGKILL", rank=STRUCK),)), tmp_path)
+    told = [(fault["rank"], fault["cycle"]) for job in jobs for fault in job.journal("fault")]
+    assert told == [(STRUCK, 0)], "\n".join(job.tail() for job in jobs)
+    assert cycles(jobs) == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("backend", ["etcd-v2", "etcd-v3"])
+def test_jobs_of_one_etcd_count_their_own_cycles(
+    jobs: list[Job], etcd: EtcdServer, backend: str, tmp_path: Path
+) -> None:
+    for name in ("one", "other"):
+        train(jobs, etcd, backend, Plan(), tmp_path / name)
+    assert cycles(jobs) == [[0]] * 4

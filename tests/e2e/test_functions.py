@@ -1,0 +1,360 @@
+"""`ft_launcher.launch` in real programs: functions in real ranks, by each start method, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(__file__).with_name("functions_program.py")
+MARK = "FUNCTION_TEST_MARK"
+LIMIT_S = 150
+METHODS = ("spawn", "fork", "forkserver")
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+class Program:
+    """A program with a main part, in a folder, TMPDIR and mark of its own.
+
+    Its main part has `method` and `told`; the list `told` goes to stdout as JSON at the end.
+    """
+
+    def __init__(self, folder: Path, main: str, method: str = "spawn") -> None:
+        self.folder, self.tmp, self.mark = folder, folder / "tmp", f"{MARK}={folder}".encode()
+        self.tmp.mkdir()
+        body = f"method, told = {method!r}, []\n{textwrap.dedent(main)}\nimport json; print(json.dumps(told))"
+        text = f'{SHARED.read_text()}\n\nif __name__ == "__main__":\n{textwrap.indent(body, "    ")}\n'
+        (folder / "program.py").write_text(text)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "TORCHELASTIC_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "program.py"],
+            cwd=folder,
+            env={**clean, MARK: str(folder), "TMPDIR": str(self.tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self) -> list[Any]:
+        """What it told, when it has ended well and left nothing behind."""
+        stdout, stderr = self.process.communicate(timeout=LIMIT_S)
+        assert self.process.returncode == 0, stderr
+        self.leaves_nothing()
+        return json.loads(stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+    def leaves_nothing(self) -> None:
+        """No process, and no file in TMPDIR but those of torch's compiler and of multiprocessing (if it is killed)."""
+        until(lambda: not self.processes(), lambda: f"left over: {self.processes()}")
+        left = [path.name for path in self.tmp.iterdir() if not path.name.startswith(("torchinductor", "pymp-"))]
+        assert not left, left
+
+    def processes(self) -> dict[int, str]:
+        """Those that carry the mark and live."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark in (entry / "environ").read_bytes().split(b"\0"):
+                    state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
+                    if state not in b"ZX":
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+
+def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def told_by(folder: Path, main: str, method: str = "spawn") -> list[Any]:
+    return Program(folder, main, method).told()
+
+
+@every_method
+def test_arguments_go_and_values_come_back(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        values = launch(adds, LaunchConfig(nproc_per_node=2, start_method=method))(1, Box(20))
+        told += [[rank, number, type(box) is Box, box.value] for rank, (number, box) in sorted(values.items())]
+        """,
+        method,
+    )
+    assert told == [[0, 21, True, "2"], [1, 121, True, "2"]]
+
+
+@every_method
+def test_several_ranks_train_together_twice_in_one_program(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        for _ in range(2):
+            values = launch(sums, LaunchConfig(nproc_per_node=2, start_method=method))()
+            told.append([values[0].item(), values[1].item()])
+        """,
+        method,
+    )
+    assert told == [[3.0, 3.0], [3.0, 3.0]]
+
+
+@pytest.mark.parametrize(("warm", "forked"), [("on", True), ("auto", True), ("off", False)])
+def test_spawn_takes_the_zygote_where_it_may(tmp_path: Path, warm: str, forked: bool) -> None:
+    main = f"told += launch(is_forked, LaunchConfig(nproc_per_node=2, warm_start={warm!r}))().values()"
+    assert told_by(tmp_path, main) == [forked, forked]
+
+
+@every_method
+def test_an_exception_comes_with_its_own_traceback(tmp_path: Path, method: str) -> None:
+    (said,) = told_by(
+        tmp_path,
+        """
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        import traceback
+        try:
+            launch(raises, LaunchConfig(nproc_per_node=2, start_method=method, max_restarts=0))()
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            told.append([error.exit_code, rank, sorted(error.failures), traceback.format_exc()])
+        """,
+        method,
+    )
+    code, rank, failed, shown = said
+    assert (code, rank, failed) == (1, 1, [0, 1])
+    assert shown.index("in raises") < shown.index("ValueError: the batch is empty") < shown.index("ChildFailedError")
+    assert "ft_client" not in shown and "torch_launcher" not in shown
+
+
+@every_method
+def test_a_killed_rank_is_restarted(tmp_path: Path, method: str) -> None:
+    main = "told += launch(dies_once, LaunchConfig(nproc_per_node=2, start_method=method, max_restarts=1))().values()"
+    assert told_by(tmp_path, main, method) == ["1", "1"]
+
+
+@every_method
+def test_a_hang_is_seen_and_restarted(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        config = LaunchConfig(start_method=method, max_restarts=1, rank_heartbeat_timeout=2, journal_dir="journal")
+        told += launch(hangs_once, config)().values()
+        config.max_restarts = 0
+        try:
+            launch(hangs_once, config)()
+        except Exception as error:
+            told += [type(error).__name__, error.exit_code]
+        """,
+        method,
+    )
+    assert told == ["1", "ChildFailedError", 85]
+    (journal,) = (tmp_path / "journal").iterdir()
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [event["kind"] for event in events if event["event"] == "fault"] == ["hang", "hang"]
+    assert events[0]["command"] == ["__main__:hangs_once"]
+
+
+@every_method
+def test_a_rank_that_returned_and_does_not_end_is_stopped(tmp_path: Path, method: str) -> None:
+    main = "told += launch(leaves_a_thread, LaunchConfig(start_method=method, workers_stop_timeout=0.5))().values()"
+    assert told_by(tmp_path, main, method) == ["done"]
+
+
+@every_method
+def test_what_is_a_return_and_what_is_none(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        def came_to(function):
+            try:
+                return launch(function, LaunchConfig(start_method=method, max_restarts=0))()[0]
+            except Exception as error:
+                return [error.exit_code, str(error.__cause__)]
+        told += map(came_to, [exits, leaves_at_once, returns_a_lock])
+        """,
+        method,
+    )
+    assert told[:2] == [None, [1, "None"]]
+    assert told[2][0] == 1 and "the function returned a lock that cannot be sent back" in told[2][1]
+
+
+@every_method
+def test_shared_memory_stays_with_the_program(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        import torch
+        from multiprocessing.shared_memory import SharedMemory
+        memory, tensor = SharedMemory(create=True, size=2), torch.zeros(2)
+        launch(fills, LaunchConfig(nproc_per_node=2, start_method=method))(memory, tensor.share_memory_())
+        told += [list(bytes(memory.buf[:2])), tensor.tolist()]
+        SharedMemory(memory.name).close()
+        memory.unlink()
+        """,
+        method,
+    )
+    assert told == [[1, 2], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_queues_of_multiprocessing_travel(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        import multiprocessing
+        queue = multiprocessing.get_context(method).Queue()
+        launch(puts, LaunchConfig(nproc_per_node=2, start_method=method))(queue)
+        told += sorted(queue.get(timeout=60) for _ in range(2))
+        """,
+        method,
+    )
+    assert told == ["0", "1"]
+
+
+def test_a_fork_takes_what_cannot_travel(tmp_path: Path) -> None:
+    main = "box = Box(4); told += launch(lambda: box.value, LaunchConfig(start_method='fork'))().values()"
+    assert told_by(tmp_path, main) == [4]
+
+
+def test_scripts_and_commands_run_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys; open('out' + os.environ['RANK'], 'w').write(sys.argv[1])")
+    told = told_by(
+        tmp_path,
+        """
+        told += launch("train.py", LaunchConfig(nproc_per_node=2))(7).values()
+        told += launch("/bin/touch", LaunchConfig())("touched").values()
+        """,
+    )
+    assert told == [None, None, None]
+    assert [(tmp_path / name).read_text() for name in ("out0", "out1", "touched")] == ["7", "7", ""]
+
+
+@every_method
+def test_a_program_is_left_as_it_was_found(tmp_path: Path, method: str) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        import ctypes, faulthandler, gc, logging, multiprocessing, subprocess, torch
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        faulthandler.register(signal.SIGQUIT)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        logging.getLogger("ft_launcher").addHandler(logging.NullHandler())
+        child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
+        grandchild = int(child.stdout.readline())
+        config = LaunchConfig(nproc_per_node=2, start_method=method)
+
+        def found():
+            gc.collect()
+            libc, subreaper, action = ctypes.CDLL(None), ctypes.c_int(), ctypes.create_string_buffer(512)
+            libc.prctl(37, ctypes.byref(subreaper), 0, 0, 0)
+            libc.sigaction(signal.SIGQUIT, None, action)
+            wakeup = signal.set_wakeup_fd(-1)
+            logger = logging.getLogger("ft_launcher")
+            return {
+                "handlers": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+                "action": action.raw[:8].hex() + action.raw[136:140].hex(),
+                "subreaper": subreaper.value, "wakeup": wakeup,
+                "environ": dict(os.environ), "method": multiprocessing.get_start_method(allow_none=True),
+                "logging": [str(logger.handlers), logger.propagate, logger.level],
+                "threads": [thread.name for thread in threading.enumerate()],
+                "fds": sorted(os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")
+                              if os.path.exists(f"/proc/self/fd/{number}")),
+                "path": sys.path, "gc": [gc.isenabled(), gc.get_freeze_count()], "cwd": os.getcwd(),
+                "alive": [child.poll(), os.path.exists(f"/proc/{grandchild}")],
+            }
+
+        launch(exits, config)()  # what torch opens once in a process is there now
+        before = found()
+        launch(dies_once, config)()
+        after = found()
+        told += [[key, before[key], after[key]] for key in before if before[key] != after[key]]
+        os.kill(grandchild, signal.SIGKILL)
+        child.wait()
+        """,
+        method,
+    )
+    assert told == []
+
+
+def test_in_a_thread_it_works_without_handlers_and_alone(tmp_path: Path) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        def second():
+            try:
+                launch(exits, LaunchConfig())()
+            except Exception as error:
+                told.append(str(error))
+            for rank in range(2):
+                os.kill(int(open(f"up{rank}").read()), signal.SIGKILL)
+
+        def first():
+            try:
+                launch(says_up_and_waits, LaunchConfig(nproc_per_node=2, max_restarts=0))("up")
+            except Exception as error:
+                told.append([type(error).__name__, error.exit_code])
+
+        when_up("up", 2, second)
+        thread = threading.Thread(target=first)
+        thread.start()
+        thread.join()
+        """,
+    )
+    assert told == [
+        "another launch() runs in this process; start them one after the other",
+        ["ChildFailedError", 128 + signal.SIGKILL],
+    ]
+
+
+@every_method
+@pytest.mark.parametrize("handled", [True, False])
+def test_told_to_end_it_ends_its_ranks_and_says_so(tmp_path: Path, method: str, handled: bool) -> None:
+    told = told_by(
+        tmp_path,
+        f"""
+        from torch.distributed.elastic.multiprocessing import SignalException
+        when_up("up", 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        try:
+            launch(says_up_and_waits, LaunchConfig(nproc_per_node=2, start_method=method))("up", *[1][:{int(handled)}])
+        except SignalException as error:
+            told += [error.sigval, error.exit_code]
+        told.append(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        """,
+        method,
+    )
+    assert told == [signal.SIGTERM, 86, True]
+
+
+@every_method
+def test_a_killed_program_leaves_no_rank(tmp_path: Path, method: str) -> None:
+    main = "launch(says_up_and_waits, LaunchConfig(nproc_per_node=2, start_method=method))('up')"
+    program = Program(tmp_path, main, method)
+    ups = [tmp_path / f"up{rank}" for rank in range(2)]
+    until(lambda: all(up.exists() and up.read_text() for up in ups), lambda: "no ranks")
+    program.process.kill()
+    program.process.communicate(timeout=LIMIT_S)
+    program.leaves_nothing()
+
+
+def test_a_program_without_a_guard_is_told(tmp_path: Path) -> None:
+    program = Program(tmp_path, "pass")
+    assert program.told() == []
+    text = SHARED.read_text() + "\nlaunch(exits, LaunchConfig(max_restarts=0))()\n"
+    (tmp_path / "bare.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: launch() was called while a rank imports the program" in done.stderr

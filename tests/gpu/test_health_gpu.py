@@ -1,0 +1,29 @@
+"""The checks of GPUs before a cycle, with the driver of this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from ft_launcher.health import GpuMemory, check_node
+from rank_monitor.contract.config import HealthSettings, StopSettings
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_driver_answers_every_check() -> None:
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    readings = {reading.check: reading for reading in check_node(HealthSettings())}
+    for check in ("gpu", "nvlink"):
+        reading = readings[check]
+        print(f"{check}: {reading.state} {reading.reason} after {reading.took_s:.2f} s")
+    assert readings["gpu"].state == "ok"
+    assert readings["nvlink"].state in ("ok", "not present")
+
+
+def test_the_memory_in_use_can_be_read() -> None:
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    memory = GpuMemory(StopSettings())
+    for _ in range(2):
+        memory.begin()
+        assert memory.pids()
+        assert memory.wait() == ""

@@ -1,0 +1,40 @@
+"""Two nodes with names and addresses of their own, over c10d rendezvous: real gloo training, clean and with a crash."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.test_ddp import DDP_WORKER
+from tests.faults.training import DDP_STEPS, ITERATIONS, Plan, Strike, ddp_weight
+from tests.nodes.conftest import StartAgents
+
+WORLD = 2
+
+
+def test_a_clean_run(on_nodes: StartAgents) -> None:
+    agents = on_nodes(WORLD, Plan(), "--nnodes=2", nproc=1, script=DDP_WORKER)
+    agents.end(0, 0)
+    assert (agents.folder / "ddp").read_text() == f"{DDP_STEPS} {ddp_weight(WORLD)}"
+    assert [agent.cycles for agent in agents] == [[0], [0]]
+
+
+@pytest.mark.parametrize(("what", "told"), [("exception", "exception"), ("SIGKILL", "signal")])
+def test_a_crash_is_restarted_on_both(on_nodes: StartAgents, what: str, told: str) -> None:
+    plan = Plan((Strike(what, "step", 3, rank=1),))
+    agents = on_nodes(WORLD, plan, "--nnodes=2", "--max-restarts=1", nproc=1, script=DDP_WORKER)
+    agents.end(0, 0)
+    assert (agents.folder / "ddp").read_text() == f"{DDP_STEPS} {ddp_weight(WORLD)}"
+    assert agents.faults() == [(told, 1, 0)], agents.tail()
+    assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]]
+
+
+def test_the_store_on_a_node_of_its_own(on_nodes: StartAgents) -> None:
+    agents = on_nodes(2, Plan(), "--nnodes=2", store_apart=True)
+    agents.end(0, 0)
+    agents.trained((ITERATIONS, 4))
+
+
+def test_all_on_this_machine(on_loopback: StartAgents) -> None:
+    agents = on_loopback(2, Plan((Strike("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1")
+    agents.end(0, 0)
+    agents.trained((ITERATIONS, 4))
