@@ -34,6 +34,7 @@ from ft_launcher.node_rendezvous import NodeRendezvous
 from ft_launcher.process_tree import become_subreaper
 from ft_launcher.rank_agent import NodeParts
 from ft_launcher.recorder import Recorder
+from ft_launcher.rendezvous_check import is_file_store
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
 from ft_launcher.torch_config import Job
@@ -201,7 +202,7 @@ def _choose_rendezvous(job: Job) -> PortHolder:
     config, port_range = job.launch_config, job.settings.start.port_range
     static = config.rdzv_backend == "static"
     master, port = "127.0.0.1", None
-    if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static"):
+    if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
         host, given = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
         _must_resolve(host, config.rdzv_endpoint)
         master, port = (host, given) if static else (master, None)

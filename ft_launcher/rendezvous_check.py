@@ -57,12 +57,17 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> None
     package, module = _PACKAGES.get(backend, ("", ""))
     if module and importlib.util.find_spec(module) is None:
         raise blame.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
-    if backend in _BACKENDS:
+    if backend in _BACKENDS and not is_file_store(conf):
         with blame.of("rdzv_endpoint"):
             for endpoint in config.rdzv_endpoint.split(",") if backend == "etcd-v3" else [config.rdzv_endpoint]:
                 parse_rendezvous_endpoint(endpoint, default_port=-1)
     with blame.of("rdzv_conf"):
         _check_keys(backend, conf)
+
+
+def is_file_store(conf: Mapping[str, Any]) -> bool:
+    """Whether the endpoint is the path of a file that c10d keeps its store in."""
+    return str(conf.get("store_type", "tcp")).strip().lower() == "file"
 
 
 def _check_keys(backend: str, conf: Mapping[str, Any]) -> None:

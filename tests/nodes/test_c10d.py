@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults.test_ddp import DDP_WORKER
@@ -38,3 +40,11 @@ def test_all_on_this_machine(on_loopback: StartAgents) -> None:
     agents = on_loopback(2, Plan((Strike("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1")
     agents.end(0, 0)
     agents.trained((ITERATIONS, 4))
+
+
+def test_a_store_in_a_file(on_loopback: StartAgents, tmp_path: Path) -> None:
+    store = (f"--rdzv-endpoint={tmp_path / 'store'}", "--rdzv-conf=store_type=file,join_timeout=60,last_call_timeout=1")
+    agents = on_loopback(2, Plan((Strike("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1", *store)
+    agents.end(0, 0)
+    agents.trained((ITERATIONS, 4))
+    assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]], agents.tail()

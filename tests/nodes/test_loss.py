@@ -38,7 +38,9 @@ def test_the_rest_goes_on_when_a_node_is_lost(on_nodes: StartAgents) -> None:
     agents.trained((SAVED, 4), (ITERATIONS - SAVED, 2))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_two_of_three_go_on_whichever_is_lost(on_nodes: StartAgents, number: int) -> None:
     """One of the three led the others, and two may want to follow it at once."""
     agents = on_nodes(3, HELD, "--nnodes=2:3", *QUICK, store_apart=True)
@@ -53,7 +55,7 @@ def test_two_of_three_go_on_whichever_is_lost(on_nodes: StartAgents, number: int
     agents.trained((SAVED, 6), (ITERATIONS - SAVED, 4))
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_spare_takes_the_place_of_a_lost_node(on_nodes: StartAgents, rank: int) -> None:
     """Of that of rank 0, too, where the store is elsewhere."""
     agents = on_nodes(3, HELD, *PAIR_AND_SPARE, store_apart=True)
@@ -107,6 +109,7 @@ def test_a_lost_node_that_returns_where_there_is_room_takes_part(on_nodes: Start
     assert returned.cycles == [2], agents.tail()
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_spare_ends_nothing(on_nodes: StartAgents) -> None:
     agents = on_nodes(3, HELD, *PAIR_AND_SPARE, store_apart=True)
     agents.until_train(HOLD, world=4)
@@ -220,6 +223,7 @@ def test_a_cut_that_heals_in_time_ends_nothing(on_nodes: StartAgents) -> None:
     assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
 
 
+@pytest.mark.slow
 def test_nodes_that_cannot_hear_each_other_but_the_store_train_on(on_nodes: StartAgents) -> None:
     """These ranks need no network: who beats is alive."""
     agents = on_nodes(2, HELD, *PAIR, store_apart=True)
@@ -232,6 +236,7 @@ def test_nodes_that_cannot_hear_each_other_but_the_store_train_on(on_nodes: Star
     agents.trained((ITERATIONS, 4))
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_stores_node_ends_every_agent(on_nodes: StartAgents) -> None:
     agents = on_nodes(2, HELD, *PAIR, store_apart=True)
     agents.until_train(HOLD, world=4)
@@ -255,7 +260,7 @@ def test_a_killed_store_ends_every_agent(on_loopback: StartAgents) -> None:
     agents.end(STORE_LOST, STORE_LOST)
 
 
-@pytest.mark.parametrize("step_s", [30.0, -30.0])
+@pytest.mark.parametrize("step_s", [30.0, pytest.param(-30.0, marks=pytest.mark.slow)])
 def test_a_stepped_clock_ends_nothing(on_nodes: StartAgents, step_s: float) -> None:
     plan = Plan((Strike("SIGKILL", iteration=6, rank=3),), hold=HOLD)
     agents = on_nodes(2, plan, *PAIR, "--max-restarts=1", own_clocks=(1,))
@@ -278,6 +283,7 @@ def test_a_slow_line_with_losses_to_the_store_ends_nothing(on_nodes: StartAgents
     assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]], agents.tail()
 
 
+@pytest.mark.slow
 def test_a_line_to_the_store_that_breaks_once_ends_nothing(on_nodes: StartAgents) -> None:
     agents = on_nodes(2, HELD, *PAIR, line=Line(), store_apart=True)
     agents.until_train(HOLD, world=4)

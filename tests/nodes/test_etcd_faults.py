@@ -1,0 +1,98 @@
+"""Jobs over a real etcd: whoever is lost, and whatever becomes of etcd for a while, others can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_server import EtcdServer, running_etcd
+from tests.faults.training import ITERATIONS, Plan
+from tests.nodes.conftest import StartAgents
+
+HOLD = 4
+HELD = Plan(hold=HOLD)
+TIMEOUT_S = 3
+PAIR = ("--nnodes=2", f"--ft-node-timeout={TIMEOUT_S}", "--ft-node-beat=0.5")
+PAIR_AND_SPARE = (*PAIR, "--ft-spares=1")
+PATIENT = ("--nnodes=2", "--ft-node-timeout=15", "--ft-node-beat=0.5")
+REPLACED = 100
+
+
+@pytest.fixture
+def etcd() -> Iterator[EtcdServer]:
+    with running_etcd() as server:
+        yield server
+
+
+@pytest.fixture(params=[pytest.param("etcd-v2", marks=pytest.mark.slow), "etcd-v3"])
+def over(request: pytest.FixtureRequest, etcd: EtcdServer, tmp_path: Path) -> tuple[str, ...]:
+    """The flags of a job over etcd."""
+    conf = "join_timeout=60,last_call_timeout=1,read_timeout=20"
+    endpoint = (f"--rdzv-backend={request.param}", f"--rdzv-endpoint={etcd.endpoint}")
+    return (*endpoint, f"--rdzv-id={tmp_path.name}", f"--rdzv-conf={conf}")
+
+
+def test_the_node_of_rank_0_is_lost(on_loopback: StartAgents, over: tuple[str, ...]) -> None:
+    """It had the ranks' store, and may have been the coordinator."""
+    agents = on_loopback(3, HELD, *PAIR_AND_SPARE, *over)
+    agents.until_train(HOLD, world=4)
+    agents.lose(agents.node_of(0))
+    agents.until_train(HOLD, world=4, cycle=1)
+    agents.go()
+    agents.end_well()
+    agents.trained((ITERATIONS, 4))
+
+
+def test_etcd_starts_again_while_ranks_train(on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...]) -> None:
+    agents = on_loopback(2, HELD, *PATIENT, *over)
+    agents.until_train(HOLD, world=4)
+    etcd.restart()
+    agents.stay(2)
+    agents.go()
+    agents.end(0, 0)
+    agents.trained((ITERATIONS, 4))
+    assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
+
+
+def test_etcd_stands_still_for_a_while(on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...]) -> None:
+    agents = on_loopback(2, HELD, *PATIENT, *over)
+    agents.until_train(HOLD, world=4)
+    etcd.pause()
+    agents.stay(3)
+    etcd.resume()
+    agents.stay(2)
+    agents.go()
+    agents.end(0, 0)
+    agents.trained((ITERATIONS, 4))
+    assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
+
+
+def test_all_agents_are_lost_and_started_again(on_loopback: StartAgents, over: tuple[str, ...]) -> None:
+    """The record of the former ones is still in etcd; the new ones take over from it."""
+    agents = on_loopback(2, HELD, *PAIR, *over)
+    agents.until_train(HOLD, world=4)
+    for agent in list(agents):
+        agents.lose(agent)
+    anew = [agents.back(agent) for agent in list(agents)]
+    agents.until(lambda: all(agent.cycles for agent in anew), "a cycle of the new agents")
+    agents.go()
+    agents.end_well()
+    agents.trained((ITERATIONS, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_node_of_rank_0_is_replaced_again_and_again(on_loopback: StartAgents, over: tuple[str, ...]) -> None:
+    agents = on_loopback(3, HELD, *PAIR_AND_SPARE, *over)
+    agents.until_train(HOLD, world=4)
+    for cycle in range(REPLACED):
+        lost = agents.node_of(0, cycle)
+        agents.lose(lost)
+        agents.until_train(HOLD, world=4, cycle=cycle + 1)
+        agents.back(lost).until_event("job_start")
+        agents.stay(1)
+    agents.go()
+    agents.end_well()
+    agents.trained((ITERATIONS, 4))
