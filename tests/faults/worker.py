@@ -117,7 +117,14 @@ class Training:
         for index, strike in enumerate(self.plan.strikes):
             here = strike.where == where and (iteration is None or strike.iteration == iteration)
             if here and strike.rank in (None, self.rank) and self._first_time(index):
+                if strike.rank is None:
+                    self._wait_for_all(index)
                 STRIKES[strike.what](self.client)
+
+    def _wait_for_all(self, index: int) -> None:
+        """All ranks at once: one that is late would be stopped for the sake of the first, and strike a cycle later."""
+        while not all((self.folder / "struck" / f"{index}-{peer}").exists() for peer in range(self.world)):
+            time.sleep(_POLL_S)
 
     def _first_time(self, index: int) -> bool:
         try:
