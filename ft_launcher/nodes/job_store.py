@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 from torch.distributed import FileStore, PrefixStore, TCPStore
@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from rank_monitor.contract.errors import StoreLost
 
+_T = TypeVar("_T")
 Connect: TypeAlias = "Callable[[], tuple[Any, Any]]"
 
 _OPERATION_S = 60
@@ -236,7 +237,8 @@ def open_job_store(backend: str, parameters: RendezvousParameters) -> JobStore:
         store = _static_store(parameters)
         holder = C10dRendezvousBackend(store, run_id)
     else:
-        holder, store = create_c10d(parameters)
+        limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
+        holder, store = _within(limit_s, lambda: create_c10d(parameters), parameters.endpoint)
     if isinstance(store, FileStore):
         return JobStore(holder, store, lambda: _with_record(FileStore(parameters.endpoint), run_id), prefix, False)
     host, port = store.host, store.port
@@ -286,25 +288,39 @@ def _static_store(parameters: RendezvousParameters) -> TCPStore:
 def _connect(host: str, port: int) -> TCPStore:
     """A new connection. The plain one before it tells at once, and without a C++ trace, when nobody is there."""
     socket.create_connection((host, port), _REACH_S).close()
-    made: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
+    limit = timedelta(seconds=_CONNECT_S)
+    store: TCPStore = _within(
+        _CONNECT_S,
+        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit, multi_tenant=True),
+        f"{host}:{port}",
+    )
+    store.set_timeout(timedelta(seconds=_OPERATION_S))
+    return store
+
+
+def _within(limit_s: float, make: Callable[[], _T], endpoint: str) -> _T:
+    """What `make` gives. Aside, since torch waits without a limit for the first word of a server that has accepted.
+
+    Raises:
+        RendezvousConnectionError: the server said nothing for `limit_s`.
+    """
+    made: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def connect() -> None:
-        limit = timedelta(seconds=_CONNECT_S)
         try:
-            made.put(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit, multi_tenant=True))
-        except (RuntimeError, ValueError) as error:
-            made.put(error)
+            made.put((make(), None))
+        except BaseException as error:  # handed to the caller's thread
+            made.put((None, error))
 
-    # Aside, since torch waits without a limit for the first word of a server that has accepted.
     threading.Thread(target=connect, daemon=True, name="ft_connect").start()
     try:
-        outcome = made.get(timeout=_CONNECT_S)
+        value, error = made.get(timeout=limit_s)
     except queue.Empty:
-        raise TimeoutError(f"{host}:{port} accepts and says nothing") from None
-    if isinstance(outcome, Exception):
-        raise outcome
-    outcome.set_timeout(timedelta(seconds=_OPERATION_S))
-    return outcome
+        problem = f"{endpoint} accepts connections and says nothing for {limit_s:g} s: no store of torch's?"
+        raise RendezvousConnectionError(problem) from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
 
 
 def _await_listener(host: str, port: int, limit_s: float) -> None:

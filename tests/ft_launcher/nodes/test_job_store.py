@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
 from ft_launcher.nodes.job_store import JobStore, open_job_store
 from rank_monitor.contract.errors import StoreLost
@@ -192,3 +193,11 @@ def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
     ):
         with pytest.raises(StoreLost):
             operation()
+
+
+def test_a_server_that_says_nothing_is_no_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        parameters = RendezvousParameters("c10d", endpoint, "job", 2, 2, read_timeout="1", is_host="0")
+        with pytest.raises(RendezvousConnectionError, match="accepts connections and says nothing"):
+            open_job_store("c10d", parameters)
