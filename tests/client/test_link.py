@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,17 +211,21 @@ def test_a_forked_child_lets_go_and_the_parents_connection_lives(fake: FakeMonit
 
 
 def test_the_descriptor_is_out_of_the_scripts_way_and_not_inherited(fake: FakeMonitor) -> None:
-    lowest = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest)
     link = Link(fake.path, own=True)
     link.reconnect()
-    ours = [
-        int(entry.name)
-        for entry in Path("/proc/self/fd").iterdir()
-        if int(entry.name) >= 200 and entry.is_symlink() and str(entry.readlink()).startswith("socket:")
-    ]
+    ours = [descriptor for descriptor in open_sockets() if leads_to(descriptor, fake.path)]
     assert ours
+    assert min(ours) >= 200
     assert not any(os.get_inheritable(one) for one in ours)
-    again = os.open("/dev/null", os.O_RDONLY)
-    os.close(again)
-    assert again == lowest
+
+
+def open_sockets() -> list[int]:
+    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [int(entry.name) for entry in entries if str(entry.readlink()).startswith("socket:")]
+
+
+def leads_to(descriptor: int, path: Path) -> bool:
+    """Whether it is the end of a connection whose other end listens at `path`."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        return end.family == socket.AF_UNIX and str(end.getpeername()).endswith(path.name)
+    return False
