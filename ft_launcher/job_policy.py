@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ft_launcher.attribution import Fault, FaultKind
-from ft_launcher.nodes.coordinator import Case, Judge, Judgement
+from ft_launcher.nodes.terms import Case, Judge, Judgement
 from ft_launcher.restart_history import CycleLife, History
 from ft_launcher.restart_policy import Action, Decision, decide
 from rank_monitor.contract.config import RestartSettings

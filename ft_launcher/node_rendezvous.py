@@ -24,10 +24,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ft_launcher.cycle_store import CycleStore, PortHolder
 from ft_launcher.nodes.coordination import Coordination, become_coordinator
-from ft_launcher.nodes.coordinator import Judge, Rules
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.link import Cut, Link
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Gone, How, Over, Place, decode
+from ft_launcher.nodes.terms import Judge, Rules
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 

@@ -17,10 +17,10 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from ft_launcher.cycle_store import CycleStore, PortHolder
 from ft_launcher.job_policy import judge_by
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
-from ft_launcher.nodes.coordinator import Rules
 from ft_launcher.nodes.job_store import open_job_store
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import NO_RANK, Arrive
+from ft_launcher.nodes.terms import Rules
 from rank_monitor.contract.config import MemberSettings, Settings
 
 BACKEND = "ft-nodes"

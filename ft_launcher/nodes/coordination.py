@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from ft_launcher.nodes.coordinator import Coordinator, Judge, Phase, Reply, Rules, Work
+from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.job_store import Head, JobStore
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Formed, Gone, decode, encode
 from ft_launcher.nodes.silence import Silence
+from ft_launcher.nodes.terms import Judge, Reply, Rules, Work
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 
 logger = logging.getLogger(__name__)

@@ -13,16 +13,15 @@ An ended cycle's messages change nothing later: each carries its cycle's number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import Enum, auto
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from ft_launcher.nodes.membership import Size, choose, how_many
+from ft_launcher.nodes import cause
+from ft_launcher.nodes.membership import choose, how_many
 from ft_launcher.nodes.messages import (
     NO_CYCLE,
     NO_RANK,
-    Answer,
     Arrive,
     CycleEnd,
     Ended,
@@ -35,77 +34,9 @@ from ft_launcher.nodes.messages import (
     arrivals_of,
     over_of,
 )
+from ft_launcher.nodes.terms import Case, Judge, Judgement, Reply, Rules, Work
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How many nodes, and how long to wait for them.
-
-    Attributes:
-        size: how many.
-        last_call_s: from the minimum to the formation, unless that can be at once.
-        join_s: how long too few nodes wait for more.
-        keep_healthy: a failed node does not end the cycle while the minimum of nodes is healthy.
-        deputies: how many members watch the coordinator.
-        doubt_s: how long a node waits whose rank another holds that may be dead.
-        hosts: the coordinator's node hosts the store, so the job ends when it leaves.
-    """
-
-    size: Size
-    last_call_s: float = 30.0
-    join_s: float = 600.0
-    keep_healthy: bool = False
-    deputies: int = 2
-    doubt_s: float = 20.0
-    hosts: bool = False
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What follows a fault: go on (`exit_code` None), after `wait_s`, or give up; and the new history of restarts.
-
-    `moves`: another node that waits is to have the faulty one's place.
-    """
-
-    reason: str
-    exit_code: int | None
-    decision: dict[str, Any]
-    history: dict[str, Any]
-    wait_s: float = 0.0
-    moves: bool = False
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is judged: a fault, and the history of restarts as it was `age_s` ago.
-
-    `elsewhere`: a node waits that could take the place of the faulty one.
-    """
-
-    fault: dict[str, Any]
-    history: dict[str, Any]
-    age_s: float
-    elsewhere: bool
-
-
-Judge: TypeAlias = Callable[[Case, float], Judgement]
-"""Case, now -> judgement. The restart policy behind a wall: the coordinator knows no policy."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """Answers a node's arrival number `seq`."""
-
-    node: str
-    seq: int
-    answer: Answer
-
-
-Work: TypeAlias = "Formed | Reply | CycleEnd"
-"""What the coordinator wants done, in order. `Formed` must be agreed on before anything after it is done."""
-
 
 _A = TypeVar("_A", Place, Over)
 
@@ -390,14 +321,12 @@ class Coordinator:
 
     def _judge_now(self, now: float) -> list[Work]:
         """Has the fault judged that ended the cycle; work when the job is over by it."""
-        culprit = self._culprit()
+        faults = self._faults()
+        culprit = cause.culprit(faults, gone=any(node in self._away for node in self._members))
         if culprit is None:
             self._judged = (Judgement(self._why, None, {}, self._history), "")
             return []
-        fault = dict(self._waiting[culprit].fault)
-        others = [self._waiting[node].fault for node in self._faulty()]
-        if any(other.get("agreed_exit_code") != fault.get("agreed_exit_code") for other in others if _own(other)):
-            fault["agreed_exit_code"] = None
+        fault = cause.as_one(faults[culprit], faults.values())
         elsewhere = len(self._waiting) > len(self._members)
         try:
             judgement = self._judge(Case(fault, self._history, now - self._history_at, elsewhere), now)
@@ -411,18 +340,11 @@ class Coordinator:
             return []
         return self._give_up(Over(judgement.exit_code, judgement.reason, judgement.decision, culprit))
 
-    def _culprit(self) -> str | None:
-        """The node whose fault is the cause: the first that failed by itself; with a node gone, the others had to."""
-        faulty = [node for node in self._faulty() if self._waiting[node].fault]
-        own = [node for node in faulty if _own(self._waiting[node].fault)]
-        gone = any(node in self._away for node in self._members)
-        return next(iter(own or ([] if gone else faulty)), None)
-
-    def _faulty(self) -> list[str]:
-        """Those of the last cycle that came with a fault, the first to tell of it first."""
+    def _faults(self) -> dict[str, dict[str, Any]]:
+        """Those of the last cycle, by node, the first to tell of one first."""
         told = [node for node in self._first_fault if node in self._waiting]
         brought = [node for node, came in self._waiting.items() if came.fault and came.cycle == self._cycle]
-        return list(dict.fromkeys(told + brought))
+        return {node: self._waiting[node].fault for node in told + brought}
 
     def _too_few(self) -> Over:
         size = self._rules.size
@@ -454,8 +376,3 @@ class Coordinator:
             Reply(node, came.seq, self._with_owed(node, replace(place, rank=rank, deputy=node in deputies)))
             for rank, (node, came) in enumerate(self._members.items())
         ]
-
-
-def _own(fault: dict[str, Any]) -> bool:
-    """Whether there is a fault, and it is no consequence of another node's."""
-    return bool(fault) and not fault.get("collateral")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.job_policy import decision_of, fault_record, forgiven_limit, judge_by
-from ft_launcher.nodes.coordinator import Case, Judgement
+from ft_launcher.nodes.terms import Case, Judgement
 from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Action
 from rank_monitor.contract.config import RestartSettings

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_launcher.nodes.coordinator import Case, Coordinator, Judgement, Reply, Rules, Work
+from ft_launcher.nodes.coordinator import Coordinator
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Place
+from ft_launcher.nodes.terms import Case, Judgement, Reply, Rules, Work
 
 
 def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> Arrive:

@@ -14,10 +14,10 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
-from ft_launcher.nodes.coordinator import Rules
 from ft_launcher.nodes.job_store import JobStore, open_job_store
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import CycleEnd
+from ft_launcher.nodes.terms import Rules
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 PATIENT_S = 60.0

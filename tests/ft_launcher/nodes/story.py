@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_launcher.nodes.coordinator import Coordinator, Reply, Work
+from ft_launcher.nodes.coordinator import Coordinator
 from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, Formed, Gone, How, Over, Place
+from ft_launcher.nodes.terms import Reply, Work
 from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, node
 
 

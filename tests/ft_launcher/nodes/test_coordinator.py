@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.nodes.coordinator import Coordinator, Phase, Reply, Rules
+from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import How, Place
+from ft_launcher.nodes.terms import Reply, Rules
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.story import Story
 

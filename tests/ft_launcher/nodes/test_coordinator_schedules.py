@@ -13,9 +13,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_launcher.nodes.coordinator import Coordinator, Phase, Reply, Rules, Work
+from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, Formed, Gone, How, Place, ToCoordinator
+from ft_launcher.nodes.terms import Reply, Rules, Work
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 NODES = 7
