@@ -17,15 +17,41 @@ def rank() -> int:
     return 0 if dist is None else int(dist.get_rank())
 
 
+def size() -> int:
+    """How many ranks the group has; 1 when alone."""
+    dist = _distributed()
+    return 1 if dist is None else int(dist.get_world_size())
+
+
 def max_over_ranks(values: Sequence[float]) -> list[float]:
     """The maximum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    return _reduced(values, "MAX")
+
+
+def min_over_ranks(values: Sequence[float]) -> list[float]:
+    """The minimum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    return _reduced(values, "MIN")
+
+
+def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
+    """The values of all ranks by rank, by one gather; None on other ranks than 0. Every rank gives as many."""
     dist = _distributed()
     if dist is None:
-        return list(values)
-    torch = sys.modules["torch"]
-    tensor = torch.tensor(list(values), dtype=torch.float64, device=_device(dist))
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return [float(value) for value in tensor.tolist()]
+        return [list(values)]
+    tensor = _tensor(dist, values)
+    rows = [tensor.new_empty(tensor.shape) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.gather(tensor, rows, dst=0)
+    return None if rows is None else [row.tolist() for row in rows]
+
+
+def from_rank0(value: float) -> float:
+    """What rank 0 gives, on every rank, by one broadcast."""
+    dist = _distributed()
+    if dist is None:
+        return value
+    tensor = _tensor(dist, [value])
+    dist.broadcast(tensor, src=0)
+    return float(tensor.item())
 
 
 def union_over_ranks(names: Iterable[str]) -> list[str]:
@@ -41,6 +67,20 @@ def union_over_ranks(names: Iterable[str]) -> list[str]:
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, tensor)
     return sorted({name for one in gathered for name in json.loads(bytes(one.tolist()))})
+
+
+def _reduced(values: Sequence[float], how: str) -> list[float]:
+    dist = _distributed()
+    if dist is None:
+        return list(values)
+    tensor = _tensor(dist, values)
+    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, how))
+    return [float(value) for value in tensor.tolist()]
+
+
+def _tensor(dist: Any, values: Sequence[float]) -> Any:
+    torch = sys.modules["torch"]
+    return torch.tensor(list(values), dtype=torch.float64, device=_device(dist))
 
 
 def _distributed() -> Any:

@@ -1,0 +1,90 @@
+"""The machine's part of a checkpoint: its form, how it is read back, and when it may not be.
+
+All of it is JSON; only the microbatches of the data iterators are what the loader made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ft_client.rerun import rng
+from ft_client.rerun.data_iterator import RerunDataIterator
+from ft_client.rerun.failure import Failure
+from ft_client.rerun.machine import IN_DOUBT, RerunState
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one rank keeps over a restart."""
+
+    state: RerunState
+    current_iteration: int
+    world_size: int
+    rank: int
+    failure: Failure | None = None
+    rng: dict[str, Any] | None = None
+    largest: dict[str, Any] = field(default_factory=dict)
+    data_iterators: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form that is saved. Microbatches are not copied."""
+        form = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        failure = self.failure.to_json() if self.failure else None
+        return {"version": VERSION, **form, "state": self.state.value, "failure": failure}
+
+
+def settled(state: RerunState, iteration: int) -> tuple[RerunState, int]:
+    """State and iteration to save: a step in doubt is computed again; any other unfinished step is a new one."""
+    if state in IN_DOUBT:
+        return RerunState.WILL_RERUN_FROM_CHECKPOINT, iteration
+    return RerunState.NOT_RUNNING_YET, iteration if state is RerunState.NOT_RUNNING_YET else iteration - 1
+
+
+def without_doubt(loaded: Checkpoint) -> Checkpoint:
+    """The same, with the step in doubt as a new one."""
+    iteration = loaded.current_iteration - 1
+    return replace(loaded, state=RerunState.NOT_RUNNING_YET, current_iteration=iteration, failure=None)
+
+
+def read(state_dict: Any, world_size: int, rank: int) -> Checkpoint:
+    """The checkpoint in `state_dict`.
+
+    Raises:
+        ValueError: naming `state_dict`: of another form, of another world size, or in doubt of another rank's step.
+    """
+    if not isinstance(state_dict, dict) or state_dict.get("version") != VERSION:
+        raise ValueError(f"state_dict={state_dict!r:.100} was not written by RerunStateMachine.state_dict()")
+    try:
+        form = {name: state_dict[name] for name in Checkpoint.__dataclass_fields__}
+        failure = Failure.from_json(form["failure"]) if form["failure"] else None
+        found = Checkpoint(**(form | {"state": RerunState(form["state"]), "failure": failure}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"state_dict: {error!r} in what RerunStateMachine.state_dict() wrote") from error
+    if found.world_size != world_size:
+        problem = f"state_dict: saved by a world_size of {found.world_size}, this job has {world_size}"
+        raise ValueError(f"{problem}: the rerun state cannot be resumed")
+    if found.state in IN_DOUBT and found.rank != rank:
+        raise ValueError(f"state_dict: saved by rank {found.rank}, this is rank {rank}: each rank loads its own")
+    return found
+
+
+def resume(loaded: Checkpoint | None, iterators: list[RerunDataIterator[Any]]) -> None:
+    """Takes over data and random numbers of `loaded`: a step that was not done finds what it had.
+
+    Raises:
+        ValueError: naming `data_iterator`: as many iterators as the checkpoint was saved with are needed.
+    """
+    if loaded is None:
+        return
+    held = [state for state in loaded.data_iterators if state["saved_microbatches"]]
+    if held and len(iterators) != len(loaded.data_iterators):
+        needed = len(loaded.data_iterators)
+        raise ValueError(f"data_iterator: {len(iterators)} iterators, the checkpoint holds the data of {needed}")
+    for one, state in zip(iterators if held else (), loaded.data_iterators, strict=False):
+        one.load_state_dict(state)
+        one.rewind()
+    if loaded.rng is not None:
+        rng.restore(rng.from_json(loaded.rng))

@@ -1,0 +1,88 @@
+"""The data of a step, kept until the step is done, so that a rerun gets the same microbatches.
+
+Knows nothing of states: the machine says when to rewind and when to advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class RerunDataIterator(Generic[T]):
+    """An iterator that can give the microbatches of the present step once more. They are kept as they are, not copied.
+
+    Args:
+        iterable: where fresh microbatches come from.
+        skip_replayed: after a checkpoint's microbatches were replayed, draw and drop as many fresh ones: for a loader
+            that, when the job resumes, begins again with the step in doubt. False: it goes on after that step.
+    """
+
+    def __init__(self, iterable: Iterable[T], *, skip_replayed: bool = False) -> None:
+        self._fresh = iter(iterable)
+        self._skip_replayed = skip_replayed
+        self._to_skip = 0
+        self.saved_microbatches: list[T] = []
+        self.replaying = False
+        self.replay_pos = 0
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self.replaying:
+            if self.replay_pos < len(self.saved_microbatches):
+                self.replay_pos += 1
+                return self.saved_microbatches[self.replay_pos - 1]
+            self.replaying = False
+        while self._to_skip:
+            next(self._fresh)
+            self._to_skip -= 1
+        self.saved_microbatches.append(next(self._fresh))
+        return self.saved_microbatches[-1]
+
+    def rewind(self) -> None:
+        """The microbatches of this step come again."""
+        self.replaying, self.replay_pos = True, 0
+
+    def advance(self) -> None:
+        """This step is done: what it used is forgotten. What a shorter replay left over comes next, and is not lost."""
+        self.saved_microbatches = self.saved_microbatches[self.replay_pos :] if self.replaying else []
+        self.replaying, self.replay_pos = bool(self.saved_microbatches), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The microbatches of this step, as the loader made them, and where a replay is."""
+        return {
+            "saved_microbatches": list(self.saved_microbatches),
+            "replaying": self.replaying,
+            "replay_pos": self.replay_pos,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on as the iterator that wrote `state_dict`; `rewind` then replays its step.
+
+        Raises:
+            ValueError: `state_dict` is not of such an iterator.
+        """
+        if not isinstance(state_dict, dict) or not {"saved_microbatches", "replaying", "replay_pos"} <= set(state_dict):
+            raise ValueError(f"state_dict={state_dict!r:.200} was not written by RerunDataIterator.state_dict()")
+        self.saved_microbatches = list(state_dict["saved_microbatches"])
+        self.replaying, self.replay_pos = bool(state_dict["replaying"]), int(state_dict["replay_pos"])
+        self._to_skip = len(self.saved_microbatches) if self._skip_replayed else 0
+
+
+def as_iterators(data_iterator: Any) -> list[RerunDataIterator[Any]]:
+    """What `data_iterator` holds: one, a list of them (None in it: a stage without data), or none.
+
+    Raises:
+        TypeError: naming `data_iterator`.
+    """
+    several = data_iterator if isinstance(data_iterator, (list, tuple)) else [data_iterator]
+    found = [one for one in several if one is not None]
+    for one in found:
+        if not isinstance(one, RerunDataIterator):
+            kind = type(one).__name__
+            raise TypeError(f"data_iterator: {kind} is no RerunDataIterator; wrap it: RerunDataIterator(iterator)")
+    return found

@@ -1,0 +1,44 @@
+"""Unexpected results on purpose: which checks are struck, and what a rerun of them is made to say.
+
+Draws from a generator of its own: the training's random numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ft_client.rerun.arguments import check_count, choice
+from ft_client.rerun.judgement import RerunDiagnostic
+
+
+class RerunErrorInjector:
+    """Strikes one in so many checks.
+
+    Args:
+        error_injection_rate: one in that many checks, on the average; 0: none; 1: every one.
+        error_injection_type: what the reruns are to find, or its value as text.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+
+    def __init__(
+        self,
+        error_injection_rate: int = 0,
+        error_injection_type: RerunDiagnostic | str = RerunDiagnostic.TRANSIENT_ERROR,
+    ) -> None:
+        check_count("error_injection_rate", error_injection_rate, 0)
+        self.error_injection_rate = error_injection_rate
+        self.error_injection_type = choice("error_injection_type", error_injection_type, RerunDiagnostic)
+        self._dice = random.Random()
+
+    def strikes(self) -> bool:
+        """Whether this check is struck."""
+        return self.error_injection_rate > 0 and self._dice.randrange(self.error_injection_rate) == 0
+
+
+def reproduces(injected: RerunDiagnostic, on_another_device: bool) -> bool:
+    """Whether the rerun of a struck check gives the same result again."""
+    if injected is RerunDiagnostic.PERSISTENT_ERROR:
+        return not on_another_device
+    return injected is RerunDiagnostic.CORRECT_RESULT

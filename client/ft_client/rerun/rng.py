@@ -1,0 +1,76 @@
+"""The random numbers of a step: the state of every generator, kept, restored, and written down as JSON.
+
+Python's, numpy's (when `numpy.random` is loaded: numpy loads it when it is first used, and its state takes 30 us to
+read), torch's, and the CUDA device's (when it is in use).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class RngState:
+    """The state of each generator; None: was not in use."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...] | None
+    torch: Any
+    device: Any
+
+
+def save() -> RngState:
+    """The present state."""
+    of_numpy = sys.modules.get("numpy.random")
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return RngState(
+        random.getstate(),
+        of_numpy.get_state() if of_numpy else None,
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if in_use else None,
+    )
+
+
+def restore(state: RngState) -> None:
+    """Every generator that is in `state` gives once more what it gave after `save`."""
+    random.setstate(state.python)
+    if state.numpy is not None:
+        import numpy
+
+        numpy.random.set_state(state.numpy)
+    torch.set_rng_state(state.torch)
+    if state.device is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state.device)
+
+
+def to_json(state: RngState) -> dict[str, Any]:
+    """Numbers, lists and text."""
+    version, numbers, gauss = state.python
+    form: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": _hex(state.torch)}
+    if state.numpy is not None:
+        name, keys, position, has_gauss, cached = state.numpy
+        form["numpy"] = [name, keys.tolist(), int(position), int(has_gauss), float(cached)]
+    if state.device is not None:
+        form["device"] = _hex(state.device)
+    return form
+
+
+def from_json(form: dict[str, Any]) -> RngState:
+    """What `to_json` wrote."""
+    version, numbers, gauss = form["python"]
+    numpy = (form["numpy"][0], *form["numpy"][1:]) if "numpy" in form else None
+    device = _bytes(form["device"]) if "device" in form else None
+    return RngState((version, tuple(numbers), gauss), numpy, _bytes(form["torch"]), device)
+
+
+def _hex(state: Any) -> str:
+    return bytes(state.tolist()).hex()
+
+
+def _bytes(text: str) -> Any:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

@@ -1,0 +1,275 @@
+"""`RerunStateMachine`: the machine at work in a rank. It asks the pure machine and does what that says.
+
+The votes go over the process group by one reduction per run of a step; without a group a rank is alone. How states
+follow each other, what a check found, and the form of a checkpoint live in files of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from ft_client import group
+from ft_client.rerun import checkpoint, rng, tracker
+from ft_client.rerun import result as results
+from ft_client.rerun.arguments import Check, check_callable, check_large, choice
+from ft_client.rerun.checkpoint import Checkpoint
+from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators
+from ft_client.rerun.injector import RerunErrorInjector
+from ft_client.rerun.judgement import RerunDiagnostic
+from ft_client.rerun.machine import (
+    COMPUTING,
+    IN_DOUBT,
+    RERUNNING,
+    Action,
+    RerunMode,
+    RerunState,
+    Votes,
+    ending,
+    transition,
+    votes_count,
+)
+from ft_client.rerun.place import Place
+from ft_client.rerun.statistics import LargestSeen
+from ft_client.rerun.validation import Validation
+
+logger = logging.getLogger(__name__)
+
+
+class RerunStateMachine:
+    """Computes a step again when a check rejects a result, and tells transient, persistent and correct ones apart.
+
+    All ranks of the default group call it alike. `current_iteration` counts steps from 0 and may be set between steps.
+
+    Args:
+        state_save_func: gives what else a run of a step changes (the optimizer's step comes after the checks).
+        state_restore_func: takes that back before a rerun.
+        mode: a `RerunMode` or its value.
+        error_injector: strikes results on purpose.
+        result_rejected_tracker_filename: where each unexpected result is appended.
+        node_name: of this node, in the checkpoint; None: the host's name.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+
+    def __init__(
+        self,
+        state_save_func: Callable[[], Any] | None = None,
+        state_restore_func: Callable[[Any], None] | None = None,
+        mode: RerunMode | str = RerunMode.DISABLED,
+        error_injector: RerunErrorInjector | None = None,
+        result_rejected_tracker_filename: str | Path | None = None,
+        node_name: str | None = None,
+    ) -> None:
+        check_callable("state_save_func", state_save_func)
+        check_callable("state_restore_func", state_restore_func)
+        if (state_save_func is None) != (state_restore_func is None):
+            raise ValueError("state_save_func and state_restore_func: give both, or none")
+        if error_injector is not None and not isinstance(error_injector, RerunErrorInjector):
+            raise TypeError(f"error_injector={error_injector!r} is no RerunErrorInjector")
+        self.mode = choice("mode", mode, RerunMode)
+        self.state = RerunState.NOT_RUNNING_YET
+        self.current_iteration = -1
+        self._save_user = state_save_func or (lambda: None)
+        self._restore_user = state_restore_func or (lambda state: None)
+        tracker_file = None if result_rejected_tracker_filename is None else str(result_rejected_tracker_filename)
+        self._validation = Validation(error_injector or RerunErrorInjector(), tracker_file, node_name)
+        self._largest = LargestSeen()
+        self._saved: tuple[rng.RngState, Any] | None = None
+        self._loaded: Checkpoint | None = None
+        self._thread: int | None = None
+
+    get_skipped_iterations_from_tracker_file = staticmethod(tracker.get_skipped_iterations_from_tracker_file)
+
+    @property
+    def diagnostic(self) -> RerunDiagnostic | None:
+        """What a rerun said of this rank's unexpected result in the present step."""
+        return self._validation.diagnostic
+
+    @property
+    def suspect(self) -> Place | None:
+        """Where this rank computed its unexpected result of the present step; None when it had none."""
+        failure = self._validation.failure
+        return failure.computed_at if failure else None
+
+    def should_run_forward_backward(
+        self, data_iterator: RerunDataIterator[Any] | list[RerunDataIterator[Any]] | None
+    ) -> bool:
+        """Whether to compute the step (again): `while machine.should_run_forward_backward(data_iterator): ...`.
+
+        A collective of all ranks at the end of each run. Restores random numbers, user state and data before a rerun.
+
+        Raises:
+            TypeError, ValueError: naming `data_iterator`.
+            RuntimeError: called in another thread than before.
+        """
+        iterators = as_iterators(data_iterator)
+        self._check_thread()
+        votes = self._validation.votes
+        if votes_count(self.state, self.mode):
+            if self.state in RERUNNING:
+                self._validation.end_rerun()
+            votes = Votes(*map(bool, group.max_over_ranks([float(vote) for vote in astuple(votes)])))
+        then = transition(self.state, self.mode, votes)
+        if then.reason and group.rank() == 0:
+            logger.warning("Rerun at iteration #%d: %s", self.current_iteration, then.reason)
+        for action in then.actions:
+            self._perform(action, iterators)
+        self.state = then.state
+        self._validation.begin_run()
+        return then.run
+
+    def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
+        """After the loop: whether to save a checkpoint, whether to exit, and the exit code. The same on all ranks.
+
+        16: a job on other hardware has to compute the step from this checkpoint. 17: a device gave a wrong result; the
+        checkpoint is from before the step, which the next job computes once. The caller saves and exits.
+        """
+        return ending(self.state)
+
+    def validate_result(
+        self,
+        result: results.Result,
+        rejection_func: Callable[[Any], Any],
+        message: str,
+        comparison_func: Callable[[Any, Any], Any] | None = None,
+        tolerance: float = 0.0,
+        fatal: bool = True,
+    ) -> None:
+        """Checks one result of the step. Between steps nothing is checked, unless the machine is disabled.
+
+        Args:
+            result: a number or a tensor of one element.
+            rejection_func: says of `result` whether it is unexpected.
+            message: what it means then.
+            comparison_func: how far two results are apart; None: their relative difference.
+            tolerance: results up to so far apart are the same.
+            fatal: it is worth an exit with code 16 when it is reproducible; else training goes on.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+            RuntimeError: `comparison_func` raised; the machine is used in two threads; or the machine is disabled and
+                a fatal result is rejected.
+        """
+        check = Check(result, rejection_func, message, comparison_func, tolerance, fatal)
+        self._check_thread()
+        disabled = self.mode is RerunMode.DISABLED
+        if self.state not in COMPUTING and not disabled:
+            return
+        caller = sys._getframe(1)
+        call = self._validation.call_at(f"{caller.f_code.co_filename.rpartition('/')[2]}:{caller.f_lineno}")
+        is_rerun = self.state in RERUNNING
+        if self.mode is RerunMode.REPORT_STATS:
+            self._validation.note(call, check, is_rerun)
+        elif is_rerun:
+            elsewhere = self.state is RerunState.RERUNNING_FROM_CHECKPOINT
+            self._validation.rerun(call, check, self.current_iteration, elsewhere)
+        else:
+            failure = self._validation.first_run(call, check, self.current_iteration)
+            if disabled and fatal and failure:
+                raise RuntimeError(str(failure))
+
+    def is_unexpectedly_large(
+        self, result: results.Result, threshold: float, context: str, num_samples: int = 100, resample: bool = False
+    ) -> bool:
+        """Whether |result| is above `threshold` times the largest of the first `num_samples` results of `context`.
+
+        NaN and infinities are not large. Use it in a `rejection_func`; it is counted per rank, and kept in checkpoints.
+
+        Args:
+            resample: forget the samples of `context` and begin anew with this result.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+        """
+        check_large(result, threshold, num_samples)
+        counts = self.state not in RERUNNING
+        return self._largest.judge(results.number(result), threshold, context, num_samples, resample, counts)
+
+    def state_dict(self, data_iterator: Any = None, ckpt_format: str = "torch", force: bool = True) -> dict[str, Any]:
+        """This rank's part of a checkpoint: JSON, and the microbatches of a step that will be computed again.
+
+        Args:
+            data_iterator: as given to `should_run_forward_backward`.
+            ckpt_format: accepted for compatibility; so is `force`. Each rank saves and loads its own dict.
+        """
+        state, iteration = checkpoint.settled(self.state, self.current_iteration)
+        unfinished = self.state is not RerunState.NOT_RUNNING_YET
+        random = rng.to_json(self._saved[0]) if unfinished and self._saved else None
+        data = [one.state_dict() for one in as_iterators(data_iterator)]
+        if self._loaded is not None:
+            random, data = self._loaded.rng, self._loaded.data_iterators
+        return Checkpoint(
+            state=state,
+            current_iteration=iteration,
+            world_size=group.size(),
+            rank=group.rank(),
+            failure=self._validation.failure,
+            rng=random,
+            largest=self._largest.state_dict(),
+            data_iterators=data,
+        ).to_dict()
+
+    def validate_state_dict(self, state_dict: Any) -> bool:
+        """Whether `load_state_dict` would take it; the log says why not."""
+        try:
+            checkpoint.read(state_dict, group.size(), group.rank())
+        except ValueError as error:
+            logger.warning("the rerun state is not resumed: %s", error)
+            return False
+        return True
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a checkpoint; data and random numbers follow at the next step.
+
+        A step in doubt is computed again; only a machine of mode `validate_results` also judges it.
+
+        Raises:
+            ValueError: naming `state_dict`: of another world size, of another rank, or of another form.
+        """
+        loaded = checkpoint.read(state_dict, group.size(), group.rank())
+        if loaded.state in IN_DOUBT and self.mode is not RerunMode.VALIDATE_RESULTS:
+            logger.warning("mode=%s: iteration #%d stays in doubt", self.mode.value, loaded.current_iteration)
+            loaded = checkpoint.without_doubt(loaded)
+        self.state, self.current_iteration = loaded.state, loaded.current_iteration
+        self._validation.failure, self._loaded = loaded.failure, loaded
+        self._largest.load_state_dict(loaded.largest)
+
+    def _check_thread(self) -> None:
+        """The backward pass of a device runs in threads of torch, one after the other with the training's own."""
+        me = threading.get_ident()
+        if self._thread is None:
+            self._thread = me
+        elif me != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
+            name = threading.current_thread().name
+            raise RuntimeError(f"the rerun machine is used in a second thread, {name!r}: one thread runs the steps")
+
+    def _perform(self, action: Action, iterators: list[RerunDataIterator[Any]]) -> None:
+        match action:
+            case Action.RESUME:
+                loaded, self._loaded = self._loaded, None
+                checkpoint.resume(loaded, iterators)
+            case Action.BEGIN:
+                self.current_iteration += 1
+                self._validation.begin_step()
+            case Action.SAVE:
+                self._saved = (rng.save(), self._save_user())
+            case Action.RESTORE if self._saved is not None:
+                rng.restore(self._saved[0])
+                self._restore_user(self._saved[1])
+            case Action.REWIND:
+                for one in iterators:
+                    one.rewind()
+            case Action.ADVANCE:
+                for one in iterators:
+                    one.advance()
+            case Action.REPORT if self._validation.variability.is_due():
+                texts = group.union_over_ranks([self._validation.variability.to_text(group.rank())])
+                for line in self._validation.variability.report(texts) if group.rank() == 0 else ():
+                    logger.info("%s", line)

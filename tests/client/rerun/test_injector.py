@@ -1,0 +1,48 @@
+"""Which checks are struck, and what their reruns say."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ft_client.rerun import RerunDiagnostic, RerunErrorInjector
+from ft_client.rerun.injector import reproduces
+
+
+def test_rates() -> None:
+    assert not any(RerunErrorInjector().strikes() for _ in range(100))
+    assert all(RerunErrorInjector(1).strikes() for _ in range(100))
+    tenth = RerunErrorInjector(10)
+    assert 500 < sum(tenth.strikes() for _ in range(10_000)) < 1500
+
+
+def test_the_trainings_random_numbers_stay() -> None:
+    random.seed(0)
+    expected = random.random()
+    random.seed(0)
+    RerunErrorInjector(5).strikes()
+    assert random.random() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_place", "elsewhere"),
+    [("transient_error", False, False), ("persistent_error", True, False), ("correct_result", True, True)],
+)
+def test_reruns(kind: str, in_place: bool, elsewhere: bool) -> None:
+    injected = RerunErrorInjector(1, kind).error_injection_type
+    assert reproduces(injected, on_another_device=False) == in_place
+    assert reproduces(injected, on_another_device=True) == elsewhere
+
+
+@pytest.mark.parametrize("rate", [-1, 0.5, True, "1", None])
+def test_bad_rates(rate: Any) -> None:
+    with pytest.raises(ValueError, match="error_injection_rate="):
+        RerunErrorInjector(rate)
+
+
+def test_bad_type() -> None:
+    with pytest.raises(ValueError, match=r"error_injection_type='wrong' is none of correct_result, transient_error"):
+        RerunErrorInjector(1, "wrong")
+    assert RerunErrorInjector(1, RerunDiagnostic.CORRECT_RESULT).error_injection_type == "correct_result"

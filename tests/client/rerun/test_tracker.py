@@ -1,0 +1,49 @@
+"""The file of unexpected results, also when it is broken."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from ft_client.rerun import judgement
+from ft_client.rerun.failure import Call, Failure
+from ft_client.rerun.place import Place
+from ft_client.rerun.tracker import get_skipped_iterations_from_tracker_file, record
+
+
+def failure(iteration: int) -> Failure:
+    return Failure(Call("train.py:1", 1), 0, iteration, "loss is NaN", float("nan"), True, Place("a", "cpu"))
+
+
+def test_what_is_skipped(tmp_path: Path) -> None:
+    file = str(tmp_path / "rejected")
+    statuses = [
+        judgement.UNEXPECTED,
+        judgement.TRANSIENT,
+        judgement.REPRODUCED,
+        judgement.SAME_DEVICE,
+        judgement.PERSISTENT,
+        judgement.CORRECT,
+        judgement.TOLERATED,
+        judgement.CORRECT,
+    ]
+    for iteration, status in reversed(list(enumerate(statuses))):
+        record(file, status, failure(iteration))
+        record(file, status, failure(iteration))
+    assert get_skipped_iterations_from_tracker_file(file) == [5, 6, 7]
+
+
+def test_lines_that_are_no_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "rejected"
+    file.write_text('{"status": "second_rer\n[]\n3\n{"status": "second_rerun_reproducible"}\n')
+    record(str(file), judgement.CORRECT, failure(9))
+    assert get_skipped_iterations_from_tracker_file(str(file)) == [9]
+    assert len(caplog.records) == 4
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        record(str(tmp_path / "no folder" / "rejected"), judgement.CORRECT, failure(1))
+    assert "result_rejected_tracker_filename=" in caplog.text
