@@ -10,13 +10,14 @@ or clock: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, messages car
                         SUSPECT ---- sign of life ---> no alarm             cycle, rank exited): no alarm,
                            | the deadline passed                            from every state
        INTERRUPTED <-------+-------> CONDEMNED --grace over--> KILLED
-      (in-process restart  |             ^
-       can take it)        +-------------+ no sign of life still
+      (an in-process       |             ^
+       wrapper is there)   +-------------+ no sign of life still
 """
 
 from __future__ import annotations
 
 import dataclasses
+import signal
 from enum import Enum
 
 from rank_monitor import verdicts
@@ -26,7 +27,7 @@ from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import CycleEnd, CycleStart, Heartbeat, Verdict
 from rank_monitor.limits import nanoseconds
-from rank_monitor.verdicts import NS_PER_S, Deadline
+from rank_monitor.verdicts import HARD, NS_PER_S, SOFT, Deadline
 from rank_monitor.watch import Watch
 
 _LEAD_NS = NS_PER_S // 10
@@ -82,7 +83,7 @@ class HangDetector:
         self._slack_ns = max(_MIN_SLACK_NS, nanoseconds(settings.oversleep_slack))
         self._pulse_ns = self._slack_ns // 2
         self._grace_ns = nanoseconds(settings.termination_grace_time)
-        self._interrupt_ns: int | None = None
+        self._last_words: list[Action] = []
         self.watch = Watch(settings, None, 0)
         self._alarm: State | None = None
         self._step_since_ns = self._step_ns = 0
@@ -146,7 +147,7 @@ class HangDetector:
         if self._alarm is State.CONDEMNED:
             if now_ns >= self._stepped():
                 self._step(Event.OVER)
-                actions.append(Kill())
+                actions += self._last_words
         elif self._alarm is not State.KILLED:
             actions += self._judge(now_ns)
             actions += self._judge_stall(now_ns)
@@ -168,15 +169,11 @@ class HangDetector:
         """How long a message of the rank may lie unread: a small part of any limit, and nothing during an alarm."""
         return 0 if self._alarm is not None else self.watch.limits.patience_ns
 
-    def interruptible(self, patience_s: float | None) -> None:
-        """The rank runs an in-process wrapper: ask it first, and condemn if it shows no life within `patience_s`."""
-        self._interrupt_ns = None if patience_s is None else nanoseconds(patience_s)
-
     # How it decides.
 
     def _begin(self, start: CycleStart, now_ns: int) -> list[Action]:
         self._step(Event.RESET)
-        self._interrupt_ns = self._stall_dumped_ns = None
+        self._stall_dumped_ns = None
         try:
             self.watch = Watch(self._settings, start, now_ns)
         except ProtocolError as error:
@@ -203,21 +200,28 @@ class HangDetector:
         if now_ns < first.at_ns:
             self._step(Event.LEAD)
             return dump
-        if self._alarm is State.INTERRUPTED:
-            return self._condemn(first, now_ns) if now_ns >= self._stepped() else []
-        if self._interrupt_ns is not None:
+        if not self.watch.wrapper.is_there:
+            number = self._settings.rank_termination_signal
+            return dump + self._condemn(first, now_ns, number, self._grace_ns, [Kill()])
+        if self._alarm is not State.INTERRUPTED:
             self._step(Event.ASK)
-            self._step_since_ns, self._step_ns = now_ns, self._interrupt_ns
             return [*dump, Interrupt(self._verdict(first, now_ns, condemned=False))]
-        return dump + self._condemn(first, now_ns)
+        return self._judge_asked(first, now_ns)
 
-    def _condemn(self, deadline: Deadline, now_ns: int) -> list[Action]:
+    def _judge_asked(self, missed: Deadline, now_ns: int) -> list[Action]:
+        """The wrapper was asked to restart the training, and that has not begun."""
+        wrapper = self.watch.wrapper
+        if now_ns < (at_ns := missed.at_ns + wrapper.patience_ns):
+            return []
+        if missed.limit == SOFT:
+            missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.said.hard_timeout_s, at_ns=at_ns)
+        grace_ns = nanoseconds(wrapper.said.grace_s)
+        return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [Signal(signal.SIGTERM), Kill()])
+
+    def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
         self._step(Event.DUE)
-        self._step_since_ns, self._step_ns = now_ns, self._grace_ns
-        return [
-            SendVerdict(self._verdict(deadline, now_ns, condemned=True)),
-            Signal(self._settings.rank_termination_signal),
-        ]
+        self._step_since_ns, self._step_ns, self._last_words = now_ns, grace_ns, last
+        return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), Signal(number)]
 
     def _judge_stall(self, now_ns: int) -> list[Action]:
         stall = self.watch.stall()
@@ -246,8 +250,8 @@ class HangDetector:
             return
         wakes = []
         if (first := self.watch.first_deadline()) is not None:
-            at_ns = first.at_ns - (_lead(first) if self._alarm is None else 0)
-            wakes.append(max(at_ns, self._stepped()) if self._alarm is State.INTERRUPTED else at_ns)
+            after_ns = self.watch.wrapper.patience_ns if self._alarm is State.INTERRUPTED else 0
+            wakes.append(first.at_ns + after_ns - (_lead(first) if self._alarm is None else 0))
         if (stall := self.watch.stall()) is not None:
             dumped = self._stall_dumped_ns == stall.since_ns
             wakes.append(stall.at_ns - (0 if dumped else _lead(stall)))

@@ -25,14 +25,19 @@ from rank_monitor.contract.messages import (
     CycleEnd,
     CycleStart,
     Detach,
+    Guard,
     Heartbeat,
     Hello,
+    InterruptAsked,
     IterationReached,
     LimitsSet,
+    Ping,
     Progress,
     RankException,
     Ready,
+    Restarter,
     Sections,
+    SectionTimes,
     Snapshot,
     SnapshotRequest,
     Verdict,
@@ -47,9 +52,9 @@ from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
 
-_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet)
+_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes)
 _REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
-_OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Hello, Attach, Detach)
+_OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 
 
 class RankMonitorServer:
@@ -145,7 +150,7 @@ class RankMonitorServer:
             self._agent.forward(data)
         elif isinstance(message, (Hello, Attach, Detach)):
             self._agent.tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
-        if isinstance(message, Attach) and watch.start is not None:
+        if isinstance(message, (Attach, Guard)) and watch.start is not None:  # a guarded rank's watchdog wakes by it
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
     def _greeted(self, peer: Peer) -> None:
@@ -205,7 +210,7 @@ class RankMonitorServer:
                 self._socket.drain()
                 self._socket.end()
                 self._act(self._detector.on_message(received, now_ns))
-            case LimitsSet():
+            case LimitsSet() | Guard():
                 self._act(self._detector.on_message(received, now_ns))
             case SnapshotRequest(token):
                 self._socket.drain()
@@ -245,6 +250,7 @@ class RankMonitorServer:
                     self._agent.tell(self._with_process(verdict))
                     lines.append(verdict.line)
                 case Interrupt(verdict):
+                    self._socket.reply(InterruptAsked(verdict.limit, verdict.reason))
                     self._agent.tell(self._with_process(verdict))
                     lines.append(f"{verdict.line} Asking for a restart in process.")
                 case Signal(number):
@@ -252,7 +258,7 @@ class RankMonitorServer:
                     self._signal(number)
                 case Kill():
                     self._signal(signal.SIGKILL)
-                    lines.append(f"The rank outlived the grace of {self._settings.termination_grace_time:g} s. Killed.")
+                    lines.append("The rank outlived the grace after the signal. Killed.")
                 case Note(text):
                     self._log.info(text)
         for line in lines:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SECTION = "section:"
+SOFT, HARD = "soft_timeout", "hard_timeout"
 NS_PER_S = 1_000_000_000
 
 
@@ -16,7 +17,7 @@ class Deadline:
     """A moment (monotonic ns) by which something must have happened.
 
     `limit` is the name of the limit as `Verdict` has it; `section` the name of the open section it judges, which may
-    be judged by another one's limit (warm-up).
+    be judged by another one's limit (warm-up); `sign` what is owed to an in-process wrapper.
     """
 
     limit: str
@@ -25,6 +26,7 @@ class Deadline:
     at_ns: int
     learned: bool = False
     section: str = ""
+    sign: str = ""
 
 
 # limit: (the peer's well-known line, what was missed, the setting)
@@ -64,6 +66,16 @@ _WORDS = {
         "still there {waited:.2f} s after shutdown_workload_monitoring()",
         "teardown_timeout",
     ),
+    SOFT: (
+        "Soft timeout: no {sign}. Waited {waited:.2f} seconds.",
+        "no {sign} for {waited:.2f} s",
+        SOFT,
+    ),
+    HARD: (
+        "Hard timeout: no {sign}. Waited {waited:.2f} seconds.",
+        "no {sign} for {waited:.2f} s",
+        HARD,
+    ),
     "stall": (
         "Main thread made no progress. Waited {waited:.2f} seconds.",
         "its main thread ran no Python for {waited:.2f} s: it waits, or is inside one long call",
@@ -80,13 +92,14 @@ def waited_s(deadline: Deadline, now_ns: int) -> float:
 def line(deadline: Deadline, now_ns: int) -> str:
     """The one-line form that people grep."""
     template, _, _ = _words(deadline)
-    return template.format(waited=waited_s(deadline, now_ns), limit=deadline.limit_s, section=deadline.section)
+    waited = waited_s(deadline, now_ns)
+    return template.format(waited=waited, limit=deadline.limit_s, section=deadline.section, sign=deadline.sign)
 
 
 def reason(deadline: Deadline, now_ns: int) -> str:
     """What was missed, for how long, by which limit and setting, and by how much."""
     _, missed, setting = _words(deadline)
-    what = missed.format(waited=waited_s(deadline, now_ns), section=deadline.section)
+    what = missed.format(waited=waited_s(deadline, now_ns), section=deadline.section, sign=deadline.sign)
     origin = "learned" if deadline.learned else setting
     if deadline.limit.startswith(SECTION) and deadline.limit != SECTION + deadline.section:
         origin += f", of {deadline.limit.removeprefix(SECTION)!r}"

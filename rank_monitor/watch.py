@@ -12,16 +12,19 @@ from rank_monitor.contract.messages import (
     Attach,
     CycleStart,
     Detach,
+    Guard,
     Heartbeat,
     Hello,
     IterationReached,
     LimitsSet,
     Message,
+    Ping,
     Progress,
     Sections,
 )
+from rank_monitor.guard import Wrapper
 from rank_monitor.limits import Limits, nanoseconds
-from rank_monitor.verdicts import SECTION, Deadline
+from rank_monitor.verdicts import SECTION, SOFT, Deadline
 
 STEP, WARMUP = "step", "warmup"
 _MAX_PAUSES = 64
@@ -56,7 +59,9 @@ class Watch:
         self.got_first_sign = False
         self.iteration = NO_ITERATION
         self.sections: dict[str, int] = {}
+        self.wrapper = Wrapper()
         self._connect_armed = not self.replaced
+        self._connect_since_ns = 0 if start is None else start.started_ns
         self._out_since_ns: int | None = None
         self._out_told = False
         self._detached_ns = 0
@@ -73,7 +78,7 @@ class Watch:
         """Takes a message of the rank.
 
         Raises:
-            ProtocolError: it sets limits that are none.
+            ProtocolError: it sets limits that are none, or guards with numbers that are none; nothing changed.
         """
         sent_ns = self._clamped(sent_ns, now_ns)
         match message:
@@ -92,6 +97,11 @@ class Watch:
                 self._note_attach(message, sent_ns)
             case LimitsSet():
                 self.limits = Limits.of_message(message)
+            case Guard():
+                if self.wrapper.note(message, sent_ns):
+                    self._begin_anew(sent_ns)
+            case Ping():
+                self.wrapper.ping(sent_ns)
             case Detach():
                 self.attached, self.detached, self._detached_ns = False, True, sent_ns
                 self._connect_armed = False
@@ -111,6 +121,7 @@ class Watch:
         """The rank's process is gone: nothing is judged, unless another process of the rank says hello."""
         self.ended, self.connected = True, False
         self.attached = self.detached = self._connect_armed = False
+        self.wrapper = Wrapper()
 
     def end(self) -> None:
         """The launcher ends the cycle: nothing is judged until the next."""
@@ -146,7 +157,22 @@ class Watch:
             self._stamp_ns = stamp_ns
             self._warned = False
 
+    def _begin_anew(self, now_ns: int) -> None:
+        """The training's function is called again: what is older is of a former call, and judged no more.
+
+        Heartbeats and sections are judged again from the first of this call on.
+        """
+        self.sections = {name: since_ns for name, since_ns in self.sections.items() if since_ns > now_ns}
+        if self.last_sign_ns is not None and self.last_sign_ns <= now_ns:
+            self.last_sign_ns, self.got_first_sign = None, False
+        if self._out_since_ns is not None and self._out_since_ns <= now_ns:
+            self._out_since_ns, self._out_told = None, False
+        if self.detached and self._detached_ns <= now_ns:
+            self.detached = False
+        self._connect_since_ns = now_ns
+
     def _note_hello(self, message: Hello, sent_ns: int, now_ns: int) -> None:
+        self.wrapper.greet(message.guarded)
         same_process = message.pid in (self.client_pid, self.start.rank_pid if self.start else 0)
         self.connected, self.client_pid, self.ended = True, message.pid, self._over
         self._set_warmup(message.num_warmup_iterations)
@@ -188,19 +214,24 @@ class Watch:
         """When the main thread will have stood still too long; None if that was reported or cannot be known."""
         if self.ended or self.detached or self._warned or not self.connected or self._stamp_ns is None:
             return None
-        limit_s = self._settings.stall_warning
-        return None if limit_s is None else self._deadline("stall", limit_s, self._stamp_ns)
+        if (limit_s := self._settings.stall_warning) is None or self.wrapper.is_restarting:
+            return None
+        return self._deadline("stall", limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
     def _deadlines(self) -> list[Deadline]:
-        if self.ended or self.start is None:
+        if self.ended or self.start is None or self.wrapper.is_restarting:
             return []
+        # A process that sends no stamps (it could start no thread) owes none; one that is cut off may hang.
+        has_stamps = self._stamp_ns is not None or not self.connected
+        owed, soft_s = self.wrapper.owed(has_stamps, self._stamp_ns or 0), self.wrapper.said.soft_timeout_s
+        found = [self._deadline(SOFT, soft_s, since_ns, sign=sign) for sign, since_ns in owed]
         if self.detached:
-            return self._if_set("teardown", self._settings.teardown_timeout, self._detached_ns)
-        if self.attached:
-            return self._of_connection() + self._of_heartbeats() + self._of_sections()
-        if self._connect_armed:
-            return self._if_set("connect", self._settings.connect_timeout, self.start.started_ns)
-        return []
+            found += self._if_set("teardown", self._settings.teardown_timeout, self._detached_ns)
+        elif self.attached:
+            found += self._of_connection() + self._of_heartbeats() + self._of_sections()
+        elif self._connect_armed:
+            found += self._if_set("connect", self._settings.connect_timeout, self._connect_since_ns)
+        return found
 
     def _of_connection(self) -> list[Deadline]:
         if self.connected:
@@ -237,9 +268,9 @@ class Watch:
     def _if_set(self, limit: str, limit_s: float | None, since_ns: int) -> list[Deadline]:
         return [] if limit_s is None else [self._deadline(limit, limit_s, since_ns)]
 
-    def _deadline(self, limit: str, limit_s: float, since_ns: int, section: str = "") -> Deadline:
+    def _deadline(self, limit: str, limit_s: float, since_ns: int, section: str = "", sign: str = "") -> Deadline:
         at_ns = since_ns + nanoseconds(limit_s) + self.paused_since(since_ns)
-        return Deadline(limit, limit_s, since_ns, at_ns, limit in self.limits.learned, section)
+        return Deadline(limit, limit_s, since_ns, at_ns, limit in self.limits.learned, section, sign)
 
     def paused_since(self, since_ns: int) -> int:
         """Nanoseconds of pauses after a moment."""

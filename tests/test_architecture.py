@@ -40,16 +40,19 @@ EXCEPTIONS = {
 """The bootstrap of a rank is called in the child that was forked for it."""
 
 ADAPT_TORCH = {
+    "ft_client.straggler.kernels",
+    "ft_client.inprocess.abort",
     "ft_launcher.agent",
     "ft_launcher.function_context",
     "ft_launcher.function_rank",
     "ft_launcher.launch_config",
     "ft_launcher.log_pump",
     "ft_launcher.member_agent",
-    "ft_launcher.nodes.job_store",
+    "ft_launcher.nodes.store_connection",
     "ft_launcher.rank_agent",
     "ft_launcher.rank_context",
     "ft_launcher.rendezvous_check",
+    "ft_launcher.several_nodes",
     "ft_launcher.torch_config",
 }
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import dataclasses
 import itertools
 import os
 import select
@@ -22,7 +23,7 @@ from ft_client.descriptor import moved_up
 from rank_monitor.contract import channel, codec, settings
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import FtError
-from rank_monitor.contract.messages import Hello, Message, Refused, Welcome
+from rank_monitor.contract.messages import Hello, InterruptAsked, Message, Refused, Welcome
 
 _QUIETLY = socket.MSG_NOSIGNAL  # a script may have set SIGPIPE to its deadly default
 _RETRY_NS = 100_000_000
@@ -40,6 +41,22 @@ class Speaker(Protocol):
 
     def forget(self) -> None:
         """It no longer speaks for the training: another does, or this is a forked child."""
+
+
+class Guardian(Protocol):
+    """The in-process wrapper's end of the link. Its methods are called from any thread."""
+
+    period_s: float
+    """The longest time between two stamps of the main thread."""
+
+    def tick(self) -> None:
+        """Called with every stamp."""
+
+    def state(self) -> list[tuple[Message, int]]:
+        """All that a monitor must know of the wrapper, each message with its moment."""
+
+    def asked(self, message: InterruptAsked, sent_ns: int) -> None:
+        """The monitor asks for a restart in process."""
 
 
 def _nowhere(data: bytes, flags: int) -> NoReturn:
@@ -66,6 +83,9 @@ class Link:
         self.refused = ""
         self.closed = False
         self.speaker: Speaker | None = None
+        self.guardian: Guardian | None = None
+        self.stamp_ns: int | None = None
+        """When the main thread last executed bytecode, as far as the watchdog knows."""
         self._path, self._own = path, own
         self._socket: socket.socket | None = None
         self._transmit: Callable[[bytes, int], int] = _nowhere
@@ -124,6 +144,7 @@ class Link:
     def forget(self) -> None:
         """In a forked child: lets go of the parent's connection, for good."""
         self._end()
+        self.guardian = None
         self.speak_for(None)
 
     # Called in the watchdog's thread.
@@ -152,8 +173,12 @@ class Link:
     # Within.
 
     def _state(self) -> list[bytes]:
-        speaker = self.speaker
+        speaker, guardian = self.speaker, self.guardian
         state = speaker.state() if speaker else [(Hello(os.getpid()), time.monotonic_ns())]
+        if guardian is not None:
+            (hello, sent_ns), *rest = state
+            assert isinstance(hello, Hello)
+            state = [(dataclasses.replace(hello, guarded=True), sent_ns), *guardian.state(), *rest]
         return [codec.encode(message, next(self.sequence), sent_ns) for message, sent_ns in state]
 
     def _send_again(self, data: bytes, error: OSError) -> bool:
@@ -219,12 +244,15 @@ class Link:
 
     def _heard(self, data: bytes) -> None:
         try:
-            message = codec.decode(data).message
+            received = codec.decode(data)
+            message = received.message
             if isinstance(message, Welcome):
                 self.settings = settings.from_json(MonitorSettings, message.settings, "the monitor")
                 self.refused = ""
                 self._answered.set()
             elif isinstance(message, Refused) and self.settings is None:
                 self.refused = message.reason
+            elif isinstance(message, InterruptAsked) and (guardian := self.guardian) is not None:
+                guardian.asked(message, received.sent_ns)
         except FtError:
             self.losses += 1

@@ -98,15 +98,20 @@ class Watchdog:
         self._link.attend(min(self._due_ns - now_ns, period_ns) / 1e9)
 
     def period_s(self) -> float:
-        """Seconds from one stamp to the next: a quarter of what the monitor takes for a stall."""
-        settings = self._link.settings
+        """Seconds from one stamp to the next: a quarter of what the monitor takes for a stall; less under a wrapper."""
+        settings, guardian = self._link.settings, self._link.guardian
         if settings is None:
-            return _PERIOD_UNTIL_WELCOME_S
-        return _PERIOD_S if settings.stall_warning is None else min(_PERIOD_S, settings.stall_warning / 4)
+            period_s = _PERIOD_UNTIL_WELCOME_S
+        else:
+            period_s = _PERIOD_S if settings.stall_warning is None else min(_PERIOD_S, settings.stall_warning / 4)
+        return period_s if guardian is None else min(period_s, guardian.period_s)
 
     def _tick(self, now_ns: int) -> None:
         link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns
-        link.send(codec.encode(Progress(self._stamp.renew(now_ns)), next(link.sequence), now_ns))
+        link.stamp_ns = self._stamp.renew(now_ns)
+        link.send(codec.encode(Progress(link.stamp_ns), next(link.sequence), now_ns))
+        if link.guardian is not None:
+            link.guardian.tick()
         iteration = megatron_iteration()
         if iteration is not None and iteration != self._iteration:
             self._iteration = iteration

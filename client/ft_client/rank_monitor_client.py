@@ -44,6 +44,8 @@ class RankMonitorClient(SignsOfLife):
 
     active: RankMonitorClient | None = None
     """The client that was initialised last in this process."""
+    _calls = 0
+    """How often an in-process wrapper called the training's function in this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +54,14 @@ class RankMonitorClient(SignsOfLife):
         self._limits_to_send = False
         self._warmup_steps: int | None = None
         self._watched = self._attached = self._knows_limits = False
+        self._of_call = 0
+
+    @classmethod
+    def call_began(cls, now_ns: int) -> None:
+        """An in-process wrapper calls the training's function anew, which may initialise its client again."""
+        RankMonitorClient._calls += 1
+        if cls.active is not None:
+            cls.active.begin_anew(now_ns)
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Asks the monitor to watch this training, and takes its settings; without a launcher nothing is watched.
@@ -60,11 +70,12 @@ class RankMonitorClient(SignsOfLife):
             num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
 
         Raises:
-            RankMonitorClientError: called twice, or with a count that is none.
+            RankMonitorClientError: called twice in one call of a wrapped function, or with a count that is none.
         """
-        if self.is_initialized:
+        if self.is_initialized and self._of_call == RankMonitorClient._calls:
             raise RankMonitorClientError("init_workload_monitoring() was called twice")
         self._warmup_steps = _count(num_warmup_iters)
+        self._of_call = RankMonitorClient._calls
         RankMonitorClient.active = self
         link = process.start()
         self._watched = link is not None

@@ -7,6 +7,7 @@ the whole set as it is then. Nothing is raised but misuse, and that before anyth
 
 from __future__ import annotations
 
+import copy
 import itertools
 from time import monotonic_ns
 from types import TracebackType
@@ -33,7 +34,9 @@ class SignsOfLife:
         self.iteration = NO_ITERATION
         self._link: Link | None = None
         self._observed = Observed()
+        self._observed_before_fault: Observed | None = None
         self._open: dict[str, int] = {}
+        self._left_open: set[str] = set()
         self._names: set[str] = set()
         self._changes = itertools.count(1)
         self._last_change = 0
@@ -93,6 +96,8 @@ class SignsOfLife:
         now_ns = monotonic_ns()
         since_ns = self._open.pop(name, None)
         if since_ns is None:
+            if name in self._left_open:
+                return
             raise RankMonitorClientError(f"section {name!r} is not open")
         self._note_closed(name, since_ns, now_ns)
         self._last_change = next(self._changes)
@@ -137,6 +142,31 @@ class SignsOfLife:
             self._observed.last_sign_ns = now_ns
             link.send(codec.encode(IterationReached(number), next(link.sequence), now_ns))
 
+    def discount(self, name: str) -> None:
+        """An open section is left by an exception: how long that took teaches no limit."""
+        if name in self._open:
+            self._observed.last_sign_ns = self._open[name] = monotonic_ns()
+
+    def stop_learning(self) -> None:
+        """The training is interrupted: the intervals that end from now on teach no limit. From any thread."""
+        if self._observed_before_fault is None:
+            seen = copy.copy(self._observed)
+            seen.sections_ns = seen.sections_ns.copy()
+            self._observed_before_fault = seen
+
+    def learn_again(self, now_ns: int) -> None:
+        """The interruption is over: intervals begin now."""
+        if self._observed_before_fault is not None:
+            self._observed, self._observed_before_fault = self._observed_before_fault, None
+        self._observed.begin(now_ns)
+
+    def begin_anew(self, now_ns: int) -> None:
+        """The training's function is called anew: what a former call left open is closed, and may be closed again."""
+        self._left_open |= self._open.keys()
+        self._open.clear()
+        self._last_change = next(self._changes)
+        self.learn_again(now_ns)
+
     def _check_name(self, name: str) -> None:
         try:
             fits = len(name.encode()) <= codec.MAX_NAME_BYTES
@@ -174,6 +204,8 @@ class Section:
         self._client.start_section(self._name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self._client.discount(self._name)
         try:
             self._client.end_section(self._name)
         except RankMonitorClientError:

@@ -59,8 +59,10 @@ class StartSettings:
 
     warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
     preload: tuple[str, ...] = setting((), kinds.WORDS, "modules imported before the ranks fork")
-    inprocess: str = setting("auto", kinds.choice("auto", "off"), "in-process restart first", "in-process restart")
-    rejoin: bool = setting(True, kinds.BOOLEAN, "start a dead rank again as a spare", "in-process restart")
+    inprocess: str = setting(
+        "auto", kinds.choice("auto", "off"), "ranks with an in-process wrapper restart in process first"
+    )
+    rejoin: bool = setting(True, kinds.BOOLEAN, "a rank that died in process is started again as a spare")
     port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")
     dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
     alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours", "the alias")

@@ -11,6 +11,8 @@ STACK_FILE = "FT_STACK_FILE"
 STACK_SIGNAL = "FT_STACK_SIGNAL"
 LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
 DEBUG = "FT_DEBUG"
+REJOIN = "FT_REJOIN"
+"""Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
 # Set by the launcher for its template and monitors.
 SIDECAR_OF = "FT_SIDECAR_OF"
@@ -24,7 +26,7 @@ INJECT = "FT_INJECT"
 ALIAS_NVRX = "FT_ALIAS_NVRX"
 
 SET_FOR_RANKS = frozenset(
-    {RANK_MONITOR_SOCKET, LAUNCHER_SOCKET, JOB_TAG, CYCLE, STACK_FILE, LIMIT_MULTIPLIERS},
+    {RANK_MONITOR_SOCKET, LAUNCHER_SOCKET, JOB_TAG, CYCLE, STACK_FILE, LIMIT_MULTIPLIERS, REJOIN},
 )
 """Variables with our prefix that are not settings; a launcher started inside a rank drops them."""
 

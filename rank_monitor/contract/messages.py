@@ -45,13 +45,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a connection. `attached`: the training is watched already (the client came back)."""
+    """First message of a connection. `attached`: the training is watched already (the client came back). `guarded`:
+    by an in-process wrapper, which says more next."""
 
     pid: int
     attached: bool = False
     last_sign_ns: int = 0
     got_first_sign: bool = False
     num_warmup_iterations: int | None = None
+    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,64 @@ class ControlRequest:
     description: str
 
 
+@dataclass(frozen=True)
+class Guard:
+    """An in-process wrapper guards the training from now on.
+
+    `phase`: `running` (its function runs: no progress of the main thread for `soft_timeout_s` interrupts it, for
+    `hard_timeout_s` kills it), `unguarded` (it runs, and only limits of heartbeats and sections apply), `restarting`
+    (the wrapper is at work and waits with deadlines of its own: nothing is judged; what was open is closed), or `over`.
+    """
+
+    phase: str
+    soft_timeout_s: float
+    hard_timeout_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Ping:
+    """The training reports progress by itself; the first one of an iteration makes the next ones expected."""
+
+
+@dataclass(frozen=True)
+class Restarter:
+    """What the in-process wrapper of a rank is doing.
+
+    `state`: `joining` (respawned, and not let in yet), `initialized`, `handling_starting` (a fault is dealt with),
+    `handling_completed`, `finalized` (the function is done on all ranks), `left` (this rank leaves and has told the
+    others), `aborted` (this rank gives up). `member`: its rank at entry. `prefix`: of its keys in the cycle's store,
+    empty when it uses another. `limit_s`: from `handling_starting` to `handling_completed` at most.
+    """
+
+    state: str
+    member: int
+    iteration: int
+    prefix: str
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class SectionTimes:
+    """What straggler detection timed in this rank since its last report.
+
+    `sections`: by name `med_ms`, `num`, and the scores `relative` and `individual`; `gpu`: these two for the kernels.
+    A score is in (0, 1], or None where there is none.
+    """
+
+    sections: dict[str, Any]
+    gpu: dict[str, Any]
+
+
 # Monitor to client.
+
+
+@dataclass(frozen=True)
+class InterruptAsked:
+    """The training shows no progress: the in-process wrapper is to restart it. `limit`: as in `Verdict`."""
+
+    limit: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -123,7 +182,7 @@ class CycleStart:
     """A rank was started; `started_ns` is from before its start, and a hello sent earlier is of another cycle.
 
     `reconnect`: the monitor replaces a lost one under a rank that runs already, watched (`attached`) or not, with
-    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself.
+    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last `Guard`.
     """
 
     cycle: int
@@ -189,8 +248,9 @@ class Snapshot:
 class Verdict:
     """What a monitor found.
 
-    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown` or `stall`;
-    only `stall` does not condemn the rank. `line` is the well-known one-line form that people grep.
+    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`,
+    `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked to
+    restart for. `line` is the well-known one-line form that people grep.
     """
 
     cycle: int
@@ -247,6 +307,11 @@ Message: TypeAlias = (
     | Detach
     | RankException
     | ControlRequest
+    | Guard
+    | Ping
+    | Restarter
+    | InterruptAsked
+    | SectionTimes
     | Welcome
     | Refused
     | CycleStart

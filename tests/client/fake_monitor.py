@@ -13,7 +13,7 @@ from typing import TypeVar
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, Message, Progress, Refused, Welcome
+from rank_monitor.contract.messages import Attach, Guard, Message, Progress, Refused, Welcome
 from rank_monitor.contract.settings import to_json
 
 DEADLINE_S = 20.0
@@ -123,5 +123,5 @@ class FakeMonitor:
                 return
             one = codec.decode(taken[0])
             (self.progress if isinstance(one.message, Progress) else self.received).append(one)
-            if isinstance(one.message, Attach) and not self.silent and not self.refusal:
+            if isinstance(one.message, (Attach, Guard)) and not self.silent and not self.refusal:
                 channel.send(client, codec.encode(Welcome(to_json(self.settings), 0), 1, time.monotonic_ns()))

@@ -2,86 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import (
     Connected,
     ControlRequest,
-    CycleStart,
     LimitsSet,
-    Message,
     RankException,
     Verdict,
 )
-from rank_monitor.contract.spawn import Template
+from tests.client.agent import agent_of
 from tests.client.fake_monitor import wait_until
 from tests.client.rank import started
 
-M = TypeVar("M", bound=Message)
-
 SLEEPS = "import ft_client as ft, time\nclient = ft.init()\nft.report_iteration(7)\nclient.start_section('step')\n"
 SLEEPS += "def hang():\n    time.sleep(60)\nhang()\n"
-
-
-class Agent:
-    """Owns the socket of one rank and its monitor, and takes down what the monitor says."""
-
-    def __init__(self, folder: Path, settings: MonitorSettings) -> None:
-        self.folder, self.settings = folder, settings
-        self.path = folder / "m0"
-        self.listener = channel.listen(self.path)
-        runtime = folder / "runtime"
-        runtime.mkdir()
-        self.template = Template.start(f"test-{os.getpid()}", runtime)
-        self.monitor = self.template.fork_monitor(self.listener, settings, 0)
-        self.heard: list[Message] = []
-        self.started_ns = time.monotonic_ns()
-
-    def begin(self, rank: subprocess.Popen[str], reconnect: bool = False) -> None:
-        stacks = str(self.folder / "stacks.txt")
-        start = CycleStart(0, 34, rank.pid, self.started_ns, stacks, reconnect=reconnect, attached=reconnect)
-        channel.send(self.monitor.channel, codec.encode(start, 1, time.monotonic_ns()))
-
-    def replace_monitor(self, rank: subprocess.Popen[str]) -> None:
-        os.kill(self.monitor.pid, signal.SIGKILL)
-        self.monitor.close(0)
-        self.monitor = self.template.fork_monitor(self.listener, self.settings, 0)
-        self.begin(rank, reconnect=True)
-
-    def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
-        def came() -> bool:
-            with contextlib.suppress(OSError):
-                while taken := channel.receive(self.monitor.channel):
-                    if not taken[0]:
-                        break
-                    self.heard.append(codec.decode(taken[0]).message)
-            return sum(isinstance(one, kind) for one in self.heard) >= count
-
-        wait_until(came, f"{count} {kind.__name__}")
-        return [one for one in self.heard if isinstance(one, kind)]
-
-    def close(self) -> None:
-        self.monitor.close()
-        self.template.close()
-        self.listener.close()
-
-
-@contextlib.contextmanager
-def agent_of(folder: Path, settings: MonitorSettings) -> Iterator[Agent]:
-    agent = Agent(folder, settings)
-    try:
-        yield agent
-    finally:
-        agent.close()
 
 
 def test_a_hang_in_a_section_is_seen_with_its_place(tmp_path: Path) -> None:
@@ -117,7 +54,7 @@ def test_a_replaced_monitor_knows_all_of_a_hang(tmp_path: Path) -> None:
     with agent_of(tmp_path, settings) as agent, started(SLEEPS, tmp_path, agent.path) as rank:
         agent.begin(rank)
         wait_until(lambda: agent.wait_for(Connected)[-1].attached, "attached")
-        agent.replace_monitor(rank)
+        agent.replace_monitor(rank, attached=True)
         (verdict,) = agent.wait_for(Verdict)
         assert (verdict.limit, verdict.iteration) == ("section:step", 7)
         assert list(verdict.sections) == ["step"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from ft_client import process
+from ft_client.inprocess.guard import Guard
+from ft_client.inprocess.timeouts import Timeouts
 from ft_client.link import Link
 from ft_client.progress import Stamp, Watchdog, megatron_iteration
 from rank_monitor.contract.config import MonitorSettings
@@ -41,6 +45,19 @@ def test_the_period_is_a_quarter_of_a_stall(tmp_path: Path, settings: MonitorSet
     link = Link(tmp_path / "m0", own=True)
     link.settings = settings
     assert Watchdog(link).period_s() == period_s
+
+
+def test_the_period_of_a_guarded_rank_is_the_guards_while_that_is_shorter(monitor: FakeMonitor) -> None:
+    second = datetime.timedelta(seconds=1)
+    guard = Guard(Timeouts(progress_watchdog_interval=second / 2, soft_timeout=8 * second), print)
+    link = process.current()
+    assert link is not None
+    watchdog = Watchdog(link)
+    assert watchdog.period_s() > 1
+    guard.running()
+    assert watchdog.period_s() == 0.5
+    guard.over()
+    assert watchdog.period_s() > 1
 
 
 def test_a_main_thread_that_runs_renews_its_stamp(monitor: FakeMonitor, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from rank_monitor.contract.sweep import processes_of
 
 PATIENCE_S = 30.0
 STACK_SIGNAL = MonitorSettings().stack_signal
-TAG = "tag-of-the-monitor-tests"
+TAG = f"tag-of-the-monitor-tests-{secrets.token_hex(8)}"  # other tests run beside these
 _M = TypeVar("_M")
 
 

@@ -14,6 +14,7 @@ from rank_monitor.contract.messages import (
     CycleEnd,
     CycleStart,
     Detach,
+    Guard,
     Heartbeat,
     Hello,
     IterationReached,
@@ -90,9 +91,16 @@ def _suspect() -> Timeline:
     return line
 
 
+def _guarded() -> Timeline:
+    line = _waiting()
+    line.attach(T + 1)
+    line.say(Guard("unguarded", 60.0, 90.0, 4.0), T + 1.5)
+    line.say(Heartbeat(), T + 2)
+    return line
+
+
 def _interrupted() -> Timeline:
-    line = _watched()
-    line.detector.interruptible(30.0)
+    line = _guarded()
     line.until(T + 12)
     return line
 
@@ -139,6 +147,10 @@ def _after(state: State, message: Message) -> State:
         return State.WATCHED
     if isinstance(message, Detach):
         return State.DETACHED
+    if isinstance(message, Guard):  # the training's function is called anew, or (unguarded before) goes on
+        if state is State.INTERRUPTED and message.phase == "running":
+            return state
+        return State.WAITING if state in (State.WAITING, State.DETACHED) else State.WATCHED
     if isinstance(message, Hello) and state is not State.DETACHED:
         return State.WAITING  # the same process says that it is not watched
     return State.WATCHED if state in ALARMED and isinstance(message, LIFE) else state
@@ -249,14 +261,13 @@ def test_the_lead_is_a_tenth_of_a_short_limit() -> None:
 
 
 def test_a_rank_that_can_restart_in_process_is_asked_first() -> None:
-    line = _watched()
-    line.detector.interruptible(30.0)
+    line = _guarded()
     *_, asked = line.until(T + 12)
     assert isinstance(asked, Interrupt)
     assert not asked.verdict.condemned
     assert verdicts(line.until(T + 41.9)) == []
     (verdict,) = verdicts(line.until(T + 42))
-    assert verdict.condemned
+    assert (verdict.condemned, verdict.limit) == (True, "subsequent")
     assert state_of(line) is State.CONDEMNED
 
 

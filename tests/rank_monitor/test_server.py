@@ -17,12 +17,16 @@ from rank_monitor.contract.messages import (
     ControlRequest,
     CycleEnd,
     Detach,
+    Guard,
     Heartbeat,
     Hello,
+    InterruptAsked,
     LimitsSet,
     Message,
+    Ping,
     RankException,
     Refused,
+    Restarter,
     Sections,
     Snapshot,
     SnapshotRequest,
@@ -69,6 +73,8 @@ def test_a_rank_that_attaches_is_welcomed_and_the_agent_is_told(node: Node) -> N
         RankException("ValueError", "bad \udcff \N{SNOWMAN}", "Traceback ...", 1.5),
         ControlRequest("restart", "I said so"),
         LimitsSet(None, 9.5, {"step": 3}, None, ["section:step"], {"any": [1, {"thing": None}]}),
+        Guard("running", 60.0, 90.0, 5.0),
+        Restarter("handling_starting", 5, 1, "inprocess/0/", 120.0),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -86,6 +92,45 @@ def test_limits_set_by_the_training_are_in_force(node: Node) -> None:
     rank.say(Attach(0))
     verdict = hangs(node, rank)
     assert (verdict.limit, verdict.limit_s, verdict.learned) == ("section:step", 0.2, True)
+
+
+def test_a_guarded_rank_is_asked_to_restart_then_killed(node: Node) -> None:
+    node.monitor(FREE)
+    rank = node.start()
+    rank.do("connect", node.path)
+    rank.say(Hello(rank.pid, guarded=True))
+    rank.say(Guard("running", 0.2, 0.6, 0.2))
+    rank.say(Ping())
+    assert rank.hear() == Welcome(to_json(FREE), 1), "which wakes the watchdog of a client"
+    asked = node.hear(Verdict)
+    assert (asked.limit, asked.condemned) == ("soft_timeout", False)
+    assert rank.hear() == InterruptAsked("soft_timeout", asked.reason)
+    condemned = node.hear(Verdict)
+    assert (condemned.limit, condemned.condemned) == ("hard_timeout", True)
+    assert rank.wait() == -signal.SIGTERM
+
+
+def test_a_guard_with_silly_numbers_is_refused_and_the_watch_goes_on(node: Node) -> None:
+    node.monitor(SECTIONS)
+    rank = node.watched()
+    rank.say(Guard("running", 9.0, 3.0, 5.0))
+    refused = rank.hear()
+    assert isinstance(refused, Refused)
+    assert "soft 9.0 s, hard 3.0 s" in refused.reason
+    assert hangs(node, rank).condemned
+
+
+def test_a_rank_that_takes_no_question_is_killed_all_the_same(node: Node) -> None:
+    """Its connection is full, and it ignores SIGTERM."""
+    node.monitor(FREE)
+    rank = node.watched()
+    rank.do("on_signal", signal.SIGTERM, "ignore")
+    for _ in range(400):
+        rank.say(Guard("restarting", 0.2, 0.4, 0.2))
+    rank.say(Guard("running", 0.2, 0.4, 0.2))
+    rank.say(Ping())
+    assert [node.hear(Verdict).limit for _ in range(2)] == ["soft_timeout", "hard_timeout"]
+    assert rank.wait() == -signal.SIGKILL
 
 
 def test_limits_that_the_agent_hands_on_are_in_force(node: Node) -> None:

@@ -73,7 +73,7 @@ def test_good_values(kind: Kind, raw: object, value: object) -> None:
         (kinds.choice("auto", "on"), "off"),
         (kinds.TEXT_OR_NONE, []),
     ],
-    ids=repr,
+    ids=lambda value: value.form if isinstance(value, Kind) else repr(value),
 )
 def test_bad_values(kind: Kind, raw: object) -> None:
     with pytest.raises(ValueError, match=r"\w"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -178,18 +179,18 @@ sys.stdin.read()
 @pytest.mark.parametrize("first", [[], [0], [1], [0, 1]], ids=["all there", "template", "monitor", "both"])
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, first: list[int], number: int) -> None:
     """No process of its job in whatever session, no monitor, no runtime folder."""
-    folder = tmp_path / "runtime"
+    folder, tag = tmp_path / "runtime", secrets.token_hex(8)
     (folder / "deeper").mkdir(parents=True)
     (folder / "deeper" / "file").touch()
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder), "tag-of-the-killed"],
+        [sys.executable, "-c", LAUNCHER, str(folder), tag],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert launcher.stdout is not None
     pids = [int(pid) for pid in launcher.stdout.readline().split()]
     pidfds = [os.pidfd_open(pid) for pid in pids]
-    ranks = [Puppet("tag-of-the-killed") for _ in range(2)]
+    ranks = [Puppet(tag) for _ in range(2)]
     for rank in ranks:
         assert rank.do("close") == "closed"
     os.kill(ranks[1].pid, signal.SIGSTOP)
@@ -201,7 +202,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, first: list[in
         assert ended(pidfd)
         os.close(pidfd)
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
-    assert processes_of("tag-of-the-killed") == []
+    assert processes_of(tag) == []
     assert not folder.exists()
     for rank in ranks:
         rank.end()

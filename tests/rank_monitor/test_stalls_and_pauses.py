@@ -7,6 +7,7 @@ import pytest
 from rank_monitor.actions import DumpStacks, Kill, Note, SendVerdict
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.messages import (
+    Guard,
     Heartbeat,
     Hello,
     Progress,
@@ -126,7 +127,7 @@ def test_a_pause_moves_the_kill() -> None:
 def test_a_pause_moves_the_patience_with_an_interrupted_rank() -> None:
     line = Timeline(limited(rank_heartbeat_timeout=10.0))
     line.attach()
-    line.detector.interruptible(30.0)
+    line.say(Guard("unguarded", 60.0, 90.0, 5.0), T + 1)
     line.say(Heartbeat(), T + 2)
     line.until(T + 12)
     line.sleep(T + 200)

@@ -12,11 +12,13 @@ from rank_monitor.contract.messages import (
     CycleEnd,
     CycleStart,
     Detach,
+    Guard,
     Heartbeat,
     Hello,
     IterationReached,
     LimitsSet,
     Message,
+    Ping,
     Progress,
     RankException,
     Sections,
@@ -40,6 +42,9 @@ ONE_OF_EACH: list[Message] = [
     LimitsSet(1.0, 1.0, {}, None),
     Detach(),
     RankException("E", "m", "t", 0.0),
+    Guard("running", 60.0, 90.0, 5.0),
+    Guard("restarting", 60.0, 90.0, 5.0),
+    Ping(),
     CycleEnd(),
 ]
 

@@ -17,21 +17,27 @@ if TYPE_CHECKING:
         finalize,
         health_check,
         initialize,
+        nested_restarter,
         rank_assignment,
         rank_filter,
         state,
+        store,
         terminate,
     )
+    from ft_client.inprocess.call_wrapper import CallWrapper
     from ft_client.inprocess.compose import Compose
     from ft_client.inprocess.restart_config import InProcessRestartConfig
     from ft_client.inprocess.state import FrozenState, Mode, State
+    from ft_client.inprocess.wrapper import Wrapper
 
 __all__ = [
+    "CallWrapper",
     "Compose",
     "FrozenState",
     "InProcessRestartConfig",
     "Mode",
     "State",
+    "Wrapper",
     "abort",
     "attribution",
     "completion",
@@ -39,18 +45,22 @@ __all__ = [
     "finalize",
     "health_check",
     "initialize",
+    "nested_restarter",
     "rank_assignment",
     "rank_filter",
     "state",
+    "store",
     "terminate",
 ]
 
 _HOMES = {
+    "CallWrapper": "call_wrapper",
     "Compose": "compose",
     "FrozenState": "state",
     "InProcessRestartConfig": "restart_config",
     "Mode": "state",
     "State": "state",
+    "Wrapper": "wrapper",
 }
 """Class -> the module it lives in; every other public name is a module."""
 

@@ -16,14 +16,18 @@ class Callback(abc.ABC):
         """Does its work and returns `state`."""
 
 
+class BrokenCallback(TypeError):
+    """A callback returned something else than a state: another try would do the same."""
+
+
 def called(name: str, callback: Callable[[FrozenState], object] | None, state: FrozenState) -> FrozenState:
     """What the callback for argument `name` of the wrapper returned; `state` when there is none.
 
     Raises:
-        TypeError: it returned something else than a state.
+        BrokenCallback: it returned something else than a state.
         BaseException: whatever it raises.
     """
     result = state if callback is None else callback(state)
     if not isinstance(result, FrozenState):
-        raise TypeError(f"{name} returned {result!r}; a callback returns the state that it was given")
+        raise BrokenCallback(f"{name} returned {result!r}; a callback returns the state that it was given")
     return result

@@ -1,0 +1,381 @@
+"""One call of a wrapped function on this rank: does what the restart machine says, in the main thread.
+
+The machine decides (`machine.py`), the watcher brings the news of all ranks (`feed.py`), the keys in the store have
+their meaning in `rank_monitor.contract.iteration`. How the ranks found each other is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ft_client.inprocess import feed, restarter_report
+from ft_client.inprocess.abort import forget_groups
+from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.assignment import RankAssignmentCtx, RankDiscarded, assign
+from ft_client.inprocess.attribution import Interruption, InterruptionRecord
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.callback import BrokenCallback, called
+from ft_client.inprocess.coordination import Coordination
+from ft_client.inprocess.exception import InternalError, RestartAbort
+from ft_client.inprocess.feed import Feed
+from ft_client.inprocess.gather import keys_left
+from ft_client.inprocess.guard import Guard
+from ft_client.inprocess.interrupt import Interrupted, Interrupter
+from ft_client.inprocess.iteration_environment import IterationEnvironment, offer
+from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
+from ft_client.inprocess.state import Mode, State
+from ft_client.inprocess.store import PrefixStore
+from rank_monitor.contract.departure import depart
+from rank_monitor.contract.iteration import Closed, Iteration, discarded, tidy
+from rank_monitor.contract.roll import Entry, Roll
+
+logger = logging.getLogger("ft_client.inprocess")
+_HERE = Path(__file__).parent
+
+
+class Call:
+    """One call.
+
+    Args:
+        arguments: of the wrapper.
+        function: the user's, with its arguments.
+        coordination: where the ranks meet.
+        state: of this rank at entry; changed in place.
+        closed: for a rank that was let in at a restart: how the iteration before ended.
+        guard: the link to the monitor.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        function: Callable[[CallWrapper], Any],
+        coordination: Coordination,
+        state: State,
+        closed: Closed | None,
+        guard: Guard,
+    ) -> None:
+        self._arguments, self._function, self._coordination = arguments, function, coordination
+        self._state, self._closed, self._guard = state, closed, guard
+        self._member = state.rank or 0
+        self._all_members = state.world_size
+        if state.initial_rank is not None:
+            self._member, self._all_members = state.initial_rank, state.initial_world_size or state.world_size
+        self._store = coordination.store
+        self._wrapper = CallWrapper(state, guard)
+        self._environment = IterationEnvironment()
+        self._interrupter = Interrupter()
+        first = state.iteration + (closed is not None)
+        self._feed = Feed(coordination.watched, first, self._member, self._interrupt)
+        self._note = ""
+        self._faulted = -1
+        self._gathers = 0
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._cause: BaseException | None = None
+
+    def run(self) -> Any:
+        """What the function returned on this rank in the iteration that all completed; None on a spare.
+
+        Raises:
+            BaseException: what ended this rank's part.
+        """
+        self._feed.start()
+        restarter_report.send_to(self._tell)
+        try:
+            phase, event = Phase.ASSIGNING, self._assign()
+            while phase not in ENDS:
+                phase, actions = step(phase, event)
+                for action in actions:
+                    event = self._do(action)
+        finally:
+            restarter_report.send_to(None)
+            self._environment.restore()
+            self._interrupter.close()
+        if phase is Phase.DONE:
+            return self._result
+        error = self._error or InternalError(f"the wrapper ends after {event.name}")
+        raise error if error is self._cause or error.__cause__ else self._chained(error)
+
+    def _chained(self, error: BaseException) -> BaseException:
+        error.__cause__ = self._cause
+        return error
+
+    @property
+    def _iteration(self) -> Iteration:
+        return Iteration(self._store, self._state.iteration)
+
+    def _do(self, action: Action) -> Event:
+        method: Callable[[], Event] = getattr(self, f"_{action.name.lower()}")
+        return method()
+
+    # Before the function.
+
+    def _assign(self) -> Event:
+        """The new numbers of this rank, and the next iteration."""
+        closed, state = self._closed, self._state
+        if closed is not None:
+            if closed.joined:  # whoever keeps a memory of the ranks begins anew, on all of them
+                state.world_size = closed.world_size + len(closed.joined_members)
+                state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
+            state.iteration += 1
+        store = PrefixStore(f"{state.iteration}/assign", self._store)
+        context = RankAssignmentCtx(state.copy(), store, closed.terminated_ranks if closed else set())
+        try:
+            decided = assign(self._arguments.assignment, context)
+        except RankDiscarded as error:
+            self._error = error
+            return Event.DISCARDED
+        except BaseException as error:
+            return self._ended_by(error)
+        finally:
+            self._gathers = context.gathers
+        vars(state).update(vars(decided))
+        return Event.ASSIGNED
+
+    def _arrive(self) -> Event:
+        state = self._state
+        self._interrupter.reset()
+        self._iteration.arrive(self._entry(), offer(self._coordination.towards) if state.active_rank == 0 else None)
+        return self._next(self._arguments.barrier_timeout.total_seconds())
+
+    def _prepare(self) -> Event:
+        state = self._state
+        state.fn_exception = None
+        if state.rank == 0:
+            self._tidy()
+        self._environment.set(state, self._note)
+        if state.iteration:
+            self._tell("handling_completed")
+        self._guard.running()
+        try:
+            self._interrupter.call(self._callbacks_before)
+        except Interrupted:
+            return Event.INTERRUPTED
+        except BaseException as error:
+            return self._failed_by(error)
+        return Event.READY if state.mode is Mode.ACTIVE else Event.SPARE
+
+    def _callbacks_before(self) -> None:
+        frozen = self._state.freeze()
+        called("initialize", self._arguments.initialize, frozen)
+        called("health_check", self._arguments.health_check, frozen)
+
+    def _tidy(self) -> None:
+        """Everybody has come to this iteration: nobody reads what is older than the end of the last."""
+        number = self._state.iteration
+        for key in keys_left(self._gathers):
+            self._store.delete_key(f"{number}/assign/{key}")
+        tidy(self._store, number)
+
+    # The function.
+
+    def _run(self) -> Event:
+        try:
+            self._result = self._interrupter.call(lambda: self._function(self._wrapper))
+        except Interrupted:
+            return Event.INTERRUPTED
+        except BaseException as error:
+            return self._failed_by(error)
+        return Event.RETURNED
+
+    def _announce(self) -> Event:
+        self._guard.restarting()
+        self._iteration.announce_return(self._entry(), self._state.active_world_size or 0)
+        return self._next(self._arguments.completion_timeout.total_seconds())
+
+    def _wait(self) -> Event:
+        self._guard.restarting()
+        return self._next(None)
+
+    def _complete(self) -> Event:
+        called("completion", self._arguments.completion, self._state.freeze())
+        self._guard.over()
+        self._tell("finalized")
+        self._feed.join()
+        return Event.DONE
+
+    # A fault.
+
+    def _tell(self, state: str) -> None:
+        """Tells the monitor, and through it the launcher."""
+        self._guard.report(state, self._member, self._state.iteration, self._coordination.prefix, self._limit_s())
+
+    def _limit_s(self) -> float:
+        """From a fault to the next start: the abort, the callbacks, and the barriers at the end and at the start."""
+        arguments = self._arguments
+        return (arguments.last_call_wait + arguments.hard_timeout + 2 * arguments.barrier_timeout).total_seconds()
+
+    def _report(self) -> Event:
+        self._iteration.interrupt(self._record(Interruption.EXCEPTION))
+        return Event.FAILED
+
+    def _record(self, interruption: Interruption) -> str:
+        return InterruptionRecord(self._state.rank or 0, interruption).to_json()
+
+    def _recover(self) -> Event:
+        self._guard.restarting()
+        self._tell("handling_starting")
+        arguments, number = self._arguments, self._state.iteration
+        within_s = (arguments.last_call_wait + arguments.barrier_timeout).total_seconds()
+        deadline = time.monotonic() + within_s
+        while self._faulted < number:
+            event = self._next(deadline - time.monotonic())
+            if event is Event.LATE:
+                self._error = InternalError(f"the abort took longer than {within_s:g} s")
+            if event in (Event.LATE, Event.LOST):
+                return event
+        self._result = None
+        if arguments.abort is not None:
+            forget_groups()
+        frozen = self._state.freeze()
+        try:
+            called("finalize", arguments.finalize, frozen)
+            called("health_check", arguments.health_check, frozen)
+        except BaseException as error:
+            self._ended_by(error)
+            return Event.FAILED
+        return Event.RECOVERED
+
+    def _account(self) -> Event:
+        self._iteration.account(self._entry())
+        return self._next(self._arguments.barrier_timeout.total_seconds())
+
+    def soft_timeout(self, reason: str) -> None:
+        """The monitor sees no progress here. Called in another thread."""
+        logger.warning("rank %s: %s: interrupting", self._state.rank, reason)
+        self._iteration.interrupt(self._record(Interruption.SOFT_TIMEOUT))
+
+    def _interrupt(self) -> None:
+        """Frees the main thread and interrupts it. Called in the watcher's thread."""
+        self._guard.fault_seen()
+        time.sleep(self._arguments.last_call_wait.total_seconds())
+        with self._wrapper.atomic():
+            try:
+                called("abort", self._arguments.abort, self._state.freeze())
+            except Exception:
+                logger.exception("rank %s: abort failed", self._state.rank)
+            self._interrupter.interrupt()
+
+    # Others that do not come.
+
+    def _interrupt_for_absent(self) -> Event:
+        return self._expel_from(self._iteration.start)
+
+    def _expel(self) -> Event:
+        return self._expel_from(self._iteration.end)
+
+    def _expel_from(self, roll: Roll) -> Event:
+        iteration = self._iteration
+        for member in iteration.missing(roll, iteration.everybody(self._all_members)):
+            self._tell_unresponsive(iteration, [member])
+            iteration.account(Entry(member, is_well=False))
+        return self._next(self._arguments.barrier_timeout.total_seconds())
+
+    def _interrupt_for_unfinished(self) -> Event:
+        iteration, size = self._iteration, self._state.active_world_size or 0
+        active = [entry.member for entry in iteration.start.entries() if entry.rank < size]
+        self._tell_unresponsive(iteration, iteration.missing(iteration.returned, active))
+        return self._next(self._arguments.barrier_timeout.total_seconds())
+
+    def _tell_unresponsive(self, iteration: Iteration, members: Iterable[int]) -> None:
+        for member in members:
+            logger.warning("rank %d (at entry) did not come in time in iteration %d", member, iteration.number)
+            iteration.interrupt(InterruptionRecord(member, Interruption.UNRESPONSIVE).to_json())
+
+    # Leaving.
+
+    def _discard(self) -> Event:
+        discarded(self._store).sign(Entry(self._member))
+        return self._leave()
+
+    def _depart(self) -> Event:
+        """Tells the others; they close the iteration meanwhile."""
+        record = InterruptionRecord(self._member, Interruption.BASE_EXCEPTION).to_json()
+        timeout_s = self._arguments.barrier_timeout.total_seconds()
+        telling = threading.Thread(target=self._tell_departure, args=(record, timeout_s), daemon=True)
+        telling.start()
+        event = self._leave()
+        telling.join()
+        return event
+
+    def _tell_departure(self, record: str, timeout_s: float) -> None:
+        try:
+            depart(self._store, self._member, record, timeout_s)
+        except Exception as problem:
+            logger.warning("the others may not know that rank %d leaves: %s", self._member, problem)
+
+    def _leave(self) -> Event:
+        state = self._state
+        self._guard.restarting()
+        self._feed.stopped = True
+        state.mode, state.rank, state.active_rank = Mode.TERMINATED, None, None
+        try:
+            called("terminate", self._arguments.terminate, state.freeze())
+        except Exception:
+            logger.exception("terminate failed")
+        self._feed.join(self._arguments.barrier_timeout.total_seconds())
+        self._tell("aborted" if isinstance(self._error, RestartAbort) else "left")
+        self._guard.over()
+        return Event.ENDED
+
+    # Within.
+
+    def _entry(self) -> Entry:
+        return Entry(self._member, self._state.rank or 0, self._state.world_size)
+
+    def _failed_by(self, error: BaseException) -> Event:
+        """A fault that restarts, or one that ends this rank."""
+        if isinstance(error, BrokenCallback) or not isinstance(error, Exception):
+            return self._ended_by(error)
+        state = self._state
+        if self._feed.known_fault < state.iteration:
+            told = (type(error), error, below_ours(error.__traceback__))
+            logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
+        else:
+            logger.info("rank %s: failed in consequence: %s: %s", state.rank, type(error).__name__, error)
+        state.fn_exception = self._cause = error
+        return Event.FAILED
+
+    def _ended_by(self, error: BaseException) -> Event:
+        self._error = error
+        return Event.ENDED
+
+    def _next(self, timeout_s: float | None) -> Event:
+        """Waits for news; None: as long as it takes."""
+        try:
+            news = self._feed.news.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        except queue.Empty:
+            return Event.LATE
+        match news:
+            case feed.Started(_, note):
+                self._note = note
+                return Event.STARTED
+            case feed.Fault(number):
+                self._faulted = number
+                return Event.INTERRUPTED
+            case feed.Done():
+                return Event.DONE
+            case Closed() as closed:
+                self._closed = closed
+                if closed.has(self._member):
+                    return Event.CLOSED
+                self._error = RankDiscarded(f"the others went on without rank {self._state.rank}")
+                return Event.EXCLUDED
+            case feed.Lost(problem):
+                self._error = InternalError(f"the store of the coordination is lost: {problem}")
+                return Event.LOST
+
+
+def below_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in code of the user's; the whole of it where there is none."""
+    found = trace
+    while found is not None and Path(found.tb_frame.f_code.co_filename).parent == _HERE:
+        found = found.tb_next
+    return found or trace

@@ -1,0 +1,154 @@
+"""How a companion comes to be: from a fork of its rank or from an interpreter of its own to a process by itself.
+
+It has its own session, none of the rank's descriptors and signal handlers, and never runs code of the rank again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ft_client.inprocess.companion_watch import CompanionWatch
+from ft_client.inprocess.guarded_call import MakeStore
+from ft_client.inprocess.sidecar import Sidecar
+from ft_client.inprocess.wait_daemon import COMPANION
+from rank_monitor.contract.json_record import from_json
+from rank_monitor.contract.messages import CycleStart
+from rank_monitor.contract.spawn import Template
+
+_IGNORED = {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ),
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a companion gets: its rank, the runtime folder, and open descriptors.
+
+    `tag` marks the template and the monitor, and no rank, so that nothing is killed when the companion is lost. `rank`
+    is the rank's pidfd, `line` the connection to it, `listener` where it connects to its monitor, `log` the
+    log file, or the null device.
+    """
+
+    tag: str
+    member: int
+    local_rank: int
+    rank_pid: int
+    started_ns: int
+    reconnect: bool
+    folder: str
+    rank: int
+    line: int
+    listener: int
+    log: int
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Those that the companion keeps."""
+        return self.rank, self.line, self.listener, self.log
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self))
+
+
+def pid_file(folder: str) -> Path:
+    """Where the pid of the companion stands when `become` has ended its caller."""
+    return Path(folder, "pid")
+
+
+def become(order: Order, make_store: MakeStore | None = None) -> NoReturn:
+    """Turns a new child process into the parent of a companion, and ends it.
+
+    Args:
+        make_store: of the user's own factory.
+    """
+    try:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            _live(order, make_store)
+        pid_file(order.folder).write_text(str(pid))
+    finally:
+        os._exit(0)
+
+
+def main() -> NoReturn:
+    """A companion in an interpreter of its own; the last word says what it gets."""
+    become(from_json(Order, json.loads(sys.argv[-1])))
+
+
+def _live(order: Order, make_store: MakeStore | None) -> NoReturn:
+    code = 1
+    try:
+        gc.disable()  # nothing of the rank's is finalized here
+        gc.freeze()
+        _settle(order)
+        gc.enable()
+        _watch(order, make_store)
+        code = 0
+    except BaseException:  # the edge of the process: the stack below is the rank's
+        with contextlib.suppress(OSError):
+            os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _settle(order: Order) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):  # of the C library's own
+            signal.signal(number, signal.SIG_IGN if number in _IGNORED else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard, of in enumerate((null, null, order.log)):
+        os.dup2(of, standard)
+    _close_all_but({0, 1, 2, *order.descriptors})
+    sys.stdin, sys.stdout, sys.stderr = None, open(1, "w"), open(2, "w")  # noqa: SIM115
+    # A name server that is not there must not cost a store its time; unless the user says so.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(COMPANION)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _watch(order: Order, make_store: MakeStore | None) -> None:
+    def say(text: str) -> None:
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} companion of rank {order.member}: {text}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
+
+    def start_sidecar() -> Sidecar:
+        start = CycleStart(
+            0, order.member, order.rank_pid, order.started_ns, str(folder / "stacks"), reconnect=order.reconnect
+        )
+        return Sidecar(template, folder, socket.socket(fileno=order.listener), order.local_rank, start, say)
+
+    say(f"watches process {order.rank_pid}; this is process {os.getpid()}")
+    folder = Path(order.folder)
+    template = Template.start(order.tag, folder)
+    import torch.distributed  # noqa: F401  (here: the template starts meanwhile, and threads do not begin with it)
+
+    line = socket.socket(fileno=order.line)
+    line.setblocking(False)
+    CompanionWatch(order.rank, line, start_sidecar, make_store, say).run()
+    say("ends")

@@ -1,0 +1,107 @@
+"""The watcher of one call: a thread that waits in the store for what concerns all ranks, and hands it on in order.
+
+It waits for one key at a time, on a connection of its own, so nothing polls. When an iteration is interrupted it waits
+for the last call, frees the main thread by the abort, and interrupts it; only then the main thread hears of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rank_monitor.contract.iteration import DONE, GO, Closed, Iteration
+
+logger = logging.getLogger(__name__)
+_EVER = datetime.timedelta(days=3650)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Every rank came to the start."""
+
+    number: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The iteration is interrupted; what ran here was aborted and interrupted."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """Every active rank returned."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The store does not answer any more, or holds what it should not."""
+
+    problem: Exception
+
+
+News = Started | Fault | Done | Closed | Lost
+
+
+class Feed(threading.Thread):
+    """The thread.
+
+    Args:
+        store: a connection that nobody else uses.
+        number: the iteration to begin with.
+        member: this rank at entry.
+        interrupt: called on a fault, and when the store is lost.
+    """
+
+    def __init__(self, store: Any, number: int, member: int, interrupt: Callable[[], None]) -> None:
+        super().__init__(name="ft_client in-process watcher", daemon=True)
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.known_fault = -1
+        """The last iteration of which this rank knows that it is interrupted."""
+        self.stopped = False
+        """This rank leaves: the next key is the last to wait for."""
+        self._store, self._number, self._member, self._interrupt = store, number, member, interrupt
+
+    def run(self) -> None:
+        """Until the call is done, this rank is out, or the store is lost."""
+        try:
+            while self._follow(self._number):
+                self._number += 1
+        except Exception as problem:
+            self.known_fault = self._number
+            self._interrupt()
+            self.news.put(Lost(problem))
+
+    def _follow(self, number: int) -> bool:
+        """One iteration; whether there is a next one for this rank."""
+        iteration = Iteration(self._store, number)
+        started = self._await(iteration.started)
+        if self.stopped:
+            return False
+        if started.startswith(GO):
+            self.news.put(Started(number, started.removeprefix(GO)))
+        if self._await(iteration.outcome) == DONE:
+            self.news.put(Done(number))
+            return False
+        self.known_fault = number
+        began = time.monotonic()
+        self._interrupt()
+        logger.debug("iteration %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
+        self.news.put(Fault(number))
+        closed = Closed.read(self._await(iteration.closed).encode())
+        self.news.put(closed)
+        return not self.stopped and closed.has(self._member)
+
+    def _await(self, key: str) -> str:
+        self._store.wait([key], _EVER)
+        return str(self._store.get(key).decode())

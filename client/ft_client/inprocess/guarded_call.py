@@ -1,0 +1,106 @@
+"""One call of a wrapped function as its companion knows it: who calls, how long it waits, and where its store is.
+
+Knows how to connect to that store; what is written there stands in `rank_monitor.contract`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ft_client.inprocess.timeouts import Timeouts
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.json_record import from_json
+
+MakeStore = Callable[[], Any]
+
+OVER, FINISHED = b"over", b"finished"
+"""Words between rank and companion: the call is over for this rank, and for all."""
+
+
+@dataclass(frozen=True)
+class GuardedCall:
+    """A call. `host` is empty where the store is made by the user's own factory; `prefix`: of the call's keys in it."""
+
+    member: int
+    world_size: int
+    prefix: str
+    host: str
+    port: int
+    hosts_store: bool
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+    barrier_timeout_s: float
+    store_timeout_s: float
+
+    @classmethod
+    def of(
+        cls,
+        member: int,
+        world_size: int,
+        prefix: str,
+        address: tuple[str, int] | None,
+        hosts_store: bool,
+        timeouts: Timeouts,
+        store_timeout_s: float,
+    ) -> GuardedCall:
+        """A call with the wrapper's durations; a store without an address is not hosted."""
+        host, port = address or ("", 0)
+        return cls(
+            member=member,
+            world_size=world_size,
+            prefix=prefix,
+            host=host,
+            port=port,
+            hosts_store=hosts_store and bool(host),
+            heartbeat_interval_s=timeouts.heartbeat_interval.total_seconds(),
+            heartbeat_timeout_s=timeouts.heartbeat_timeout.total_seconds(),
+            barrier_timeout_s=timeouts.barrier_timeout.total_seconds(),
+            store_timeout_s=store_timeout_s,
+        )
+
+    def to_json(self) -> bytes:
+        """One JSON object."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> GuardedCall:
+        """The call that was written.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        try:
+            return from_json(cls, json.loads(data))
+        except ValueError as problem:
+            raise ProtocolError(f"GuardedCall: no JSON: {problem}") from None
+
+    def connect(self, make_store: MakeStore | None, limit_s: float | None = None) -> Any:
+        """A new connection to the store, without the prefix; tries until it is served.
+
+        Args:
+            make_store: of the user's own factory.
+            limit_s: for how long; never longer than `store_timeout_s`.
+
+        Raises:
+            RuntimeError: it was not served in time, or there is no way to it from this process.
+        """
+        from torch.distributed import TCPStore
+
+        if self.host:
+            limit_s = self.store_timeout_s if limit_s is None else min(limit_s, self.store_timeout_s)
+            wait = datetime.timedelta(seconds=limit_s)
+            return TCPStore(self.host, self.port, is_master=False, timeout=wait, wait_for_workers=False)
+        if make_store is None:
+            raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")
+        return make_store()
+
+    def keys(self, store: Any, *words: str) -> Any:
+        """The call's part of a store, or a part of that."""
+        from torch.distributed import PrefixStore
+
+        prefix = "/".join(word for word in (self.prefix, *words) if word)
+        return PrefixStore(prefix, store) if prefix else store

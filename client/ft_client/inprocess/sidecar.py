@@ -1,0 +1,131 @@
+"""The monitor of one standalone rank, with its template and its listening socket: what a launcher has for each rank.
+
+Says what the monitor told; knows no store and no call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ft_client.inprocess.readable import readable
+from rank_monitor.contract import channel, codec
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import (
+    Connected,
+    CycleStart,
+    Guard,
+    LimitsSet,
+    Message,
+    Restarter,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.spawn import Template
+
+_LAST_WORDS_S = 0.5
+
+
+class Sidecar:
+    """Starts the monitor; a rank may have connected before.
+
+    Args:
+        template: which forks it.
+        folder: the runtime folder; removed in the end.
+        listener: where the rank connects.
+        start: the rank, as its monitor is told of it.
+        say: called with a line for the log.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        folder: Path,
+        listener: socket.socket,
+        local_rank: int,
+        start: CycleStart,
+        say: Callable[[str], None],
+    ) -> None:
+        self.condemned = ""
+        """Why the monitor condemned the rank; empty: it did not."""
+        self.state = ""
+        """What the rank's wrapper said last that it is doing."""
+        self._folder, self._listener, self._local_rank, self._start = folder, listener, local_rank, start
+        self._say = say
+        self._limits: LimitsSet | None = None
+        self._guard: Guard | None = None
+        self._sequence = 0
+        self._template = template
+        self._monitor = template.fork_monitor(listener, MonitorSettings(), local_rank)
+        self._tell(start)
+
+    def descriptors(self) -> set[int]:
+        """Readable when `handle` should be called."""
+        template = {self._template.fileno()} if self._template.alive else set()
+        return {self._monitor.channel.fileno(), self._monitor.pidfd} | template
+
+    def handle(self) -> None:
+        """Takes what the monitor said; replaces it if it is gone."""
+        self._hear()
+        self._template.changes()
+        if readable([self._monitor.pidfd], 0.0):
+            self._say("the monitor of this rank is gone: another takes its place")
+            self._monitor.close(goodbye_s=0)
+            self._monitor = self._template.fork_monitor(self._listener, MonitorSettings(), self._local_rank)
+            self._tell(replace(self._start, reconnect=True))
+            for said in (self._limits, self._guard):
+                if said is not None:
+                    self._tell(said)
+
+    def hear_last_words(self) -> None:
+        """Takes what the monitor has to say of a rank that ended; waits a bounded time for it."""
+        self._tell(SnapshotRequest(1))
+        deadline = time.monotonic() + _LAST_WORDS_S
+        channel_of_it, ended = self._monitor.channel.fileno(), self._monitor.pidfd
+        while (left_s := deadline - time.monotonic()) > 0:
+            ready = readable([channel_of_it, ended], left_s)
+            if self._hear() or ended in ready:
+                return
+
+    def close(self) -> None:
+        """Ends monitor and template, and removes the folder."""
+        self._monitor.close()
+        self._template.close()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hear(self) -> bool:
+        """Notes what waits; returns whether a snapshot was among it."""
+        snapshot = False
+        with contextlib.suppress(OSError):
+            while (taken := channel.receive(self._monitor.channel)) is not None and taken[0]:
+                with contextlib.suppress(ProtocolError):
+                    message = codec.decode(taken[0]).message
+                    self._note(message)
+                    snapshot |= isinstance(message, Snapshot)
+        return snapshot
+
+    def _note(self, message: Message) -> None:
+        match message:
+            case Verdict(condemned=True):
+                self.condemned = message.line
+            case Restarter():
+                self.state = message.state
+            case LimitsSet():
+                self._limits = message
+            case Guard():
+                self._guard = message
+            case Connected():
+                self._start = replace(self._start, attached=message.attached)
+
+    def _tell(self, message: Message) -> None:
+        self._sequence += 1
+        with contextlib.suppress(OSError):
+            channel.send(self._monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))

@@ -1,0 +1,130 @@
+"""The stores of the coordination: torch's, with barriers. Every rank is a client; who hosts them is not known here."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+from torch import distributed
+
+from rank_monitor.contract.roll import Entry, Roll
+
+
+class BarrierError(Exception):
+    """A barrier did not let this rank through."""
+
+
+class BarrierTimeout(BarrierError):
+    """The others did not come in time."""
+
+
+class BarrierOverflow(BarrierError):
+    """More came than were expected."""
+
+
+class StoreMixin:
+    """What a class needs, beside torch's `Store`, to be a `store_factory` of the wrapper: to be inherited together.
+
+    A store that has no `clone()` is made a second time, with the same arguments, for the thread that waits on it.
+    """
+
+    def barrier(self, rank: int, group_name: str, rendezvous_count: int, timeout: datetime.timedelta) -> None:
+        """Waits until `rendezvous_count` ranks have come to the barrier of this name; each rank comes once.
+
+        Raises:
+            BarrierTimeout: naming who is missing.
+            BarrierOverflow: more ranks came than that.
+        """
+        store: Any = self
+        roll, released = Roll(store, f"barrier/{group_name}"), f"barrier/{group_name}/released"
+        counted = roll.sign(Entry(rank))
+        if counted > rendezvous_count:
+            raise BarrierOverflow(f"barrier {group_name!r}: {counted} ranks came, {rendezvous_count} were expected")
+        if counted == rendezvous_count:
+            store.set(released, "")
+        try:
+            store.wait([released], timeout)
+        except RuntimeError:  # of every kind of store; one that is lost raises again here
+            present = sorted(entry.member for entry in roll.entries())
+            raise BarrierTimeout(
+                f"barrier {group_name!r}: after {timeout.total_seconds():g} s only ranks {present} of "
+                f"{rendezvous_count} have come"
+            ) from None
+
+
+class TCPStore(StoreMixin, distributed.TCPStore):  # type: ignore[misc]
+    """A connection to the store at an address.
+
+    Args:
+        host_name: None: MASTER_ADDR of the environment.
+        port: None: MASTER_PORT of the environment.
+        world_size: None: WORLD_SIZE of the environment.
+        timeout: for the connection, and for reads.
+        wait_for_workers: a server waits until all have connected.
+        multi_tenant: several servers at one port of a process are one.
+        use_libuv: which of torch's servers.
+        is_master: host the server. The wrapper has it hosted apart from the ranks, so that each may die.
+
+    Raises:
+        ValueError: an address is neither given nor in the environment.
+        torch.distributed.DistNetworkError: nobody listens there within `timeout`.
+    """
+
+    def __init__(
+        self,
+        host_name: str | None = None,
+        port: int | None = None,
+        world_size: int | None = None,
+        timeout: datetime.timedelta = datetime.timedelta(seconds=300),
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        use_libuv: bool = True,
+        is_master: bool = False,
+    ) -> None:
+        host, port = address(host_name, port)
+        size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+        super().__init__(
+            host_name=host,
+            port=port,
+            world_size=size,
+            is_master=is_master,
+            timeout=timeout,
+            wait_for_workers=wait_for_workers and is_master,
+            multi_tenant=multi_tenant,
+            use_libuv=use_libuv,
+        )
+
+
+class FileStore(StoreMixin, distributed.FileStore):  # type: ignore[misc]
+    """A store in a file that all ranks see.
+
+    Args:
+        file_name: the file; it must not be of an earlier job.
+        world_size: how many processes use it; -1: not known.
+    """
+
+
+class PrefixStore(StoreMixin, distributed.PrefixStore):  # type: ignore[misc]
+    """A part of another store: every key begins with a prefix.
+
+    Args:
+        prefix: of the keys.
+        store: the other.
+    """
+
+
+def address(host_name: str | None, port: int | None) -> tuple[str, int]:
+    """Where a `TCPStore` with these arguments is.
+
+    Raises:
+        ValueError: it is neither given nor in the environment.
+    """
+    host_name = os.environ.get("MASTER_ADDR") if host_name is None else host_name
+    text = os.environ.get("MASTER_PORT") if port is None else str(port)
+    if not host_name or not text or not text.isdigit() or not 0 < int(text) < 65536:
+        raise ValueError(
+            f"no store at host_name={host_name!r}, port={text!r}: give both in store_kwargs, or set MASTER_ADDR and "
+            "MASTER_PORT in the environment"
+        )
+    return host_name, int(text)

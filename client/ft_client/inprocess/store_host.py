@@ -1,0 +1,147 @@
+"""The store of a standalone job, hosted apart from its ranks, so that each of them may die; and who judges its nodes.
+
+The socket is opened in the rank, so that a port that is taken is an error at entry; the companion serves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ft_client.inprocess.attendance import Attendance
+from ft_client.inprocess.silence import Silence
+
+_ESTABLISHED = "01"
+_SLACK_S = 1.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket for a store: of a loopback address only there, else at all addresses of this machine.
+
+    Raises:
+        OSError: the port is taken; the text names it.
+    """
+    try:
+        numbers = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        numbers = ipaddress.ip_address("0.0.0.0")
+    six = numbers.version == 6
+    where = str(numbers) if numbers.is_loopback else "::" if six else "0.0.0.0"
+    family = socket.AF_INET6 if six else socket.AF_INET
+    try:
+        return socket.create_server((where, port), family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise OSError(error.errno, f"the store of the ranks cannot be served at {host}:{port}: {problem}") from None
+
+
+def serve(listener: socket.socket, host: str) -> Any:
+    """The server, a `TCPStore`; it serves as long as the object lives. `listener` is its own from now on."""
+    from torch.distributed import TCPStore
+
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host_name=host, port=port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def is_used(port: int) -> bool:
+    """Whether another process is connected to the server that this process has at a port."""
+    rows = [row for name in ("tcp", "tcp6") for row in _rows(name) if row[3] == _ESTABLISHED]
+    own = _own_sockets()
+    ours = {_plain(row[1]) for row in rows if _port(row[2]) == port and row[9] in own}
+    return bool({_plain(row[2]) for row in rows if _port(row[1]) == port} - ours)
+
+
+class NodeJudge(threading.Thread):
+    """Watches the beats of a call's nodes, until the call is finished or the store lost.
+
+    Args:
+        attend: the call's attendance over a new connection.
+        timeout_s, interval_s: when a silent node is lost, and how often it is looked.
+        lost: called with the members of a lost node that are not through.
+        say: called with a line for the log.
+    """
+
+    def __init__(
+        self,
+        attend: Callable[[], Attendance],
+        timeout_s: float,
+        interval_s: float,
+        lost: Callable[[list[int]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="node judge", daemon=True)
+        self._attend, self._interval_s, self._lost, self._say = attend, interval_s, lost, say
+        self._timeout_s = timeout_s
+        self._silence = Silence(timeout_s, interval_s + _SLACK_S)
+        self._nodes: dict[str, list[int]] = {}
+        self._is_complete = False
+
+    def run(self) -> None:
+        """Ends with a line in the log when the store is lost."""
+        try:
+            attendance = self._attend()
+            while not attendance.is_finished():
+                self._look(attendance)
+                time.sleep(self._interval_s)
+        except RuntimeError as lost:
+            self._say(f"nodes are not judged any more: {lost}")
+
+    def _look(self, attendance: Attendance) -> None:
+        if not self._is_complete:
+            self._is_complete = attendance.everybody_came()
+            self._nodes = attendance.members()
+        counters = {node: attendance.beat(node, 0) for node in self._nodes}
+        for node in self._silence.look(counters, time.monotonic()):
+            if members := [member for member in self._nodes[node] if not attendance.has_ended(member)]:
+                self._say(f"node {node} with ranks {members} was silent for {self._timeout_s:g} s")
+                self._lost(members)
+
+
+def stay(port: int, attendance: Attendance, interval_s: float, patience_s: float) -> None:
+    """Returns when nobody needs the store at `port` any more: all are through, or no other process is connected to it.
+
+    Args:
+        interval_s: how often the connections are looked at.
+        patience_s: how long members that have not come yet are waited for.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while not attendance.is_finished():
+        if not is_used(port) and (time.monotonic() > give_up_at or attendance.everybody_came()):
+            return
+        with contextlib.suppress(RuntimeError):
+            attendance.wait_finished(datetime.timedelta(seconds=interval_s))
+
+
+def _rows(name: str) -> list[list[str]]:
+    """The connections of this network namespace: number, own end, other end, state, ..., inode as the tenth."""
+    with contextlib.suppress(OSError):
+        return [line.split() for line in Path("/proc/self/net", name).read_text().splitlines()[1:]]
+    return []
+
+
+def _own_sockets() -> set[str]:
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def _port(end: str) -> int:
+    return int(end.rpartition(":")[2], 16)
+
+
+def _plain(end: str) -> str:
+    """An end as IPv4 has it, where IPv6 only wraps that."""
+    address, _, port = end.partition(":")
+    return f"{address[-8:] if address.startswith('0' * 16 + 'FFFF0000') else address}:{port}"

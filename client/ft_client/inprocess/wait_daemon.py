@@ -1,0 +1,148 @@
+"""Waits for the companions of a standalone job to end: for batch scripts, whose end would kill them.
+
+    python -m ft_client.inprocess.wait_daemon PIDFILE
+    python -m ft_client.inprocess.wait_daemon --monitor-process-logfile=PATH -- python train.py ...
+
+The first waits for the companion of a pid file; the second runs a command, then waits for those that write to the log
+file. In both, `{rank}` stands for any number, and companions of this machine count. The exit code is 1 when there was
+none, else 0, or the command's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ft_client.inprocess.readable import readable
+from rank_monitor.contract.exit_codes import died_of
+
+COMPANION = "ft_companion"
+"""What `ps` shows of a companion, and how a recycled pid is told from one."""
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_NOT_FOUND = 127
+
+
+def main(words: Sequence[str]) -> int:
+    """Does what the module says; returns the exit code.
+
+    Args:
+        words: of the command line, without the program.
+    """
+    own, command = _split(words)
+    parser = argparse.ArgumentParser(
+        prog="python -m ft_client.inprocess.wait_daemon",
+        usage="%(prog)s (PIDFILE | --monitor-process-logfile PATH -- COMMAND ...)",
+    )
+    parser.add_argument("pidfile", nargs="?")
+    parser.add_argument("--monitor-process-logfile", "--monitor_process_logfile", dest="logfile")
+    options = parser.parse_args(own)
+    if (options.pidfile is None) == (options.logfile is None) or (options.logfile is None) == bool(command):
+        parser.error("give either PIDFILE, or --monitor-process-logfile and a command behind --")
+    return _after(command, options.logfile) if command else _wait_for_pids(options.pidfile)
+
+
+def _wait_for_pids(path: str) -> int:
+    files = _matching(path)
+    found = False
+    while pids := {pid for file in files if (pid := _pid_in(file))}:
+        found = True
+        if not _wait_for(pids):  # else a companion that was lost may have been replaced meanwhile
+            break
+    return 0 if found else 1
+
+
+def _after(command: Sequence[str], path: str) -> int:
+    before = {file: _state_of(file) for file in _matching(path)}
+    code = _run(command)
+    files = _matching(path)
+    there_was_one = any(_state_of(file) != before.get(file) for file in files)
+    while _wait_for(_writers(files)):
+        there_was_one = True
+    return code if there_was_one else code or 1
+
+
+def _run(command: Sequence[str]) -> int:
+    """The exit code of a command; it gets the signals that this process is sent."""
+    try:
+        process = subprocess.Popen(command)
+    except OSError as problem:
+        print(f"{command[0]}: {problem.strerror}", file=sys.stderr)
+        return _NOT_FOUND
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    return died_of(-code) if code < 0 else code
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words before `--`, and those behind it."""
+    place = list(words).index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
+def _matching(path: str) -> list[Path]:
+    """The files that there are where `{rank}` is any number."""
+    form = re.compile(r"\d+".join(re.escape(part) for part in path.split("{rank}")))
+    found = glob.glob(glob.escape(path).replace("{rank}", "*"))  # noqa: PTH207 (a Path cannot be a pattern)
+    return [Path(name) for name in found if form.fullmatch(name)]
+
+
+def _pid_in(file: Path) -> int:
+    """The pid in a file; 0 when there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text())
+    return 0
+
+
+def _state_of(file: Path) -> tuple[int, int]:
+    with contextlib.suppress(OSError):
+        stat = file.stat()
+        return stat.st_size, stat.st_mtime_ns
+    return 0, 0
+
+
+def _writers(files: Iterable[Path]) -> set[int]:
+    """The companions that have one of the files open."""
+    wanted = {(stat.st_dev, stat.st_ino) for stat in (file.stat() for file in files)}
+    found = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if _is_companion(pid) and any(
+                (stat.st_dev, stat.st_ino) in wanted for stat in map(Path.stat, Path(f"/proc/{pid}/fd").iterdir())
+            ):
+                found.add(pid)
+    return found
+
+
+def _wait_for(pids: Iterable[int]) -> bool:
+    """Waits until all of these have ended; returns whether one of them had not."""
+    waited = False
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if _is_companion(pid) and not readable([pidfd], 0.0):
+                    readable([pidfd])
+                    waited = True
+            finally:
+                os.close(pidfd)
+    return waited
+
+
+def _is_companion(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == COMPANION
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""`Wrapper`: makes of a function one that is called again on every rank, in the same processes, after a fault on any.
+
+The thin front: checks what it is given, brings the ranks together, and hands over to `call.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import distributed
+
+from ft_client.inprocess.abort import AbortTorchDistributed
+from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.call import Call
+from ft_client.inprocess.call_parameters import CallParameters
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.coordination import is_respawned, meet
+from ft_client.inprocess.guard import Guard
+from ft_client.inprocess.joining import join
+from ft_client.inprocess.state import State
+from ft_client.inprocess.store import TCPStore
+
+_T = TypeVar("_T")
+_LOGGER = "ft_client.inprocess"
+
+
+class Wrapper:
+    """Decorates a function such that faults restart it in process, on all ranks.
+
+    Args:
+        **arguments: see `Arguments` for names, types and defaults; by keyword only. Durations are timedeltas.
+            `store_factory` defaults to `TCPStore`, `abort` to `AbortTorchDistributed()`.
+
+    Raises:
+        TypeError: an argument is unknown or has the wrong type; the text names it.
+        ValueError: a relation between two durations is violated; the text has both.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        defaults = {"store_factory": TCPStore, "abort": AbortTorchDistributed()}
+        self.arguments = Arguments(**{**defaults, **arguments})
+
+    def __call__(self, function: Callable[..., _T]) -> Callable[..., _T | None]:
+        """The function, wrapped. It returns what the function returns on this rank, None on a spare.
+
+        Calling it raises:
+            RuntimeError: torch.distributed is initialised already, this is not the main thread, or the store cannot be
+                reached.
+            ValueError: RANK or WORLD_SIZE is missing or silly.
+            RankDiscarded, RestartAbort, BaseException: what ended this rank's part.
+        """
+        if not callable(function):
+            raise TypeError(f"{function!r} is not a function")
+        if not self.arguments.enabled:
+            return function
+        parameters = CallParameters(function, CallWrapper)
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> _T | None:
+            def once(wrapper: CallWrapper) -> _T:
+                bound, named = parameters.bind(wrapper, args, kwargs)
+                return function(*bound, **named)
+
+            result: _T | None = self._call(once)
+            return result
+
+        return wrapped
+
+    def _call(self, function: Callable[[CallWrapper], Any]) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "a wrapped function is to be called in the main thread, which is the one that is interrupted"
+            )
+        if distributed.is_available() and distributed.is_initialized():
+            raise RuntimeError("torch.distributed is initialised: call the wrapped function before, and let it do that")
+        state = State.from_env(os.environ)
+        use_one_handler(logging.getLogger(_LOGGER))
+        coordination = meet(self.arguments)
+        call: Call | None = None
+
+        def interrupted(reason: str) -> None:
+            if call is not None:
+                call.soft_timeout(reason)
+
+        guard = Guard(self.arguments, interrupted)
+        closed = None
+        if is_respawned():
+            guard.report("joining", state.rank or 0, 0, coordination.prefix, 0.0)
+            closed = join(coordination.watched, state)
+            if closed is None:  # all is done
+                return None
+        else:
+            guard.report("initialized", state.rank or 0, 0, coordination.prefix, 0.0)
+        call = Call(self.arguments, function, coordination, state, closed, guard)
+        return call.run()
+
+
+def use_one_handler(logger: logging.Logger) -> None:
+    """Lets a logger write to the stream of the first ancestor that writes to one, and nowhere else."""
+    if logger.handlers:
+        return
+    ancestor = logger.parent
+    while ancestor is not None:
+        for handler in ancestor.handlers:
+            if type(handler) is logging.StreamHandler:
+                logger.addHandler(handler)
+                logger.propagate = False
+                return
+        ancestor = ancestor.parent

@@ -1,0 +1,71 @@
+"""A member leaves: what whoever speaks for it tells the others through the ranks' store.
+
+Speaks for it: the node agent or the companion that saw its process end, or the rank itself on its way out. Telling
+twice does no harm. Knows iterations (`iteration.py`) and no process.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from rank_monitor.contract.iteration import DONE, Closed, Iteration, current, joining, observing
+from rank_monitor.contract.roll import Entry, Store
+
+_EVER = datetime.timedelta(days=3650)
+
+
+def depart(store: Store, member: int, record: str, timeout_s: float) -> None:
+    """Tells the others that a member is gone. Returns when they have taken note: the iteration ended everywhere.
+
+    One that was counted as well in an iteration that closes just now is accounted for in the next.
+
+    Args:
+        store: of the call.
+        member: its rank at entry.
+        record: why, as `InterruptionRecord.to_json` writes it.
+        timeout_s: how long the others may take to come to an iteration's end.
+
+    Raises:
+        RuntimeError: what the store raises when it is lost, or when the others did not come in time.
+    """
+    with observing(store) as number:
+        _depart_from(store, number, member, record, timeout_s)
+
+
+def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
+    """Tells the others that a member that asked to join is gone before it was let in; when it just was, it departs.
+
+    Blocks until the present iteration ends, which may be the end of the call.
+    """
+    with observing(store) as before:
+        joining(store).sign(Entry(member, is_well=False))
+        for number in range(before, current(store) + 1):
+            closed = closing_of(store, number)
+            if closed is None:
+                return
+            if member in closed.joined_members:
+                _depart_from(store, number + 1, member, record, timeout_s)
+                return
+
+
+def closing_of(store: Store, number: int) -> Closed | None:
+    """Waits until an iteration ends; None: the function is done on all ranks."""
+    iteration = Iteration(store, number)
+    store.wait([iteration.outcome], _EVER)
+    if store.get(iteration.outcome) == DONE.encode():
+        return None
+    store.wait([iteration.closed], _EVER)
+    return Closed.read(store.get(iteration.closed))
+
+
+def _depart_from(store: Store, number: int, member: int, record: str, timeout_s: float) -> None:
+    while True:
+        iteration = Iteration(store, number)
+        if not iteration.may_have(member):
+            return
+        iteration.interrupt(record)
+        if store.get(iteration.outcome) == DONE.encode():
+            return
+        iteration.account(Entry(member, is_well=False))
+        store.wait([iteration.closed], datetime.timedelta(seconds=timeout_s))
+        number += 1

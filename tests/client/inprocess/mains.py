@@ -1,0 +1,263 @@
+"""What the ranks of the tests run: each a main program with one kind of fault."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.compose import Compose
+from ft_client.inprocess.exception import RestartAbort
+from ft_client.inprocess.initialize import RetryController
+from ft_client.inprocess.rank_assignment import ActivateAllRanks, MaxActiveWorldSize, ShiftRanks
+from ft_client.inprocess.state import FrozenState
+from ft_client.inprocess.wrapper import Wrapper
+from tests.client.inprocess.job import QUICK, seconds
+
+Note = Callable[[Any], None]
+LONG_S = 600.0
+
+
+class Uncopyable(Exception):
+    """An exception that can be neither copied nor pickled."""
+
+    def __init__(self, one: object, other: object) -> None:
+        super().__init__(f"{one} and {other}")
+        self.held = sys._getframe()
+
+    def __copy__(self) -> Uncopyable:
+        raise TypeError("not to be copied")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be pickled")
+
+
+def me() -> tuple[int, int]:
+    """RANK and WORLD_SIZE as they are now."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def sum_of_ranks() -> int:
+    """A collective over a new gloo group."""
+    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    value = torch.tensor([distributed.get_rank()])
+    distributed.all_reduce(value)
+    return int(value)
+
+
+def main(
+    note: Note,
+    fault: str = "",
+    on: tuple[int, ...] = (1,),
+    times: int = 1,
+    group: bool = False,
+    active: int | None = None,
+    options: dict[str, Any] | None = None,
+    retry: dict[str, Any] | None = None,
+    calls: int = 1,
+) -> Any:
+    """A function that fails as `fault` says, on the ranks `on` (at entry), in the first `times` iterations."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        rank, size = me()
+        note(("enter", call.iteration, rank, size))
+        if group:
+            sum_of_ranks()
+        if call.iteration < times:
+            if entry in on:
+                FAULTS[fault](call, note)
+            elif fault in ("returns", "straggles"):
+                return rank, size, call.iteration
+            else:
+                time.sleep(LONG_S)
+        total = sum_of_ranks() if group and not distributed.is_initialized() else 0
+        if group:
+            distributed.barrier()
+            distributed.destroy_process_group()
+        return rank, size, call.iteration + 0 * total
+
+    arguments: dict[str, Any] = {**QUICK, **(options or {})}
+    if active is not None:
+        arguments["rank_assignment"] = Compose(MaxActiveWorldSize(active), ActivateAllRanks(), ShiftRanks())
+    if retry is not None:
+        arguments["initialize"] = RetryController(**retry)
+    if fault == "in finalize hang":
+        arguments["finalize"] = hanging(entry in on, note)
+    elif fault.startswith("in "):
+        arguments[fault.removeprefix("in ")] = failing_once(entry in on, note)
+    wrapped = Wrapper(**arguments)(function)
+    results = [wrapped() for _ in range(calls)]
+    note(("after", *me()))
+    return results[0] if calls == 1 else results
+
+
+def failing_once(is_here: bool, note: Note) -> Callable[[FrozenState], FrozenState]:
+    """A callback that fails at its first call, on one rank."""
+    called = 0
+
+    def callback(state: FrozenState) -> FrozenState:
+        nonlocal called
+        called += 1
+        if is_here and called == 1:
+            note("callback failed")
+            raise ValueError("the callback failed")
+        return state
+
+    return callback
+
+
+def hanging(is_here: bool, note: Note) -> Callable[[FrozenState], FrozenState]:
+    """A callback that takes longer than the others wait, on one rank."""
+
+    def callback(state: FrozenState) -> FrozenState:
+        if is_here:
+            time.sleep(6)
+        return state
+
+    return callback
+
+
+def raise_exception(call: CallWrapper, note: Note) -> None:
+    raise ValueError("the function failed")
+
+
+def raise_base_exception(call: CallWrapper, note: Note) -> None:
+    raise KeyboardInterrupt
+
+
+def exit_3(call: CallWrapper, note: Note) -> None:
+    sys.exit(3)
+
+
+def abort(call: CallWrapper, note: Note) -> None:
+    raise RestartAbort("that is enough")
+
+
+def raise_uncopyable(call: CallWrapper, note: Note) -> None:
+    raise Uncopyable(1, 2)
+
+
+def fail_in_atomic(call: CallWrapper, note: Note) -> None:
+    with call.atomic():
+        raise ValueError("in atomic")
+
+
+FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
+    "exception": raise_exception,
+    "base exception": raise_base_exception,
+    "exit": exit_3,
+    "abort": abort,
+    "uncopyable": raise_uncopyable,
+    "atomic": fail_in_atomic,
+    "returns": raise_exception,
+    "straggles": lambda call, note: time.sleep(LONG_S),
+    "in finalize hang": raise_exception,
+    "": lambda call, note: None,
+    "in initialize": lambda call, note: None,
+    "in health_check": lambda call, note: None,
+    "in finalize": raise_exception,
+    "in abort": raise_exception,
+    "in completion": lambda call, note: None,
+    "in terminate": exit_3,
+}
+
+
+def swallowing(note: Note) -> Any:
+    """A function that swallows the first interruption."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> int:
+        if call.iteration:
+            return call.iteration
+        if entry:
+            raise ValueError("the function failed")
+        try:
+            time.sleep(LONG_S)
+        except BaseException as swallowed:
+            note(type(swallowed).__name__)
+        time.sleep(LONG_S)
+        return -1
+
+    return Wrapper(**QUICK)(function)()
+
+
+def atomically(note: Note) -> Any:
+    """A function that is in an atomic part while another rank fails; what it does there is done whole."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> int:
+        if call.iteration:
+            return call.iteration
+        if entry:
+            raise ValueError("the function failed")
+        with call.atomic(), call.atomic():
+            note("in")
+            for part in range(300):
+                time.sleep(0.001)
+                note(part)
+            note("out")
+        time.sleep(LONG_S)
+        return -1
+
+    return Wrapper(**QUICK)(function)()
+
+
+def in_group(note: Note, iterations: int = 3, hang: bool = False) -> Any:
+    """Collectives over a new group in each iteration; one rank fails, or does not come, while others wait in one."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> tuple[int, int]:
+        total = sum_of_ranks()
+        note(("sum", call.iteration, total))
+        if call.iteration < iterations:
+            if entry == call.iteration % call.state.initial_world_size:  # type: ignore[operator]
+                if hang:
+                    time.sleep(LONG_S)
+                raise ValueError("the function failed")
+            distributed.barrier()
+        distributed.destroy_process_group()
+        return total, call.iteration
+
+    timeouts = {**QUICK, "soft_timeout": seconds(1), "hard_timeout": seconds(30)} if hang else QUICK
+    return Wrapper(**timeouts)(function)()
+
+
+def many(note: Note, restarts: int = 200) -> Any:
+    """Restarts in a row, and what the process has before and after them."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> int:
+        if call.iteration in (20, restarts):
+            tasks, descriptors = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))  # noqa: PTH208
+            pages = int(open("/proc/self/statm").read().split()[1])  # noqa: PTH123, SIM115
+            note((call.iteration, tasks, descriptors, pages))
+        if call.iteration < restarts:
+            if call.iteration % call.state.world_size == entry:
+                raise ValueError("the function failed")
+            time.sleep(LONG_S)
+        return call.iteration
+
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    return Wrapper(**QUICK)(function)()
+
+
+def initialized(note: Note) -> Any:
+    """A wrapped function called where there is a process group already."""
+    sum_of_ranks()
+    return Wrapper(**QUICK)(lambda: None)()
+
+
+def with_environment(note: Note, missing: str) -> Any:
+    """A call without a variable of the environment."""
+    del os.environ[missing]
+    return Wrapper(**QUICK)(lambda: None)()

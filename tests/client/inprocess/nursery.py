@@ -1,0 +1,248 @@
+"""Ranks for tests of processes: forked by a process that has imported torch once, and told what to do line by line.
+
+Run as a script it is that process. A rank is no child of the test; what all of them leave behind carries the mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ft_client import process
+from ft_client.inprocess.companion import Companion
+from ft_client.inprocess.guard import Guard
+from ft_client.inprocess.timeouts import Timeouts
+from rank_monitor.contract.messages import Restarter
+from rank_monitor.contract.sweep import processes_of
+
+ROOT = Path(__file__).resolve().parents[3]
+MARK = "COMPANION_TEST_MARK"
+PATIENCE_S = 30.0
+
+
+def until(condition: Any, what: str) -> None:
+    """Waits for a condition, not for a time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.01)
+
+
+class RankOfTest:
+    """A rank, from the test's side."""
+
+    def __init__(self, pid: int, words: socket.socket) -> None:
+        self.pid = pid
+        self._words = words.makefile("rw")
+        words.close()
+
+    def do(self, name: str, **arguments: Any) -> Any:
+        """Has it do something; what that returns."""
+        self.say(name, **arguments)
+        return self.answer()
+
+    def refuses(self, name: str, **arguments: Any) -> str:
+        """The error that it answers with."""
+        self.say(name, **arguments)
+        return str(json.loads(self._words.readline())["error"])
+
+    def say(self, name: str, **arguments: Any) -> None:
+        """As `do`, without waiting for an answer."""
+        print(json.dumps([name, arguments]), file=self._words, flush=True)
+
+    def answer(self) -> Any:
+        """Of what was said."""
+        answer = json.loads(self._words.readline())
+        assert "error" not in answer, answer
+        return answer["value"]
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """An end by itself."""
+        with contextlib.suppress(OSError):
+            self._words.close()
+
+
+class Nursery:
+    """Where ranks come from; TMPDIR is theirs alone."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.mark, self.tmp = secrets.token_hex(8), tmp
+        self._ours, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve()", str(theirs.fileno())],
+            cwd=ROOT,
+            env={**os.environ, MARK: self.mark, "TMPDIR": str(tmp), "PYTHONPATH": str(ROOT)},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def rank(self) -> RankOfTest:
+        """A new rank."""
+        ours, theirs = socket.socketpair()
+        socket.send_fds(self._ours, [b"x"], [theirs.fileno()])
+        theirs.close()
+        return RankOfTest(int(self._ours.recv(16)), ours)
+
+    def processes(self) -> dict[int, str]:
+        """Everything that came from here and lives, by pid, with the name that `ps` shows."""
+        found = {}
+        for pid in processes_of(self.mark, key=MARK):
+            with contextlib.suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+        found.pop(self._process.pid, None)
+        return found
+
+    def nothing_left(self) -> None:
+        """I1: no process, no file in TMPDIR."""
+        until(lambda: not self.processes() and not [*self.tmp.iterdir()], f"left: {self.processes()}, {self.tmp}")
+
+    def end(self) -> None:
+        """Ends it, and what a failed test left."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self._ours.close()
+        self._process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def nursery(tmp: Path) -> Iterator[Nursery]:
+    """A nursery with a TMPDIR."""
+    nursery = Nursery(tmp)
+    try:
+        yield nursery
+    finally:
+        nursery.end()
+
+
+# In the process that forks.
+
+
+def serve() -> None:
+    """Forks a rank for each connection that comes, until the test is gone."""
+    import torch.distributed  # noqa: F401
+
+    connection = socket.socket(fileno=int(sys.argv[-1]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        if not descriptors:
+            return
+        words = socket.socket(fileno=descriptors[0])
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.close()
+            _be_rank(words)
+        words.close()
+        connection.send(str(pid).encode())
+
+
+# In a rank.
+
+_companion: Companion | None = None
+_warnings: list[str] = []
+
+
+def _be_rank(words: socket.socket) -> None:
+    code = 0
+    try:
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: _warnings.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("ft_client").addHandler(handler)
+        with words.makefile("rw") as lines:
+            for line in lines:
+                name, arguments = json.loads(line)
+                try:
+                    answer = {"value": globals()[f"do_{name}"](**arguments)}
+                except Exception as error:
+                    answer = {"error": f"{type(error).__name__}: {error}"}
+                print(json.dumps(answer), file=lines, flush=True)
+    except BaseException:
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def do_start(
+    timeouts: dict[str, float] | None = None, address: list[Any] | None = None, file: str = "", **arguments: Any
+) -> list[Any]:
+    """Pid of the companion and folder; `file`: of a store of the user's own factory."""
+    global _companion
+    from torch.distributed import FileStore
+
+    seconds = {name: datetime.timedelta(seconds=value) for name, value in (timeouts or {}).items()}
+    _companion = Companion.start(
+        **{"prefix": "call", "local_rank": None, "hosts_store": False, **arguments},
+        timeouts=Timeouts(**seconds),
+        store_address=(address[0], address[1]) if address else None,
+        make_store=(lambda: FileStore(file, -1)) if file else None,
+    )
+    os.environ.update(_companion.environment)
+    process.start()
+    return [_companion.pid, str(_companion.socket.parent)]
+
+
+def do_connected() -> bool:
+    """Whether the monitor answers."""
+    from ft_client.rank_monitor_client import RankMonitorClient
+
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    return client.cfg is not None
+
+
+def do_say(state: str) -> bool:
+    """What the wrapper would say."""
+    link = process.current()
+    return link is not None and link.post(Restarter(state, 0, 0, "", 0.0), time.monotonic_ns(), 1.0)
+
+
+def do_hang() -> None:
+    """Past the hard timeout of a wrapper."""
+    short = {
+        "soft_timeout": 0.2,
+        "hard_timeout": 0.4,
+        "progress_watchdog_interval": 0.05,
+        "termination_grace_time": 0.1,
+    }
+    short |= {"monitor_process_interval": 0.1, "monitor_thread_interval": 0.1}
+    guard = Guard(
+        Timeouts(**{name: datetime.timedelta(seconds=value) for name, value in short.items()}), _warnings.append
+    )
+    guard.running()
+    time.sleep(PATIENCE_S)
+
+
+def do_thread() -> None:
+    """Starts a thread that stays."""
+    threading.Thread(target=time.sleep, args=(2 * PATIENCE_S,), daemon=True).start()
+
+
+def do_close(others_s: float = 0.0) -> None:
+    """Ends the call."""
+    assert _companion is not None
+    _companion.close(others_s)
+
+
+def do_state() -> list[Any]:
+    """Pid of the companion, whether it is lost, and what was warned of."""
+    assert _companion is not None
+    return [_companion.pid, _companion.is_lost, _warnings]

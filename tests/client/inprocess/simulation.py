@@ -1,0 +1,433 @@
+"""Many ranks of a call in one process, one store operation at a time, in an order that a script decides.
+
+Everything that is decided is real: the restart machine and what is written to the store. Simulated are the store, the
+time, what the function does, and death: a rank may be killed before any of its operations. The script is a list of
+numbers, so that a failing one can be made shorter and printed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import distributed
+
+from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
+from rank_monitor.contract.departure import closing_of, depart, withdraw
+from rank_monitor.contract.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
+from rank_monitor.contract.roll import Entry
+
+RECORD = '{"rank": 0, "interruption": "EXCEPTION"}'
+
+
+class Killed(BaseException):
+    """The process of this thread dies here."""
+
+
+class Violation(AssertionError):
+    """What must never happen did."""
+
+
+@dataclass
+class Actor:
+    """One thread of the simulation: a rank's process, or whoever speaks for a dead one."""
+
+    name: str
+    member: int
+    mortal: bool
+    baton: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    awaits: Callable[[], bool] | None = None
+    patient: bool = False
+    timed_out: bool = False
+    doomed: bool = False
+    ended: bool = False
+    is_in: bool = True
+
+
+class Stage:
+    """Runs one actor at a time, from one store operation to the next, as the script says."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script, self.position = script, 0
+        self.actors: list[Actor] = []
+        self.lines: list[str] = []
+        self.here = threading.local()
+        self._back = threading.Semaphore(0)
+        self.problem: BaseException | None = None
+
+    def choose(self, among: int) -> int:
+        """The next number of the script, below `among`; 0 when it is at its end."""
+        if self.position >= len(self.script):
+            return 0
+        self.position += 1
+        return self.script[self.position - 1] % among
+
+    def start(self, actor: Actor, play: Callable[[], None]) -> None:
+        self.actors.append(actor)
+
+        def run() -> None:
+            self.here.actor = actor
+            actor.baton.acquire()
+            try:
+                if not actor.doomed:
+                    play()
+            except Killed:
+                self.lines.append(f"{actor.name}: killed")
+            except BaseException as error:
+                self.problem = self.problem or error
+            actor.ended = True
+            self._back.release()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def pause(self, what: str, awaits: Callable[[], bool] | None = None, patient: bool = False) -> None:
+        """An actor gives up the stage before its next operation, or until something is there.
+
+        Raises:
+            Killed: it dies here.
+            DistStoreError: it waited, and time passed.
+        """
+        actor: Actor = self.here.actor
+        actor.awaits, actor.patient, actor.timed_out = awaits, patient, False
+        self._back.release()
+        actor.baton.acquire()
+        actor.awaits = None
+        if actor.doomed:
+            raise Killed
+        self.lines.append(f"{actor.name}: {what}")
+        if actor.timed_out:
+            raise distributed.DistStoreError("timed out")
+
+    def run(self, most: int = 20_000) -> None:
+        """Until all have ended.
+
+        Raises:
+            Violation: they wait for each other for ever.
+        """
+        for _ in range(most):
+            alive = [actor for actor in self.actors if not actor.ended]
+            if all(not actor.is_in for actor in alive):  # nobody lets them in: the launcher starts all anew
+                return
+            ready = [actor for actor in alive if actor.awaits is None or actor.awaits()]
+            if not ready:  # nothing happens any more: time passes
+                ready = [actor for actor in alive if not actor.patient]
+                if not ready:
+                    raise Violation("nobody can go on: " + ", ".join(actor.name for actor in alive))
+                ready[0].timed_out = True
+                ready = ready[:1]
+            actor = ready[self.choose(len(ready))]
+            actor.baton.release()
+            self._back.acquire()
+            if self.problem is not None:
+                raise self.problem
+        raise Violation("no end")
+
+    def abandon(self) -> None:
+        """Ends the threads of a run that failed."""
+        for actor in self.actors:
+            actor.doomed = True
+            actor.baton.release()
+
+
+class SimulatedStore:
+    """A store with torch's operations; each is a moment at which others may go on, or the caller may be killed."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self.values = stage, dict[str, bytes]()
+
+    def set(self, key: str, value: str, /) -> None:
+        self._stage.pause(f"set {key} {value}")
+        self.values[key] = value.encode()
+
+    def get(self, key: str, /) -> bytes:
+        self._stage.pause(f"get {key}")
+        return self.values[key]
+
+    def add(self, key: str, amount: int, /) -> int:
+        self._stage.pause(f"add {key}")
+        self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
+        return int(self.values[key])
+
+    def append(self, key: str, value: str, /) -> None:
+        self._stage.pause(f"append {key} {value.strip()}")
+        self.values[key] = self.values.get(key, b"") + value.encode()
+
+    def check(self, keys: list[str], /) -> bool:
+        self._stage.pause(f"check {keys}")
+        return all(key in self.values for key in keys)
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        self._stage.pause(f"compare_set {key} {desired}")
+        if self.values.get(key, b"") == expected.encode():
+            self.values[key] = desired.encode()
+        return self.values[key]
+
+    def delete_key(self, key: str, /) -> bool:
+        self._stage.pause(f"delete {key}")
+        return self.values.pop(key, None) is not None
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
+        patient = timeout > datetime.timedelta(days=1)
+        self._stage.pause(f"wait {keys}", lambda: all(key in self.values for key in keys), patient)
+
+
+@dataclass
+class Plan:
+    """What may go wrong: how many failures of the function, deaths and respawns."""
+
+    ranks: int
+    failures: int
+    deaths: int
+    respawns: int
+
+
+class SimulatedCall:
+    """One call on all ranks: who has which number when, and how it ended for each."""
+
+    def __init__(self, plan: Plan, script: list[int]) -> None:
+        self.plan, self.stage = plan, Stage(script)
+        self.store = SimulatedStore(self.stage)
+        self.places: dict[tuple[int, int], int] = {}
+        self.sizes: dict[int, int] = {}
+        self.ends: dict[str, tuple[Phase, int]] = {}
+        self.started: dict[str, int] = {}
+        self.failures, self.deaths, self.respawns = plan.failures, plan.deaths, plan.respawns
+        self.killed: set[int] = set()
+
+    def run(self) -> None:
+        """Plays the script.
+
+        Raises:
+            Violation: see `check`, and a deadlock.
+        """
+        for member in range(self.plan.ranks):
+            rank = SimulatedRank(self, f"rank {member}", member)
+            self.stage.start(rank.actor, rank.play)
+        try:
+            self.stage.run()
+            self.check()
+        except BaseException:
+            self.stage.abandon()
+            raise
+
+    def may_kill(self, actor: Actor) -> bool:
+        """Whether the script kills this rank now."""
+        if not actor.mortal or self.deaths == 0 or self.stage.choose(40) != 7:
+            return False
+        self.deaths -= 1
+        return True
+
+    def note_start(self, name: str, number: int, rank: int, world_size: int, member: int) -> None:
+        """A rank begins an iteration."""
+        if self.places.setdefault((number, rank), member) != member:
+            raise Violation(f"rank {rank} of iteration {number} is two members")
+        if self.sizes.setdefault(number, world_size) != world_size:
+            raise Violation(f"iteration {number} has {world_size} and {self.sizes[number]} ranks")
+        self.started[name] = number
+
+    def check(self) -> None:
+        """After the end: all that finished did so in one iteration, whose ranks are consecutive."""
+        done = {number for phase, number in self.ends.values() if phase is Phase.DONE}
+        if len(done) > 1:
+            raise Violation(f"done in iterations {done}")
+        for number in done:
+            ranks = {rank for where, rank in self.places if where == number}
+            if ranks != set(range(self.sizes[number])):
+                raise Violation(f"iteration {number} has ranks {ranks} of {self.sizes[number]}")
+        lost = [name for name, (phase, _) in self.ends.items() if phase is Phase.LEFT]
+        if lost and not self.stage.lines.count("time passes"):
+            raise Violation(f"healthy and lost: {lost}")
+
+
+class SimulatedRank:
+    """One process of a rank; `respawned` asks to join first."""
+
+    def __init__(self, call: SimulatedCall, name: str, member: int, respawned: bool = False) -> None:
+        self.call, self.store, self.stage = call, call.store, call.stage
+        self.member, self.respawned = member, respawned
+        self.actor = Actor(name, member, mortal=True, is_in=not respawned)
+        self.number, self.rank, self.size = 0, member, call.plan.ranks
+        self.closed: Closed | None = None
+
+    def play(self) -> None:
+        """The process, and after its death whoever speaks for it."""
+        try:
+            self._live()
+        except Killed:
+            if not self.actor.doomed:
+                self._speak_for()
+            raise
+
+    def _speak_for(self) -> None:
+        call = self.call
+        joining_only = not self.actor.is_in
+        call.killed.add(self.member)
+
+        def speak() -> None:
+            try:
+                if joining_only:
+                    withdraw(self.store, self.member, RECORD, 100)
+                else:
+                    depart(self.store, self.member, RECORD, 100)
+            except distributed.DistStoreError:
+                if any(actor.mortal and actor.is_in and not actor.ended for actor in self.stage.actors):
+                    raise
+                return  # nobody is left
+            if call.respawns:
+                call.respawns -= 1
+                again = SimulatedRank(call, f"{self.actor.name}'", self.member, respawned=True)
+                self.stage.start(again.actor, again.play)
+
+        agent = Actor(f"agent of {self.actor.name}", self.member, mortal=False, is_in=not joining_only)
+        self.stage.start(agent, speak)
+
+    def _die(self) -> None:
+        if self.call.may_kill(self.actor):
+            raise Killed
+
+    def _live(self) -> None:
+        if self.respawned and not self._join():
+            return
+        phase, event = Phase.ASSIGNING, self._do(Action.ASSIGN)
+        while phase not in ENDS:
+            phase, actions = step(phase, event)
+            for action in actions:
+                event = self._do(action)
+        self.call.ends[self.actor.name] = (phase, self.number)
+
+    def _join(self) -> bool:
+        with observing(self.store) as number:
+            self.number = number
+            while Iteration(self.store, self.number).closing() is not None:
+                self.number += 1
+            joining(self.store).sign(Entry(self.member))
+            while True:
+                self._die()
+                self.closed = closing_of(self.store, self.number)
+                if self.closed is None:
+                    return False
+                if self.member in self.closed.joined_members:
+                    break
+                self.number += 1
+        self.actor.is_in = True
+        self.rank = self.closed.world_size + self.closed.joined_members.index(self.member)
+        return True
+
+    def _await(self, key: str, patient: bool = True) -> str:
+        self._die()
+        days = 10 if patient else 0
+        self.store.wait([key], datetime.timedelta(days=days))
+        return self.store.get(key).decode()
+
+    def _next(self, key: str, events: dict[str, Event]) -> Event:
+        try:
+            value = self._await(key, patient=False)
+        except distributed.DistStoreError:
+            self.stage.lines.append("time passes")
+            return Event.LATE
+        return next(event for beginning, event in events.items() if value.startswith(beginning))
+
+    def _do(self, action: Action) -> Event:
+        self._die()
+        iteration, entry = Iteration(self.store, self.number), Entry(self.member, self.rank, self.size)
+        outcome = {DONE: Event.DONE, FAULT: Event.INTERRUPTED}
+        match action:
+            case Action.ASSIGN:
+                if self.closed is not None:
+                    self.size = self.closed.world_size + len(self.closed.joined_members)
+                    gone = self.closed.terminated_ranks
+                    self.rank -= sum(other < self.rank for other in gone)
+                    self.size -= len(gone)
+                    self.number += 1
+                return Event.ASSIGNED
+            case Action.ARRIVE:
+                iteration.arrive(entry, "note" if self.rank == 0 else None)
+                return self._next(iteration.started, {GO: Event.STARTED, FAULT: Event.INTERRUPTED})
+            case Action.PREPARE:
+                self.call.note_start(self.actor.name, self.number, self.rank, self.size, self.member)
+                if self.rank == 0:
+                    tidy(self.store, self.number)
+                return Event.READY
+            case Action.RUN:
+                return self._function(iteration)
+            case Action.ANNOUNCE:
+                iteration.announce_return(entry, self.size)
+                return self._next(iteration.outcome, outcome)
+            case Action.REPORT:
+                iteration.interrupt(RECORD)
+                return Event.FAILED
+            case Action.RECOVER:
+                return Event.RECOVERED
+            case Action.ACCOUNT:
+                iteration.account(entry)
+                return self._closing(iteration)
+            case Action.INTERRUPT_FOR_ABSENT | Action.EXPEL:
+                roll = iteration.end if action is Action.EXPEL else iteration.start
+                for member in iteration.missing(roll, iteration.everybody(self.call.plan.ranks)):
+                    iteration.interrupt(RECORD)
+                    iteration.account(Entry(member, is_well=False))
+                return self._closing(iteration) if action is Action.EXPEL else self._next(iteration.outcome, outcome)
+            case Action.INTERRUPT_FOR_UNFINISHED:
+                iteration.interrupt(RECORD)
+                return self._next(iteration.outcome, outcome)
+            case Action.COMPLETE:
+                return Event.DONE
+        raise Violation(f"{self.actor.name} leaves: {action.name}")
+
+    def _closing(self, iteration: Iteration) -> Event:
+        event = self._next(iteration.closed, {"{": Event.CLOSED})
+        if event is Event.LATE:
+            return event
+        self.closed = Closed.read(self.store.values[iteration.closed])
+        return Event.CLOSED if self.closed.has(self.member) else Event.EXCLUDED
+
+    def _function(self, iteration: Iteration) -> Event:
+        """Returns, fails, or is interrupted when there is a fault."""
+        call = self.call
+        if call.failures and self.stage.choose(3) == 1:
+            call.failures -= 1
+            return Event.FAILED
+        self.stage.pause(f"works in iteration {iteration.number}")
+        self._die()
+        if self.store.values.get(iteration.outcome) == FAULT.encode():
+            return Event.INTERRUPTED
+        return Event.RETURNED
+
+
+def play(plan: Plan, script: list[int]) -> SimulatedCall:
+    """Runs a script to its end."""
+    call = SimulatedCall(plan, script)
+    call.run()
+    return call
+
+
+def script_of(seed: int, length: int = 4000) -> list[int]:
+    """A script from a seed."""
+    source = random.Random(seed)
+    return [source.randrange(420) for _ in range(length)]
+
+
+def shrink(plan: Plan, script: list[int]) -> list[int]:
+    """A script that fails too, with as few and as small numbers as a short search finds."""
+
+    def fails(candidate: list[int]) -> bool:
+        try:
+            play(plan, candidate)
+        except Exception:
+            return True
+        return False
+
+    size = len(script) // 2
+    while size:
+        at = 0
+        while at < len(script):
+            for candidate in (script[:at] + script[at + size :], script[:at] + [0] * size + script[at + size :]):
+                if candidate != script and fails(candidate):
+                    script = candidate
+                    break
+            at += size
+        size //= 2
+    return script

@@ -1,0 +1,87 @@
+"""Random schedules of faults, deaths, respawns and store operations: no deadlock, and all agree on who is who.
+
+`FT_SIMULATION_SEEDS=20000 pytest tests/client/inprocess/test_simulation.py` is the long run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from rank_monitor.contract.iteration import Iteration
+from tests.client.inprocess.simulation import Plan, SimulatedCall, play, script_of, shrink
+
+SEEDS = int(os.environ.get("FT_SIMULATION_SEEDS", "1200"))
+AT_ONCE = 100
+
+
+def plan_of(seed: int) -> Plan:
+    source = random.Random(seed)
+    return Plan(source.randint(1, 6), source.randint(0, 5), source.randint(0, 4), source.randint(0, 3))
+
+
+def story(plan: Plan, script: list[int]) -> str:
+    """What happens, line by line."""
+    call = SimulatedCall(plan, script)
+    try:
+        call.run()
+    except Exception as error:
+        call.stage.lines.append(f"{type(error).__name__}: {error}")
+    return "\n".join(call.stage.lines)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_every_schedule_ends_well(first: int) -> None:
+    for seed in range(first, min(first + AT_ONCE, SEEDS)):
+        plan, script = plan_of(seed), script_of(seed)
+        try:
+            play(plan, script)
+        except Exception as error:
+            shortest = shrink(plan, script)
+            pytest.fail(f"seed {seed}, {plan}: {error}\n{story(plan, shortest)}\nscript: {shortest}")
+
+
+def test_without_faults_nothing_is_restarted() -> None:
+    call = play(Plan(4, 0, 0, 0), script_of(1))
+    assert set(call.sizes) == {0}
+    assert len(call.ends) == 4
+
+
+def test_the_schedules_reach_what_they_are_for() -> None:
+    """Several iterations, deaths at many places, members that came back."""
+    iterations, deaths, joined = 0, 0, 0
+    for seed in range(300):
+        call = play(plan_of(seed), script_of(seed))
+        iterations = max(iterations, *call.sizes, 0)
+        deaths += len(call.killed)
+        joined += sum(name.endswith("'") for name in call.started)
+    assert iterations >= 4
+    assert deaths > 100
+    assert joined > 20
+
+
+def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: nobody speaks for the dead, and nobody misses them."""
+    monkeypatch.setattr("tests.client.inprocess.simulation.depart", lambda *given: None)
+    monkeypatch.setattr(Iteration, "missing", lambda *given: [])
+    for seed in range(200):
+        plan, script = plan_of(seed), script_of(seed)
+        try:
+            play(plan, script)
+        except Exception:
+            shortest = shrink(plan, script)
+            assert len(shortest) < len(script) / 4
+            assert "killed" in story(plan, shortest)
+            return
+    pytest.fail("not found")
+
+
+def test_no_keys_gather_in_the_store() -> None:
+    """What many restarts leave is what few do."""
+
+    def left(failures: int) -> int:
+        return len(play(Plan(3, failures, 0, 0), [1] * 20_000).store.values)
+
+    assert left(30) <= left(10) + 2 * 3  # records of the last fault
