@@ -18,14 +18,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from . import p1_launch, p1c_idle, p2_crash, p3_nodes, p5_hang, p6_calls, p7_sidecars, p10_stubborn, p11_rendezvous
+from . import (
+    p1_launch,
+    p1c_idle,
+    p2_crash,
+    p3_nodes,
+    p5_hang,
+    p6_calls,
+    p7_sidecars,
+    p10_stubborn,
+    p11_rendezvous,
+    p13_rerun,
+    p13_straggler,
+)
 from .job import JobFailed
 from .launchers import NVRX, OURS, TORCHRUN, Launcher, make_nvrx_environment
 from .scenario import Outcome, Scenario
 from .table import FLOOR, record, render
 
-MODULES = (p1_launch, p1c_idle, p2_crash, p5_hang, p6_calls, p7_sidecars, p10_stubborn, p11_rendezvous)
-SCENARIOS = [*(module.SCENARIO for module in MODULES), p3_nodes.CRASH, p3_nodes.LOSS]
+PARTS_OF_P13 = (p13_straggler, p13_rerun)
+MODULES = (p1_launch, p1c_idle, p2_crash, p5_hang, p6_calls, p7_sidecars, p10_stubborn, p11_rendezvous, *PARTS_OF_P13)
+SCENARIOS = [*(module.SCENARIO for module in MODULES), p3_nodes.CRASH, p3_nodes.LOSS, p3_nodes.LOSS_BY_DEFAULT]
 PEERS = {"torchrun": TORCHRUN, "nvrx": NVRX}
 
 

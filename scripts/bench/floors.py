@@ -109,6 +109,38 @@ def calls(_ranks: int, outcome: Outcome) -> None:
     os.waitpid(receiver, 0)
 
 
+def straggler(_ranks: int, outcome: Outcome) -> None:
+    """P13: a `with` of a context manager written in Python that does nothing."""
+
+    class Nothing:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    nothing = Nothing()
+    took = []
+    for _ in range(20000):
+        start = time.perf_counter_ns()
+        with nothing:
+            pass
+        took.append(time.perf_counter_ns() - start)
+    outcome.add_percentiles("section_untimed", took)
+
+
+def rerun(_ranks: int, outcome: Outcome) -> None:
+    """P13: the check alone."""
+    import torch
+
+    loss, took = torch.tensor(1.0), []
+    for _ in range(2000):
+        start = time.perf_counter_ns()
+        bool(torch.isnan(loss))
+        took.append(time.perf_counter_ns() - start)
+    outcome.add_percentiles("step", took)
+
+
 def sidecars(_ranks: int, outcome: Outcome) -> None:
     """P7: an interpreter that only waits."""
     with subprocess.Popen([sys.executable, "-ISc", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:

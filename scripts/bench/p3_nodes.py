@@ -10,7 +10,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import TracebackType
+
+from rank_monitor.contract.config import MemberSettings
 
 from .job import Job, JobFailed, descendants
 from .launchers import OURS, TORCHRUN, TORCHRUN_OWN_STORE, WORKER, Launcher
@@ -21,6 +24,7 @@ RANKS = 2
 
 CRASHES = 3
 TIMEOUT_S, BEAT_S = 2.0, 0.5
+_DEFAULT = MemberSettings()
 
 
 @dataclass(frozen=True)
@@ -104,19 +108,21 @@ def crashes(launcher: Launcher, agents: int, outcome: Outcome) -> None:
         job.end_well()
 
 
-def loss(launcher: Launcher, agents: int, outcome: Outcome) -> None:
+def loss(
+    launcher: Launcher, agents: int, outcome: Outcome, timeout_s: float = TIMEOUT_S, beat_s: float = BEAT_S
+) -> None:
     """P4: the last of two or three agents is lost: the other goes on alone, or a spare takes its place."""
     spare = agents == 3
     flags: list[str] = []
     if launcher.module == OURS.module:
-        flags = [f"--ft-node-timeout={TIMEOUT_S}", f"--ft-node-beat={BEAT_S}", *(["--ft-spares=1"] if spare else [])]
+        flags = [f"--ft-node-timeout={timeout_s}", f"--ft-node-beat={beat_s}", *(["--ft-spares=1"] if spare else [])]
     with Nodes(launcher, agents, "2" if spare else "1:2", ["crash", "0"], flags, 1) as job:
         ready = job.wait_ranks("ready", count=2 * RANKS)
         members = {s.pid for s in ready}
         lost = next(node for node in job.others if members & set(descendants(node.pid)))
         at = job.lose(lost)
         back = job.wait_ranks("ready", 1, count=2 * RANKS if spare else RANKS, deadline_s=120)
-        waited = TIMEOUT_S if launcher.module == OURS.module else 0.0
+        waited = timeout_s if launcher.module == OURS.module else 0.0
         outcome.add("beyond_timeout_s", (max(s.t for s in back) - at) / 1e9 - waited)
         for cycle in (0, 1):
             job.tell(f"go.{cycle}")
@@ -140,6 +146,17 @@ CRASH = Scenario(
     floor=_nothing,
     peers=_peers,
     trials=CRASHES,
+)
+
+LOSS_BY_DEFAULT = Scenario(
+    keys=("P4",),
+    title=f"loss of a node to all ready, minus the default --ft-node-timeout of {_DEFAULT.node_timeout:g} s;"
+    " 2 agents: 1:2, 3 agents: a spare",
+    marks="below 1 s",
+    sizes=(2, 3),
+    once=partial(loss, timeout_s=_DEFAULT.node_timeout, beat_s=_DEFAULT.node_beat),
+    floor=_nothing,
+    peers=lambda launcher: [launcher] if launcher.name == OURS.name else [],
 )
 
 LOSS = Scenario(

@@ -27,9 +27,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
-from ft_launcher.nodes.job_store import JobStore, open_job_store
+from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import Arrive, How
+from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.nodes.terms import Case, Judgement, Rules
 from ft_launcher.wait import readable
 

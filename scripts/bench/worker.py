@@ -15,11 +15,13 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 RANK = int(os.environ["RANK"])
@@ -148,6 +150,78 @@ def beat() -> None:
     wait_for("end", while_waiting=call, every_s=0.1)
 
 
+def straggler(entries: int, kinds: list[int], reports: int) -> None:
+    """P13: entries of a section, not timed and timed; then reports on so many kinds of kernels, and bare collectives.
+
+    There is no GPU in this: each kind of kernel gets a hundred made-up durations and a name as long as real ones.
+    """
+    detector = importlib.import_module("ft_client.straggler").Detector
+    make_group()
+
+    def section() -> None:
+        with detector.detection_section("work"):
+            pass
+
+    for name, interval in (("section_untimed", 2 * entries), ("section_timed", 1)):
+        detector.initialize(profiling_interval=interval)
+        time_calls(name, section, entries)
+    for count in kinds:
+        detector.initialize()
+        cpu_ns = array.array("q")
+        for index in range(reports + 1):  # in report 0 the names travel
+            section()
+            detector._now.kernels.take(made_up_kernels(count))
+            dist.barrier()
+            before_ns = time.process_time_ns()
+            time_calls(f"report_{count}_kinds.{index}", detector.generate_report, 1)
+            cpu_ns.append(time.process_time_ns() - before_ns)
+        (FOLDER / f"report_{count}_kinds_cpu.{RANK}.bin").write_bytes(cpu_ns.tobytes())
+        time_calls(f"bare_{count}_kinds", lambda count=count: bare_collectives(count), reports)
+    stamp("timed")
+    wait_for("end")
+
+
+def made_up_kernels(count: int) -> Iterator[Any]:
+    """Events as torch's profiler gives them: a hundred of each kind."""
+    device = SimpleNamespace(name="CUDA")
+    for index in range(count):
+        name = f"void kernel_{index}<{'a_long_type, ' * 16}>()"
+        for duration_us in range(100, 200):
+            took = SimpleNamespace(elapsed_us=lambda duration_us=duration_us: float(duration_us))
+            yield SimpleNamespace(name=name, device_type=device, time_range=took, is_user_annotation=False)
+
+
+def bare_collectives(count: int) -> None:
+    """The two collectives of a report with nothing around them."""
+    dist.all_reduce(torch.zeros(count + 2, dtype=torch.float64), op=dist.ReduceOp.MIN)
+    row = torch.zeros(4, dtype=torch.float64)
+    dist.gather(row, [torch.empty_like(row) for _ in range(WORLD)] if RANK == 0 else None)
+
+
+def rerun(steps: int) -> None:
+    """P13: steps of one check with the rerun machine, and with a bare all-reduce in its place."""
+    machine = importlib.import_module("ft_client.rerun").RerunStateMachine(mode="validate_results")
+    make_group()
+    loss = torch.tensor(1.0)
+
+    def step() -> None:
+        while machine.should_run_forward_backward(None):
+            machine.validate_result(loss, torch.isnan, "loss is NaN")
+
+    def bare_step() -> None:
+        if not torch.isnan(loss):
+            votes = torch.zeros(4, dtype=torch.float64)
+            dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+            votes.tolist()
+
+    before_ns = time.process_time_ns()
+    time_calls("step", step, steps)
+    (FOLDER / f"steps_cpu.{RANK}.bin").write_bytes(array.array("q", [time.process_time_ns() - before_ns]).tobytes())
+    time_calls("bare_step", bare_step, steps)
+    stamp("timed")
+    wait_for("end")
+
+
 def main() -> None:
     """Run the part named by the first argument."""
     stamp("start")
@@ -162,6 +236,10 @@ def main() -> None:
         calls(int(arguments[0]))
     elif mode == "beat":
         beat()
+    elif mode == "rerun":
+        rerun(int(arguments[0]))
+    elif mode == "straggler":
+        straggler(int(arguments[0]), [int(text) for text in arguments[1].split(",")], int(arguments[2]))
 
 
 if __name__ == "__main__":

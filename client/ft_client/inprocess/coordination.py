@@ -1,7 +1,7 @@
-"""Where the ranks of a call meet: two connections to a store that lives in no rank, and what to be told apart by.
+"""Where the ranks of a call meet: two connections to a store that lives in no rank, and who speaks for a dead rank.
 
-Under the launcher that is the store of the cycle, which a node agent hosts. Elsewhere it is the user's, or one that the
-companion of rank 0 hosts.
+Under the launcher the store is that of the cycle, which a node agent hosts, and it speaks for its ranks. Elsewhere
+each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ft_client import process
 from ft_client.inprocess import connections
 from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.companion import Companion
+from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
 from rank_monitor.contract import env
-from rank_monitor.contract.roll import Store
 
 logger = logging.getLogger("ft_client.inprocess")
 
 _BASE = "in_process"
+_USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
 _calls = 0
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -37,44 +42,19 @@ class Coordination:
     store: Any
     watched: Any
     prefix: str
-    towards: tuple[str, int] | None
+    towards: Address | None
+    companion: Companion | None
     kept: tuple[Any, ...] = field(default=(), repr=False)
+
+    def close(self) -> None:
+        """The call is over for this rank."""
+        if self.companion is not None:
+            self.companion.close()
 
 
 def is_launched() -> bool:
     """Whether this rank was started by the launcher, whose agent hosts a store for it."""
-    return all(name in os.environ for name in (env.JOB_TAG, env.RANK_MONITOR_SOCKET, "MASTER_ADDR", "MASTER_PORT"))
-
-
-def meet(arguments: Arguments) -> Coordination:
-    """Connects to the store of the next call. Every rank makes the same calls in the same order.
-
-    Raises:
-        ValueError: the address of the store is not known.
-        RuntimeError: what the store raises when it cannot be reached.
-    """
-    global _calls
-    towards = None
-    launched = is_launched() and arguments.store_factory is TCPStore
-    if launched:
-        if ignored := {"host_name", "port"} & set(arguments.store_kwargs):
-            logger.info("store_kwargs %s are not used: the launcher hosts the store", sorted(ignored))
-        raw = _connect(arguments, {"host_name": None, "port": None})
-    else:
-        raw = _connect(arguments, {})
-    if isinstance(raw, TCPStore):
-        connections.spare(raw.port)
-        towards = address(*((None, None) if launched else _given(arguments.store_kwargs)))
-    base = _BASE if launched else f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    number = int(raw.get(f"{base}/call")) if is_respawned() and raw.check([f"{base}/call"]) else _calls
-    _calls = number + 1
-    prefix = f"{base}/{number}"
-    second = _second(raw, arguments)
-    raw.set_timeout(arguments.barrier_timeout)
-    if os.environ.get("RANK") == "0":
-        raw.set(f"{base}/call", str(number))
-    store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
-    return Coordination(store, watched, prefix if launched else "", towards, (raw, second))
+    return all(name in os.environ for name in (env.JOB_TAG, env.CYCLE, "MASTER_ADDR", "MASTER_PORT"))
 
 
 def is_respawned() -> bool:
@@ -82,18 +62,115 @@ def is_respawned() -> bool:
     return env.REJOIN in os.environ
 
 
+def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
+    """Connects to the store of the next call. Every rank makes the same calls in the same order.
+
+    Args:
+        arguments: of the wrapper.
+        make_store: a new connection with the user's arguments; the same object for each call.
+        state: of this rank at entry.
+
+    Raises:
+        ValueError: the address of the store is not known.
+        OSError: a file of the monitor process cannot be written, or the store's port is taken.
+        RuntimeError: what the store raises when it cannot be reached.
+    """
+    if is_launched():
+        return _meet_at_agent(arguments, make_store)
+    return _meet_alone(arguments, make_store, state)
+
+
+def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
+    if arguments.store_factory is not TCPStore:
+        return _over(make_store(), make_store, arguments, _next_prefix(_BASE), None, None, reachable=False)
+    if ignored := sorted({"host_name", "port"} & set(arguments.store_kwargs)):
+        logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
+    raw = TCPStore(**{**arguments.store_kwargs, "host_name": None, "port": None})
+    number = f"{_BASE}/call"
+    if is_respawned() and raw.check([number]):
+        prefix = _next_prefix(_BASE, int(raw.get(number)))
+    else:
+        prefix = _next_prefix(_BASE)
+    if os.environ.get("RANK") == "0":
+        raw.set(number, prefix.rpartition("/")[2])
+    return _over(raw, make_store, arguments, prefix, address(None, None), None, reachable=True)
+
+
+def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
+    is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
+    where = address(*_given(arguments.store_kwargs)) if is_ours else None
+    prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    companion = Companion.start(
+        member=state.rank or 0,
+        world_size=state.world_size,
+        local_rank=int(local_rank) if local_rank.isdecimal() else None,
+        timeouts=arguments,
+        prefix=prefix,
+        store_address=where,
+        hosts_store=state.rank == 0 and where is not None and not _is_hosted_by_agent(where),
+        make_store=make_store,
+        logfile=arguments.monitor_process_logfile,
+        pidfile=arguments.monitor_process_pidfile,
+    )
+    with _environment(companion.environment):
+        process.start()
+    return _over(make_store(), make_store, arguments, prefix, where, companion, reachable=False)
+
+
+def _over(
+    raw: Any,
+    make_store: Callable[[], Any],
+    arguments: Arguments,
+    prefix: str,
+    where: Address | None,
+    companion: Companion | None,
+    reachable: bool,
+) -> Coordination:
+    """A coordination over the connection `raw` and another one."""
+    if where is not None:
+        connections.spare(where[1])
+    second = _second(raw, make_store)
+    raw.set_timeout(arguments.barrier_timeout)
+    store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
+    return Coordination(store, watched, prefix if reachable else "", where, companion, (raw, second))
+
+
+def _next_prefix(base: str, number: int | None = None) -> str:
+    """Of the keys of this process's next call."""
+    global _calls
+    number = _calls if number is None else number
+    _calls = number + 1
+    return f"{base}/{number}"
+
+
 def _given(kwargs: Mapping[str, Any]) -> tuple[str | None, int | None]:
     return kwargs.get("host_name"), kwargs.get("port")
 
 
-def _connect(arguments: Arguments, more: dict[str, Any]) -> Any:
-    return arguments.store_factory(**{**arguments.store_kwargs, **more})
+def _is_hosted_by_agent(where: Address) -> bool:
+    """Whether torchrun's agent serves a store there."""
+    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return os.environ.get(_USES_AGENTS) == "True" and (where[0], str(where[1])) == master
 
 
-def _second(raw: Any, arguments: Arguments) -> Store:
+def _second(raw: Any, make_store: Callable[[], Any]) -> Any:
     """Another connection to the same store."""
     with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError):
-        clone: Store = raw.clone()
-        return clone
-    made: Store = _connect(arguments, {})
-    return made
+        return raw.clone()
+    return make_store()
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Any:
+    """These variables, for a moment."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -19,7 +19,7 @@ from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call import Call
 from ft_client.inprocess.call_parameters import CallParameters
 from ft_client.inprocess.call_wrapper import CallWrapper
-from ft_client.inprocess.coordination import is_respawned, meet
+from ft_client.inprocess.coordination import Coordination, is_respawned, meet
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.joining import join
 from ft_client.inprocess.state import State
@@ -44,6 +44,7 @@ class Wrapper:
     def __init__(self, **arguments: Any) -> None:
         defaults = {"store_factory": TCPStore, "abort": AbortTorchDistributed()}
         self.arguments = Arguments(**{**defaults, **arguments})
+        self._make_store = functools.partial(self.arguments.store_factory, **self.arguments.store_kwargs)
 
     def __call__(self, function: Callable[..., _T]) -> Callable[..., _T | None]:
         """The function, wrapped. It returns what the function returns on this rank, None on a spare.
@@ -80,7 +81,13 @@ class Wrapper:
             raise RuntimeError("torch.distributed is initialised: call the wrapped function before, and let it do that")
         state = State.from_env(os.environ)
         use_one_handler(logging.getLogger(_LOGGER))
-        coordination = meet(self.arguments)
+        coordination = meet(self.arguments, self._make_store, state)
+        try:
+            return self._call_at(coordination, function, state)
+        finally:
+            coordination.close()
+
+    def _call_at(self, coordination: Coordination, function: Callable[[CallWrapper], Any], state: State) -> Any:
         call: Call | None = None
 
         def interrupted(reason: str) -> None:
@@ -89,13 +96,14 @@ class Wrapper:
 
         guard = Guard(self.arguments, interrupted)
         closed = None
+        entry = "joining" if is_respawned() else "initialized"
+        guard.restarting()
+        guard.report(entry, state.rank or 0, 0, coordination.prefix, 0.0)
         if is_respawned():
-            guard.report("joining", state.rank or 0, 0, coordination.prefix, 0.0)
             closed = join(coordination.watched, state)
             if closed is None:  # all is done
+                guard.over()
                 return None
-        else:
-            guard.report("initialized", state.rank or 0, 0, coordination.prefix, 0.0)
         call = Call(self.arguments, function, coordination, state, closed, guard)
         return call.run()
 

@@ -128,9 +128,9 @@ class Rank:
             while self.rank != self.world - 1 and not blocked(main):
                 pass
             self.ready.wait()
-            while not freed.is_set():  # what stood still may have been a name that was looked up
-                assert AbortTorchDistributed()(self.state) is self.state
-                freed.wait(AGAIN_S)
+            AbortTorchDistributed()(self.state)
+            while not freed.wait(AGAIN_S):  # what stood still may have been a name that was looked up
+                AbortTorchDistributed()(self.state)
             over.set()
 
         threading.Thread(target=abort, daemon=True).start()

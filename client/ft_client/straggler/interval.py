@@ -1,0 +1,56 @@
+"""After how many steps a report is due: the same on every rank, without a look at any clock but now and then. Pure.
+
+The median of the recent step times says how many steps the interval has. All ranks take the largest median of any rank,
+after the first steps and then four times per report, and from there on only count.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+_RECENT_STEPS = 16
+_FIRST_AGREEMENT = 4
+_AGREEMENTS_PER_REPORT = 4
+
+
+class IntervalTracker:
+    """Counts the steps of one rank.
+
+    Args:
+        interval_s: seconds between two reports.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self.elapsed = False
+        """The last step ended an interval."""
+        self._interval_s = interval_s
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._last_s: float | None = None
+        self._steps_per_report = math.inf
+        self._since_report = self._since_agreement = 0
+        self._agree_after = _FIRST_AGREEMENT
+
+    def step(self, now_s: float) -> bool:
+        """Counts one step that ended now; returns whether the ranks must agree now, by `agree`."""
+        if self._last_s is not None:
+            self._recent.append(now_s - self._last_s)
+        self._last_s = now_s
+        self._since_report = 1 if self.elapsed else self._since_report + 1
+        self._since_agreement += 1
+        self.elapsed = self._since_report >= self._steps_per_report
+        return self._since_agreement >= self._agree_after
+
+    @property
+    def median_s(self) -> float:
+        """The median of this rank's recent step times."""
+        return statistics.median(self._recent)
+
+    def agree(self, median_s: float) -> None:
+        """Takes the largest `median_s` of all ranks."""
+        steps = max(1, round(self._interval_s / max(median_s, 1e-6)))
+        self._steps_per_report = steps
+        self._agree_after = max(_FIRST_AGREEMENT, steps // _AGREEMENTS_PER_REPORT)
+        self._since_agreement = 0
+        self.elapsed = self._since_report >= steps

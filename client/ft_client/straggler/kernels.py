@@ -1,0 +1,107 @@
+"""How long the CUDA kernels of timed sections ran, through torch's own profiler. Knows no section and no rank.
+
+Without CUDA there is nothing to record. Kernels of all sections are counted together; those of NCCL, which mostly wait
+for other ranks, are not counted, nor are copies. What the profiler cannot do never stops the training: it is said once.
+Asks torch, by an underscored name, whether a profile of the user runs: one begun inside another would end both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import profiler
+from torch.profiler import ProfilerActivity, profile
+
+from ft_client.straggler.samples import Samples, Statistic
+
+logger = logging.getLogger(__name__)
+
+MAX_KERNELS = 512
+_SILENT = "6"
+_TROUBLE = (RuntimeError, AssertionError)  # what the profiler raises
+_NOT_COUNTED = ("nccl", "Memcpy", "Memset")
+
+
+class _Range(Protocol):
+    def elapsed_us(self) -> float: ...
+
+
+class Event(Protocol):
+    """What is read of an event of `torch.profiler.profile.events()`."""
+
+    name: str
+    device_type: Any
+    time_range: _Range
+    is_user_annotation: bool
+
+
+class Kernels:
+    """The kernels of this process: `start` and `stop` around what counts; at most `MAX_KERNELS` names are kept."""
+
+    def __init__(self) -> None:
+        self._usable = torch.cuda.is_available()
+        self._profile: Any = None
+        self._samples: dict[str, Samples] = {}
+        self._said_full = False
+        if self._usable:  # else the profiler's library writes two lines to stderr each time
+            os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+
+    def start(self) -> bool:
+        """Begins to record; returns whether it did: not without CUDA, nor inside another recording or profile."""
+        if not self._usable or self._profile is not None or profiler._is_profiler_enabled:
+            return False
+        try:
+            recording = profile(activities=[ProfilerActivity.CUDA])
+            recording.start()
+        except _TROUBLE as problem:
+            self._give_up(problem)
+            return False
+        self._profile = recording
+        return True
+
+    def stop(self, keep: bool) -> None:
+        """Ends the recording; waits for the GPU.
+
+        Args:
+            keep: take the kernels in.
+        """
+        recording, self._profile = self._profile, None
+        if recording is None:  # ended by a shutdown inside the section
+            return
+        try:
+            recording.stop()
+            if keep:
+                self.take(recording.events())
+        except _TROUBLE as problem:
+            self._give_up(problem)
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Takes in the durations (us) of all events that are kernels that count."""
+        for event in events:
+            if event.device_type.name != "CUDA" or event.is_user_annotation or event.name.startswith(_NOT_COUNTED):
+                continue
+            samples = self._samples.get(event.name)
+            if samples is None:
+                if len(self._samples) >= MAX_KERNELS:
+                    self._say_full(event.name)
+                    continue
+                samples = self._samples[event.name] = Samples()
+            samples.add(event.time_range.elapsed_us())
+
+    def taken(self) -> dict[str, dict[Statistic, float]]:
+        """The summary (us) of each kernel since the last time; neither samples nor names are left."""
+        samples, self._samples = self._samples, {}
+        return {name: one.taken() for name, one in samples.items()}
+
+    def _say_full(self, name: str) -> None:
+        if not self._said_full:
+            self._said_full = True
+            logger.warning("more than %d kinds of kernels: %.80s and further ones are not counted", MAX_KERNELS, name)
+
+    def _give_up(self, problem: Exception) -> None:
+        self._usable = False
+        logger.warning("kernels are not timed from now on: torch's profiler says: %s", problem)

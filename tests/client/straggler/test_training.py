@@ -1,0 +1,88 @@
+"""The peer's form around a training: alone here, on four ranks in test_ranks.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from ft_client.straggler import Detector, NVRxStragglerDetectionManager, StragglerManager, StragglerOptions
+
+
+def train(training: StragglerManager, steps: int = 12, **how: Any) -> list[bool]:
+    step = training.wrap_train_step_function(lambda pause_s=0.004: time.sleep(pause_s))
+    told = []
+    for _ in range(steps):
+        step(**how)
+        told.append(training.check_stragglers(0))
+    return told
+
+
+def test_what_is_said_of_a_calm_training(caplog: pytest.LogCaptureFixture) -> None:
+    training = StragglerManager(report_time_interval=0.01)
+    training.initialize()
+    with caplog.at_level(logging.INFO, "ft_client.straggler"):
+        assert not any(train(training))
+    lines = [record.message for record in caplog.records if record.name == "ft_client.straggler"]
+    assert lines[:3] == ["Section relative performance:", " Worst performing 1/1 ranks:", lines[2]]
+    assert lines[2].startswith("  Rank=0 Node=") and lines[2].endswith(" Score=1.00")
+    assert any(line.startswith("Straggler report processing time: 0.") and line.endswith(" sec.") for line in lines)
+    structured = next(record for record in caplog.records if hasattr(record, "straggler_report"))
+    assert json.loads(structured.message)["scores"][0]["kind"] == "relative"
+    training.shutdown()
+    training.shutdown()
+
+
+def test_the_peers_name_has_the_peers_logger() -> None:
+    assert NVRxStragglerDetectionManager().logger.name == "megatron.bridge.NVRxStragglerDetection"
+    assert NVRxStragglerDetectionManager(StragglerOptions(logger_name="mine")).logger.name == "mine"
+    assert NVRxStragglerDetectionManager(logger_name="mine").logger.name == "mine"
+
+
+def test_defaults() -> None:
+    options = StragglerOptions()
+    assert options.report_time_interval == 300
+    assert options.num_gpu_perf_scores_to_print == 5
+    assert (options.gpu_relative_perf_threshold, options.gpu_individual_perf_threshold) == (0.7, 0.7)
+    assert (options.calc_relative_gpu_perf, options.calc_individual_gpu_perf) == (True, True)
+    assert (options.stop_if_detected, options.enable_logging, options.profiling_interval) == (False, True, 1)
+
+
+def test_a_rank_that_slows_down_stops_it() -> None:
+    training = StragglerManager(report_time_interval=0.15, stop_if_detected=True, calc_relative_gpu_perf=False)
+    training.initialize()
+    assert not any(train(training, pause_s=0.03))
+    assert any(train(training, pause_s=0.12))
+
+
+def test_disabled_it_does_nothing() -> None:
+    training = StragglerManager(enabled=False)
+    training.initialize()
+
+    def step() -> None:
+        pass
+
+    assert training.wrap_train_step_function(step) is step
+    assert not Detector.initialized
+    assert not training.check_stragglers(0)
+
+
+def test_twice_initialized_is_an_error_and_after_shutdown_it_is_none() -> None:
+    training = StragglerManager()
+    training.initialize()
+    with pytest.raises(RuntimeError, match="initialized already"):
+        training.initialize()
+    training.shutdown()
+    assert train(training, 3) == [False] * 3
+    training.initialize()
+    assert Detector.initialized
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(TypeError, match="no_option"):
+        StragglerManager(no_option=1)
+    with pytest.raises(ValueError, match=r"^gpu_relative_perf_threshold=2"):
+        StragglerManager(StragglerOptions(), gpu_relative_perf_threshold=2)
