@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -53,16 +54,15 @@ class Rank:
 class Job:
     """The ranks of one job."""
 
-    def __init__(self, ranks: int, main: Callable[..., Any], **arguments: Any) -> None:
+    def __init__(self, ranks: int, main: Callable[..., Any], hosted: bool = True, **arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
-        self.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        self._environment = {
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
+        self._environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+        if hosted:
+            self.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+            self._environment |= {"MASTER_PORT": str(self.store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        else:
+            self._environment |= {"MASTER_PORT": str(free_port())}
         self.ranks = {rank: Rank() for rank in range(ranks)}
         self._processes: dict[int, BaseProcess] = {}
         self._pipes: dict[int, Connection] = {}
@@ -101,6 +101,10 @@ class Job:
             self.ranks[rank].exit_code = process.exitcode
         return self.ranks
 
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Sends a rank a signal."""
+        os.kill(self.ranks[rank].pid, number)
+
     def close(self) -> None:
         """Ends what is left."""
         for process in self._processes.values():
@@ -121,6 +125,13 @@ class Job:
                 told.notes.append(value)
             else:
                 setattr(told, kind, value)
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +39,13 @@ class Uncopyable(Exception):
 
     def __reduce__(self) -> Any:
         raise TypeError("not to be pickled")
+
+
+def wait(call: CallWrapper) -> None:
+    """Makes progress until it is interrupted."""
+    while True:
+        call.ping()
+        time.sleep(0.01)
 
 
 def me() -> tuple[int, int]:
@@ -77,7 +86,7 @@ def main(
             elif fault in ("returns", "straggles"):
                 return rank, size, call.iteration
             else:
-                time.sleep(LONG_S)
+                wait(call)
         total = sum_of_ranks() if group and not distributed.is_initialized() else 0
         if group:
             distributed.barrier()
@@ -133,6 +142,30 @@ def raise_base_exception(call: CallWrapper, note: Note) -> None:
     raise KeyboardInterrupt
 
 
+def die(number: int) -> Callable[[CallWrapper, Note], None]:
+    """A signal to itself."""
+
+    def fault(call: CallWrapper, note: Note) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(LONG_S)
+
+    return fault
+
+
+def hang(call: CallWrapper, note: Note) -> None:
+    time.sleep(LONG_S)
+
+
+def hold_the_gil(call: CallWrapper, note: Note) -> None:
+    sum(itertools.repeat(0))  # type: ignore[arg-type]
+
+
+def spin_after_a_ping(call: CallWrapper, note: Note) -> None:
+    call.ping()
+    while True:
+        pass
+
+
 def exit_3(call: CallWrapper, note: Note) -> None:
     sys.exit(3)
 
@@ -158,6 +191,12 @@ FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
     "uncopyable": raise_uncopyable,
     "atomic": fail_in_atomic,
     "returns": raise_exception,
+    "SIGKILL": die(signal.SIGKILL),
+    "SIGTERM": die(signal.SIGTERM),
+    "SIGSEGV": die(signal.SIGSEGV),
+    "hang": hang,
+    "gil": hold_the_gil,
+    "livelock": spin_after_a_ping,
     "straggles": lambda call, note: time.sleep(LONG_S),
     "in finalize hang": raise_exception,
     "": lambda call, note: None,
@@ -226,7 +265,7 @@ def in_group(note: Note, iterations: int = 3, hang: bool = False) -> Any:
         distributed.destroy_process_group()
         return total, call.iteration
 
-    timeouts = {**QUICK, "soft_timeout": seconds(1), "hard_timeout": seconds(30)} if hang else QUICK
+    timeouts = {**QUICK, "soft_timeout": seconds(2), "hard_timeout": seconds(30)} if hang else QUICK
     return Wrapper(**timeouts)(function)()
 
 
