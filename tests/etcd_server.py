@@ -33,12 +33,12 @@ _ask = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class EtcdServer:
     """One server, which keeps its port and its records over `stop` and `start`.
 
-    With `tls` (flags that name its certificate and so on) it listens at a port more, `tls_port`.
+    `flags` are more of its own. With those that name its certificate it listens at a port more, `tls_port`.
     """
 
-    def __init__(self, folder: Path, tls: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, flags: Mapping[str, str]) -> None:
         self.folder = folder
-        self._tls = dict(tls)
+        self._flags = dict(flags)
         self._process: subprocess.Popen[bytes] | None = None
         for _ in range(_TRIES):  # somebody may take a free port before the server does
             self.port, self.tls_port = free_port(), free_port()
@@ -85,8 +85,9 @@ class EtcdServer:
         self.start()
 
     def pause(self) -> None:
-        """Lets it stand still: connections stay, nothing answers."""
+        """Lets it stand still: connections stay, nothing answers. It does when this returns."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Lets it go on."""
@@ -94,15 +95,18 @@ class EtcdServer:
 
     def _came_up(self) -> bool:
         client = f"http://{self.endpoint}"
-        if self._tls:
+        if "cert-file" in self._flags:
             client += f",https://{HOST}:{self.tls_port}"
-        words = self._tls | {
-            "enable-v2": "true",
-            "data-dir": str(self.folder / "data"),
-            "listen-client-urls": client,
-            "advertise-client-urls": client,
-            "listen-peer-urls": f"http://{HOST}:{free_port()}",
-        }
+        words = (
+            {"enable-v2": "true"}
+            | self._flags
+            | {
+                "data-dir": str(self.folder / "data"),
+                "listen-client-urls": client,
+                "advertise-client-urls": client,
+                "listen-peer-urls": f"http://{HOST}:{free_port()}",
+            }
+        )
         command = [_PROGRAM, *(f"--{name}={value}" for name, value in words.items())]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -126,13 +130,13 @@ class EtcdServer:
 
 
 @contextmanager
-def running_etcd(tls: Mapping[str, str] = MappingProxyType({})) -> Iterator[EtcdServer]:
+def running_etcd(flags: Mapping[str, str] = MappingProxyType({})) -> Iterator[EtcdServer]:
     """A server while the context lasts. Without the program the test is skipped; where `CI` is set, it fails."""
     if shutil.which(_PROGRAM) is None:
         problem = "etcd is not installed (apt-get install etcd-server)"
         pytest.fail(problem) if os.environ.get("CI") else pytest.skip(problem)
     with tempfile.TemporaryDirectory(prefix="etcd-test-") as folder:
-        server = EtcdServer(Path(folder), tls)
+        server = EtcdServer(Path(folder), flags)
         try:
             yield server
         finally:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -30,8 +31,9 @@ class Program:
     """
 
     def __init__(self, folder: Path, main: str, method: str = "spawn") -> None:
-        self.folder, self.tmp, self.mark = folder, folder / "tmp", f"{MARK}={folder}".encode()
-        self.tmp.mkdir()
+        self.folder, self.mark = folder, f"{MARK}={folder}".encode()
+        self._short = tempfile.TemporaryDirectory(prefix="ft-program-")  # multiprocessing has its sockets in there
+        self.tmp = Path(self._short.name)
         body = f"method, told = {method!r}, []\n{textwrap.dedent(main)}\nimport json; print(json.dumps(told))"
         text = f'{SHARED.read_text()}\n\nif __name__ == "__main__":\n{textwrap.indent(body, "    ")}\n'
         (folder / "program.py").write_text(text)
@@ -58,6 +60,7 @@ class Program:
         until(lambda: not self.processes(), lambda: f"left over: {self.processes()}")
         left = [path.name for path in self.tmp.iterdir() if not path.name.startswith(("torchinductor", "pymp-"))]
         assert not left, left
+        self._short.cleanup()
 
     def processes(self) -> dict[int, str]:
         """Those that carry the mark and live."""
@@ -253,7 +256,8 @@ def test_a_program_is_left_as_it_was_found(tmp_path: Path, method: str) -> None:
         logging.getLogger("ft_launcher").addHandler(logging.NullHandler())
         child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
         grandchild = int(child.stdout.readline())
-        config = LaunchConfig(nproc_per_node=2, start_method=method)
+        # A forked rank has the handler too, and outlives SIGTERM.
+        config = LaunchConfig(nproc_per_node=2, start_method=method, workers_stop_timeout=1)
 
         def found():
             gc.collect()

@@ -115,7 +115,7 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
         "children": [child for child in job.children() if child.alive and child.kind not in limits],
         "files": _entries(job.tmp),
         "sockets": job.unix_sockets(),
-        "ports": _ports(job) & job.listening(),
+        "ports": job.listening(_ports(job)),
     }
     allowed = {child.pid for child in job.children() if child.kind in limits}
     found["processes"] = {pid: command for pid, command in found["processes"].items() if pid not in allowed}

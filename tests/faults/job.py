@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from tests.faults import children
 from tests.faults.training import Plan, State
@@ -25,6 +27,7 @@ from tests.faults.training import Plan, State
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 MARK = "FAULT_TEST_MARK"
+_WORKER = "PYTEST_XDIST_WORKER"
 _STARTS_S = 60.0
 _POLL_S = 0.01
 _TAIL = 6000
@@ -180,10 +183,12 @@ class Job:
                 found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
         return found
 
-    def listening(self) -> set[int]:
-        """The ports that anybody listens at in the launcher's network."""
+    def listening(self, ports: Collection[int]) -> set[int]:
+        """Those of these ports that are listened at in the launcher's network, but for tests that run beside this."""
         lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(self.place.net / name)[1:]]
-        return {int(local.rpartition(":")[2], 16) for _, local, _, state, *_ in lines if state == _LISTENS}
+        found = {int(local.rpartition(":")[2], 16) for _, local, _, state, *_ in lines if state == _LISTENS}
+        found &= set(ports)
+        return found - _held_beside(found) if found else found
 
     def unix_sockets(self) -> list[str]:
         """The sockets in its TMPDIR that are still there."""
@@ -253,6 +258,23 @@ def lives(pid: int) -> bool:
     try:
         return children.state_of(pid) not in "ZX"
     except OSError:
+        return False
+
+
+def _held_beside(ports: Collection[int]) -> set[int]:
+    """Those of these ports of this machine that a test of another xdist worker was given since."""
+    held = {one.laddr.port: one.pid for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    return {port for port in ports if (pid := held.get(port)) and _runs_beside(pid)}
+
+
+def _runs_beside(pid: int) -> bool:
+    """Whether the process is another xdist worker, or was started by one."""
+    own = os.environ.get(_WORKER)
+    try:
+        process = psutil.Process(pid)
+        theirs = process.environ().get(_WORKER)
+        return own is not None and (theirs != own if theirs else process.ppid() == os.getppid())
+    except psutil.Error:
         return False
 
 

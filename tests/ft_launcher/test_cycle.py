@@ -2,7 +2,19 @@
 
 import pytest
 
-from ft_launcher.cycle import Asked, Condemned, Cycle, Event, MembersWait, Phase, RankEnded, ToldToEnd
+from ft_launcher.cycle import (
+    Asked,
+    Condemned,
+    Cycle,
+    Event,
+    Lost,
+    MembersWait,
+    Phase,
+    RankEnded,
+    RungTwo,
+    TakesPart,
+    ToldToEnd,
+)
 
 CASES: list[tuple[str, list[Event], Phase]] = [
     ("nothing yet", [], Phase.RUNNING),
@@ -27,6 +39,19 @@ CASES: list[tuple[str, list[Event], Phase]] = [
     ("asked when told already", [ToldToEnd(15), Asked(0)], Phase.TOLD_TO_END),
     ("asked by one that has failed", [RankEnded(0, 1), Asked(0)], Phase.FAILED),
     ("asked when all is done", [RankEnded(0, 0), RankEnded(1, 0), Asked(0)], Phase.SUCCEEDED),
+    ("one is lost", [Lost(0)], Phase.RUNNING),
+    ("one is lost, the other is done", [Lost(0), RankEnded(1, 0)], Phase.SUCCEEDED),
+    ("one is done, the other is lost", [RankEnded(1, 0), Lost(0)], Phase.SUCCEEDED),
+    ("one is lost, the other fails", [Lost(0), RankEnded(1, 1)], Phase.FAILED),
+    ("both are lost", [Lost(0), Lost(1)], Phase.FAILED),
+    ("a condemned one is lost", [Condemned(0), Lost(0)], Phase.RUNNING),
+    ("condemned, lost, back, and done", [Condemned(0), Lost(0), TakesPart(0), RankEnded(0, 0)], Phase.RUNNING),
+    ("lost and back counts again", [Lost(0), TakesPart(0), RankEnded(1, 0)], Phase.RUNNING),
+    ("lost and back, both done", [Lost(0), TakesPart(0), RankEnded(1, 0), RankEnded(0, 0)], Phase.SUCCEEDED),
+    ("lost twice", [Lost(0), Lost(0), RankEnded(1, 0)], Phase.SUCCEEDED),
+    ("rung 2 takes over", [Lost(0), RungTwo(0)], Phase.FAILED),
+    ("rung 2 stands", [RungTwo(1), RankEnded(0, 0), RankEnded(1, 0)], Phase.FAILED),
+    ("told when one is lost", [Lost(0), ToldToEnd(15)], Phase.TOLD_TO_END),
     ("asked when others wait", [MembersWait(1), Asked(0)], Phase.REFORM),
 ]
 

@@ -132,6 +132,8 @@ def test_torchs_shutdown_timeout_is_the_lowest_source(monkeypatch: pytest.Monkey
         ({"start_method": "thread"}, "must be one of spawn, fork, forkserver"),
         ({"rdzv_backend": "c10"}, r"no rendezvous backend \(did you mean c10d\?\)"),
         ({"rdzv_configs": {"join_timeout": 0}}, "join_timeout must be above 0"),
+        ({"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static", "spares": 1}, "no room for spares"),
+        ({"min_nodes": 3, "max_nodes": 4, "segment": 2}, "no multiple of it"),
         ({"dry_run": True}, "only the command"),
         ({"warm_start": "on", "start_method": "fork"}, "goes with start_method='spawn' only"),
     ],

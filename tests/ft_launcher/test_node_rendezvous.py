@@ -142,6 +142,24 @@ def test_the_job_ends_when_the_host_of_the_store_leaves() -> None:
         assert not leaving.is_alive(), "the host waits no longer than for the last of the others"
 
 
+def test_a_store_of_the_cycle_that_nobody_reaches_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others cannot reach the address of the node of rank 0: not again and again without an end."""
+    monkeypatch.setattr("ft_launcher.node_rendezvous._CONNECT_S", 0.1)
+    with site(2, 2, hosted=True) as made:
+        first = made.begin("a", address="127.0.0.1:none")
+        other = made.begin("b")
+        for cycle in range(made.rules.in_vain):
+            assert first.result(PATIENT_S).rank == 0
+            assert made.end("a") == {(cycle, "failed", None)}
+            first = made.join("a")
+        for future in (first, other):
+            with pytest.raises(
+                JobOver, match=r"3 cycles in a row could not begin: node b: .* cannot be reached"
+            ) as info:
+                future.result(PATIENT_S)
+            assert info.value.over.exit_code == ExitCode.RENDEZVOUS_FAILED
+
+
 def test_a_node_that_leaves_does_not_end_the_job() -> None:
     with site(1, 2, hosted=True) as made:
         made.form("ab", begin=True)

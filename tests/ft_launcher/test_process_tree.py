@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -17,17 +18,17 @@ from ft_launcher.process_tree import ProcessTree, become_subreaper
 from rank_monitor.contract import env
 
 become_subreaper()
-rank_source, limit_s, adopt = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "adopt"
+rank_source, limit_s, adopt, tag = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "adopt", sys.argv[4]
 kept = subprocess.Popen(["sleep", "600"])
 rank = subprocess.Popen(
     [sys.executable, "-c", rank_source],
-    env=dict(os.environ, **{env.JOB_TAG: "tag-of-this-test"}),
+    env=dict(os.environ, **{env.JOB_TAG: tag}),
     stdout=subprocess.PIPE,
     start_new_session=True,
 )
 pids = json.loads(rank.stdout.readline())
 started = time.monotonic()
-ending = ProcessTree("tag-of-this-test", {rank.pid}, {kept.pid}, adopt).stop(15, limit_s)
+ending = ProcessTree(tag, {rank.pid}, {kept.pid}, adopt).stop(15, limit_s)
 took = time.monotonic() - started
 def alive(pid):
     try:
@@ -66,7 +67,7 @@ CLEAN_DAEMON = "ENV = '{}'\n" + FAMILY
 def stop(rank_source: str, limit_s: float = 30.0, adopt: str = "adopt") -> dict[str, Any]:
     source = textwrap.dedent(rank_source)
     run = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, source, str(limit_s), adopt],
+        [sys.executable, "-c", LAUNCHER, source, str(limit_s), adopt, secrets.token_hex(8)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -161,6 +161,7 @@ def test_an_agent_of_another_job_is_turned_away(on_nodes: StartAgents) -> None:
     stranger = agents.join("--rdzv-id=another", "--rdzv-conf=join_timeout=3")
     code = stranger.finish()
     assert code in REFUSED, agents.tail()
+    assert "holds the job 'job', this one is 'another'" in stranger.journal("job_end")[0]["reason"], agents.tail()
     agents.go()
     agents.end(0, 0, code)
     agents.trained((ITERATIONS, 4))

@@ -67,7 +67,7 @@ class AbortTorchDistributed(Abort):
             _run({"the Flight Recorder's dump": partial(_dump_flight_recorder, path)})
         groups = list(dist.distributed_c10d._world.pg_names)
         _run({f"abort of group {_name(group)}": partial(_abort, group) for group in groups})
-        _run({"cutting connections": _cut})
+        _run({"cutting connections": cut_connections})
         forget_groups()
         # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
         held = {_name(group): [group] for group in groups}
@@ -132,7 +132,9 @@ def _abort(group: ProcessGroup) -> None:
             getattr(backend, "wrapped_pg", backend).abort()
 
 
-def _cut() -> None:
+def cut_connections() -> None:
+    """Ends waits for peers and for the iteration's store. To be called again while the main thread does not arrive: a
+    thread that was on its way into a wait, in a name lookup for instance, was missed."""
     left = connections.cut_gloo()
     if (port := os.environ.get("MASTER_PORT", "")).isdecimal():
         connections.cut_store(int(port))

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.inprocess import feed, restarter_report
-from ft_client.inprocess.abort import forget_groups
+from ft_client.inprocess.abort import cut_connections, forget_groups
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.assignment import RankAssignmentCtx, RankDiscarded, assign
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
@@ -28,7 +28,7 @@ from ft_client.inprocess.feed import Feed
 from ft_client.inprocess.gather import keys_left
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.interrupt import Interrupted, Interrupter
-from ft_client.inprocess.iteration_environment import IterationEnvironment, offer
+from ft_client.inprocess.iteration_environment import IterationEnvironment, Master
 from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
 from ft_client.inprocess.state import Mode, State
 from ft_client.inprocess.store import PrefixStore
@@ -73,6 +73,7 @@ class Call:
         self._interrupter = Interrupter()
         first = state.iteration + (closed is not None)
         self._feed = Feed(coordination.watched, first, self._member, self._interrupt)
+        self._master: Master | None = None
         self._note = ""
         self._faulted = -1
         self._gathers = 0
@@ -142,7 +143,8 @@ class Call:
     def _arrive(self) -> Event:
         state = self._state
         self._interrupter.reset()
-        self._iteration.arrive(self._entry(), offer(self._coordination.towards) if state.active_rank == 0 else None)
+        self._master = Master(self._coordination.towards) if state.active_rank == 0 else None
+        self._iteration.arrive(self._entry(), self._master.note if self._master else None)
         return self._next(self._arguments.barrier_timeout.total_seconds())
 
     def _prepare(self) -> Event:
@@ -261,7 +263,8 @@ class Call:
                 called("abort", self._arguments.abort, self._state.freeze())
             except Exception:
                 logger.exception("rank %s: abort failed", self._state.rank)
-            self._interrupter.interrupt()
+            again = (lambda: None) if self._arguments.abort is None else cut_connections
+            self._interrupter.interrupt(again)
 
     # Others that do not come.
 

@@ -25,6 +25,8 @@ logger = logging.getLogger("ft_client.inprocess")
 
 _BASE = "in_process"
 _USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
+_RES_OPTIONS = "timeout:1 attempts:2"
+"""Torch's stores look up the name of each peer, which takes 10 s wherever no resolver answers."""
 _calls = 0
 
 Address = tuple[str, int]
@@ -100,6 +102,7 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
     where = address(*_given(arguments.store_kwargs)) if is_ours else None
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+    os.environ.setdefault("RES_OPTIONS", _RES_OPTIONS)
     local_rank = os.environ.get("LOCAL_RANK", "")
     companion = Companion.start(
         member=state.rank or 0,

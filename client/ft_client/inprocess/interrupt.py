@@ -79,8 +79,12 @@ class Interrupter:
         """What was interrupted is over: functions may run again."""
         self._asked = False
 
-    def interrupt(self) -> None:
-        """Lets no function run until `reset`. Called in another thread; returns when none runs."""
+    def interrupt(self, again: Callable[[], object] = lambda: None) -> None:
+        """Lets no function run until `reset`. Called in another thread; returns when none runs.
+
+        Args:
+            again: called whenever the interruption has not arrived and is repeated.
+        """
         wait_s, raise_again_s, waited_s = _FIRST_NUDGE_S, 0.0, 0.0
         pause_s = _RAISE_S
         while True:
@@ -98,6 +102,8 @@ class Interrupter:
             if self._arrived.wait(wait_s):
                 return
             waited_s += wait_s
+            if waited_s >= raise_again_s:
+                again()
             wait_s = _NUDGE_S
 
     def _arm(self) -> None:

@@ -12,9 +12,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import distributed
 
 from ft_client.inprocess.abort import AbortTorchDistributed
+from ft_client.inprocess.advice import advice
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call import Call
 from ft_client.inprocess.call_parameters import CallParameters
@@ -81,6 +83,8 @@ class Wrapper:
             raise RuntimeError("torch.distributed is initialised: call the wrapped function before, and let it do that")
         state = State.from_env(os.environ)
         use_one_handler(logging.getLogger(_LOGGER))
+        for advised in advice(os.environ, _nccl_version(), torch.__version__, self.arguments):
+            logging.getLogger(_LOGGER).warning("%s", advised)
         coordination = meet(self.arguments, self._make_store, state)
         try:
             return self._call_at(coordination, function, state)
@@ -106,6 +110,13 @@ class Wrapper:
                 return None
         call = Call(self.arguments, function, coordination, state, closed, guard)
         return call.run()
+
+
+def _nccl_version() -> tuple[int, ...] | None:
+    """NCCL's version; None where it cannot be used."""
+    if not (torch.cuda.is_available() and distributed.is_nccl_available()):
+        return None
+    return tuple(torch.cuda.nccl.version())
 
 
 def use_one_handler(logger: logging.Logger) -> None:

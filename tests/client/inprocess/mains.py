@@ -249,11 +249,13 @@ def atomically(note: Note) -> Any:
     return Wrapper(**QUICK)(function)()
 
 
-def in_group(note: Note, iterations: int = 3, hang: bool = False) -> Any:
+def in_group(note: Note, iterations: int = 3, hang: bool = False, early: bool = False) -> Any:
     """Collectives over a new group in each iteration; one rank fails, or does not come, while others wait in one."""
     entry = me()[0]
 
     def function(call: CallWrapper) -> tuple[int, int]:
+        if early and call.iteration < iterations and entry == call.iteration:
+            raise ValueError("failed before there is a group")
         total = sum_of_ranks()
         note(("sum", call.iteration, total))
         if call.iteration < iterations:

@@ -12,7 +12,8 @@ from ft_launcher.nodes.terms import Case, Judgement, Reply, Rules, Work
 
 def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> Arrive:
     """An arrival of the node of this name."""
-    return Arrive(name, seq, name, "127.0.0.1", 2, **({"order": name, "rank": NO_RANK, "cycle": cycle} | fields))
+    usual = {"address": "127.0.0.1", "nprocs": 2, "order": name, "rank": NO_RANK, "cycle": cycle}
+    return Arrive(name, seq, name, **(usual | fields))
 
 
 def judge(case: Case, now: float) -> Judgement:

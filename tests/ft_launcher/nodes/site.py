@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
-from ft_launcher.nodes.job_store import JobStore, open_job_store
+from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import CycleEnd
+from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.nodes.terms import Rules
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
@@ -55,8 +56,8 @@ class Site:
 
         self.store_kind = SilencingStore
 
-    def begin(self, name: str) -> Future[RendezvousInfo]:
-        """A new node comes."""
+    def begin(self, name: str, **fields: Any) -> Future[RendezvousInfo]:
+        """A new node comes; `fields` are those of its arrival."""
         hosts = self._hosted and not self.nodes
         terms = Terms(self.rules, judge, BEAT_S, TIMEOUT_S)
 
@@ -66,7 +67,7 @@ class Site:
             return self.store_kind(found._backend, found.raw, found._connect, found._prefix, hosts)
 
         ports = PortHolder("127.0.0.1", None, None)
-        self.nodes[name] = NodeRendezvous("ft-nodes", "job", open_store, node(name, seq=0), terms, ports)
+        self.nodes[name] = NodeRendezvous("ft-nodes", "job", open_store, node(name, seq=0, **fields), terms, ports)
         return self.join(name)
 
     def join(self, name: str) -> Future[RendezvousInfo]:

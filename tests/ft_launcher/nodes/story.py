@@ -62,7 +62,7 @@ class Story:
     def taken_over(self, by: str) -> list[str]:
         """Another node takes over from what was agreed on last."""
         assert self.formed is not None
-        rules, judge = self.machine._rules, self.machine._judge
+        rules, judge = self.machine._rules, self.machine._verdict._judge
         self.machine = Coordinator(by, rules, judge, self.now, self.formed)
         return self.told(self.machine.retell())
 
@@ -84,3 +84,11 @@ class Story:
                     assert seq == self._seq[name]
                     lines.append(f"over for {name}: {code}")
         return lines
+
+
+def running(members: str = "abc", minimum: int | None = None, maximum: int | None = None, **rules: object) -> Story:
+    """A story whose first cycle runs."""
+    story = Story(minimum or len(members), maximum or len(members), **rules)
+    told = story.come(members)
+    assert (told or story.wait(30.0)) == [f"cycle 0: {members}"]
+    return story

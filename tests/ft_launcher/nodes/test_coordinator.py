@@ -9,16 +9,7 @@ from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import How, Place
 from ft_launcher.nodes.terms import Reply, Rules
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
-from tests.ft_launcher.nodes.story import Story
-
-
-def running(members: str = "abc", minimum: int | None = None, maximum: int | None = None, **rules: object) -> Story:
-    """A story whose first cycle runs."""
-    story = Story(minimum or len(members), maximum or len(members), **rules)
-    told = story.come(members)
-    assert (told or story.wait(30.0)) == [f"cycle 0: {members}"]
-    return story
-
+from tests.ft_launcher.nodes.story import Story, running
 
 # Forming.
 

@@ -7,7 +7,7 @@ inbox from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.membership import Size
-from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, Formed, Gone, How, Place, ToCoordinator
+from ft_launcher.nodes.messages import NO_CYCLE, Answer, CycleEnd, Ended, Formed, Gone, How, Place, ToCoordinator
 from ft_launcher.nodes.terms import Reply, Rules, Work
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
@@ -51,6 +51,7 @@ class World:
 
         self.dead: list[str] = []
         self.done_in = NO_CYCLE
+        self.answers: dict[tuple[str, int], Answer] = {}
 
     def find(self, name: str) -> Simulated | None:
         return next((one for one in self.nodes if one.name == name), None)
@@ -79,6 +80,7 @@ class World:
                         if member.cycle == one.cycle and member.state in ("in", "done"):
                             member.state = "ended"
                 case Reply(name, seq, answer):
+                    self.say_the_same(name, seq, answer)
                     told = self.find(name)
                     assert told is None or told.seq >= seq
                     if told is None:
@@ -95,6 +97,15 @@ class World:
             assert [rank for rank, _ in placed] == list(range(len(placed))), "ranks are consecutive"
             assert len({name for _, name in placed}) == len(placed), "never a node twice"
             assert self.rules.size.minimum <= len(placed) <= self.rules.size.maximum
+
+    def say_the_same(self, name: str, seq: int, answer: Answer) -> None:
+        """Whoever tells a node its place or its end again says what was said before, with the decision."""
+        before = self.answers.get((name, seq))
+        if isinstance(before, Place) and isinstance(answer, Place):
+            assert replace(before, deputy=answer.deputy) == answer, "another deputy, but nothing else"
+        elif type(before) is type(answer):
+            assert before == answer
+        self.answers[name, seq] = answer
 
     # What can happen.
 

@@ -12,7 +12,8 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
-from ft_launcher.nodes.job_store import JobStore, open_job_store
+from ft_launcher.nodes.job_store import JobStore
+from ft_launcher.nodes.store_connection import open_job_store
 from rank_monitor.contract.errors import StoreLost
 
 PATIENT_S = 60.0
@@ -176,6 +177,10 @@ def test_two_jobs_share_a_store_and_see_nothing_of_each_other(server: TCPStore) 
     assert other.read_inbox(0, 0.0) == ([], [])
     assert other.counters(["a"]) == ({"a": None}, [])
     assert other.head() is None
+
+
+def test_the_second_job_of_a_store_hears_of_the_first(store: JobStore) -> None:
+    assert [store.other_job(job) for job in ("one", "one", "other")] == ["", "", "one"]
 
 
 def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:

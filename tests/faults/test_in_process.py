@@ -1,0 +1,174 @@
+"""Rung 1 before rung 2, with real ranks: what the launcher does about faults of ranks that restart in process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Collection
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from rank_monitor.contract.iteration import joining
+from tests.faults.conftest import StartJob
+from tests.faults.in_process_worker import SAMPLES, STEPS
+from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left
+from tests.faults.job import Job, free_port
+from tests.faults.training import Plan
+
+SCRIPT = Path(__file__).with_name("in_process_worker.py")
+LATE_SCRIPT = Path(__file__).with_name("late_restart_worker.py")
+PREFIX = "in_process/0"
+
+
+def holding(job: Job, call: str, members: Collection[int]) -> dict[int, int]:
+    """Waits until these members, and no others, hold in an iteration (`CYCLE-ITERATION`); returns member -> pid."""
+
+    def found() -> dict[int, int]:
+        return {
+            int(file.name.rpartition("-")[2]): json.loads((job.folder / "calls" / file.name).read_text())["pid"]
+            for file in (job.folder / "holds").glob(f"{call}-*")
+        }
+
+    job.until(lambda: set(found()) == set(members), f"members {members} to hold in {call}")
+    return found()
+
+
+def say(job: Job, call: str, word: str) -> None:
+    """Tells the ranks that hold in an iteration what to do."""
+    draft = job.folder / f"draft-{call}"
+    draft.write_text(word)
+    draft.rename(job.folder / f"word-{call}")
+
+
+def wants_to_join(job: Job, member: int) -> bool:
+    """Whether a rank that was started again has asked to be let in."""
+    host, _, port = job.journal("cycle_start")[-1]["master"].rpartition(":")
+    store = PrefixStore(PREFIX, TCPStore(host, int(port), timeout=timedelta(seconds=20)))
+    return any(entry.member == member for entry in joining(store).entries())
+
+
+def ends_well(job: Job, story: Collection[Told] = ()) -> dict[str, Any]:
+    """I1 to I5 of a job that came to its end; returns the journal's last line."""
+    assert job.finish() == 0, job.tail()
+    nothing_left(job)
+    total = int((job.folder / "result").read_text())
+    assert total == sum(range(SAMPLES * STEPS)), f"I3: {total}\n{job.tail()}"
+    healthy_ranks_live(job, story)
+    journal_tells(job, 0, story)
+    return job.journal("job_end")[0]
+
+
+@pytest.mark.parametrize(
+    ("nproc", "flags"),
+    [
+        (4, ()),
+        pytest.param(2, ("--ft-warm-start=off", "--tee=3", "--log-dir=logs"), marks=pytest.mark.slow),
+    ],
+    ids=["forks", "programs with files"],
+)
+def test_a_dead_rank_is_started_again_and_joins_at_the_next_restart(
+    start_job: StartJob, nproc: int, flags: tuple[str, ...]
+) -> None:
+    job = start_job(Plan(), nproc, "--max-restarts=0", *flags, script=SCRIPT)
+    pids = holding(job, "0-0", range(nproc))
+    os.kill(pids[1], signal.SIGKILL)
+    others = set(range(nproc)) - {1}
+    assert holding(job, "0-1", others).items() <= pids.items(), "the others are the same processes"
+    job.until(lambda: job.journal("started_again") and wants_to_join(job, 1), "the rank to ask to join")
+    say(job, "0-1", "raise 0")
+    again = holding(job, "0-2", range(nproc))
+    assert again[1] not in pids.values()
+    say(job, "0-2", "go")
+    end = ends_well(job)
+    assert (end["restarts_in_process"], end["started_again"], end["taken_over"]) == (2, 1, 0)
+    (fault,) = job.journal("in_process_fault")
+    assert (fault["rank"], fault["exit_code"], fault["what"]) == (1, -9, "died of SIGKILL")
+    first, second = job.journal("in_process_restart")
+    assert first["why"] == [{"rank": 1, "interruption": "TERMINATED"}] and first["iteration"] == 1
+    assert second["why"][0] == {"rank": 0, "interruption": "EXCEPTION"} and second["iteration"] == 2
+    assert [line["iteration"] for line in job.journal("joined")] == [2]
+    for text in ("rank 1 (pid", "handled in process", "restarted in process", "was started again"):
+        assert text in job.output
+    for file in job.folder.glob("logs/*/cycle_0/1/stdout.log"):
+        assert [line.split()[-1] for line in file.read_text().splitlines()] == ["0-0", "0-2"], "both wrote to it"
+    if flags:
+        assert job.output.count("rank 1 holds in") == 2
+
+
+def test_a_rank_that_leaves_is_a_loss_and_is_not_started_again(start_job: StartJob) -> None:
+    job = start_job(Plan(), 2, "--max-restarts=0", script=SCRIPT)
+    holding(job, "0-0", {0, 1})
+    say(job, "0-0", "exit 1")
+    holding(job, "0-1", {0})
+    job.until(lambda: job.journal("in_process_fault"), "the end of the rank that left")
+    say(job, "0-1", "go")
+    assert ends_well(job)["started_again"] == 0
+    assert job.journal("in_process_fault")[0]["exit_code"] == 3
+
+
+def test_a_rank_that_was_not_let_in_ends_with_the_others(start_job: StartJob) -> None:
+    job = start_job(Plan(), 2, "--max-restarts=0", script=SCRIPT)
+    os.kill(holding(job, "0-0", {0, 1})[1], signal.SIGKILL)
+    holding(job, "0-1", {0})
+    job.until(lambda: job.journal("started_again") and wants_to_join(job, 1), "the rank to ask to join")
+    say(job, "0-1", "go")
+    assert ends_well(job)["started_again"] == 1
+    assert not job.journal("joined")
+    assert job.journal("finished_without")[0]["ranks"] == [1]
+
+
+def test_when_no_rank_is_left_the_cycle_ends(start_job: StartJob) -> None:
+    job = start_job(Plan(), 4, "--max-restarts=1", script=SCRIPT)
+    for pid in holding(job, "0-0", range(4)).values():
+        os.kill(pid, signal.SIGKILL)
+    holding(job, "1-0", range(4))
+    say(job, "1-0", "go")
+    end = ends_well(job, [Told("signal", range(4))])
+    assert end["taken_over"] == 1
+    assert "no rank of this node" in job.journal("taken_over")[0]["reason"]
+
+
+def test_off_means_rung_two(start_job: StartJob) -> None:
+    job = start_job(Plan(), 2, "--max-restarts=1", "--ft-inprocess=off", script=SCRIPT)
+    os.kill(holding(job, "0-0", {0, 1})[1], signal.SIGKILL)
+    holding(job, "1-0", {0, 1})
+    say(job, "1-0", "go")
+    end = ends_well(job, [Told("signal", {1})])
+    assert (end["restarts_in_process"], end["started_again"], end["taken_over"]) == (0, 0, 0)
+
+
+def test_a_restart_that_comes_to_no_end_within_its_limit_ends_the_cycle(start_job: StartJob) -> None:
+    job = start_job(Plan(), 2, "--max-restarts=1", script=LATE_SCRIPT)
+    assert job.finish() == 0
+    nothing_left(job)
+    story = [Told("hang", {0, 1}, "in_process")]
+    healthy_ranks_live(job, story)
+    (fault,) = job.journal("fault")
+    assert (fault["kind"], fault["limit"], fault["cycle"]) == ("hang", "in_process", 0)
+    assert "within 1 s" in job.journal("taken_over")[0]["reason"]
+
+
+def test_on_two_nodes_the_store_is_the_other_agents(start_job: StartJob) -> None:
+    port = free_port()
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair")
+    nodes = [start_job(Plan(), 2, *flags, name=name, script=SCRIPT) for name in ("first", "second")]
+    pids = holding(nodes[0], "0-0", range(4))
+    (second,) = (node for node in nodes if node.journal("cycle_start")[0]["node_rank"] == 1)
+    victim = second.journal("cycle_start")[0]["ranks"][0]["rank"]
+    os.kill(pids[victim], signal.SIGKILL)
+    others = set(range(4)) - {victim}
+    holding(second, "0-1", others)
+    second.until(lambda: second.journal("started_again") and wants_to_join(second, victim), "it to ask to join")
+    say(second, "0-1", f"raise {min(others)}")
+    holding(second, "0-2", range(4))
+    say(second, "0-2", "go")
+    assert [node.finish() for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
+    for node in nodes:
+        nothing_left(node)
+        assert len(node.journal("in_process_restart")) == 2 and not node.journal("fault"), node.tail()
+        assert len(node.journal("in_process_fault")) == (node is second)

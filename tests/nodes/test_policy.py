@@ -1,0 +1,52 @@
+"""The restart policy on several nodes: min-healthy, and what a rank may ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.nodes import lone_worker
+from tests.nodes.conftest import StartAgents
+
+HOLD, SAVED = 4, 3
+EXCLUDED = 94
+STOPPED = 95
+QUICK = ("--ft-node-timeout=3", "--ft-node-beat=0.5")
+
+
+def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loopback: StartAgents) -> None:
+    flags = ("--nnodes=1:2", *QUICK, "--ft-restart-policy=min-healthy", "--max-restarts=2")
+    agents = on_loopback(2, Plan(), *flags, script=Path(lone_worker.__file__))
+    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of two nodes")
+    cycle = agents[0].cycles[-1]
+    for ill in (agents[1], agents[0]):
+        assert len(ill.ranks_alive(cycle)) == 2, agents.tail()
+        (agents.folder / lone_worker.fail_file(cycle, min(ill.global_ranks(cycle)))).touch()
+        agents.until(lambda ill=ill: not ill.ranks_alive(cycle), "the end of its ranks")
+        if ill is agents[1]:
+            agents.stay(1)
+    agents.until(lambda: all(agent.event("cycle_start", cycle=cycle + 1) for agent in agents), "the next cycle")
+    (agents.folder / lone_worker.END).touch()
+    agents.end(0, 0)
+
+
+def test_a_rank_has_its_node_excluded_and_the_spare_takes_its_place(on_loopback: StartAgents) -> None:
+    plan = Plan((Strike("ask to leave", iteration=6, rank=3),), hold=HOLD)
+    agents = on_loopback(3, plan, "--nnodes=2", "--ft-spares=1", *QUICK, store_apart=True)
+    agents.until_train(HOLD, world=4)
+    leaves = agents.node_of(3)
+    for agent in agents:
+        agent.until_event("job_start")
+    agents.stay(1)
+    agents.go()
+    agents.end(*(EXCLUDED if agent is leaves else 0 for agent in agents))
+    agents.trained((ITERATIONS, 4))
+    assert leaves.cycles == [0], agents.tail()
+    assert [line["reason"] for line in leaves.journal("job_end")] == ["rank 3 asked for it: struck on purpose"]
+
+
+def test_a_rank_ends_the_job_on_all_nodes(on_loopback: StartAgents) -> None:
+    plan = Plan((Strike("ask for the end", iteration=6, rank=3),))
+    agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=1")
+    agents.end(STOPPED, STOPPED)
+    assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
