@@ -1,13 +1,15 @@
 # Commands of the project. Each works from nothing: the first one makes .venv and installs into it.
 #   PIP_FLAGS   more words for pip: another package index, a local folder of wheels, ...
 #   PYTHON      the interpreter that .venv is made with (3.10 or later)
-#   PYTEST_FLAGS  more words for pytest (-k name, -x, ...)
+#   PYTEST_FLAGS  more words for pytest (-k name, -x, -n 0: one after the other, ...)
 
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Most tests wait for processes of theirs: four at once keep two cores busy.
+PARALLEL := -n 4
 
 .PHONY: help demo test test-slow check format bench clean
 
@@ -31,7 +33,7 @@ demo: $(INSTALLED)
 	$(BIN)/python scripts/demo/run.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
