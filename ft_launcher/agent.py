@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher import cycle_store
 from ft_launcher.attribution import Fault
-from ft_launcher.cycle import Cycle, MembersWait, Phase, RankEnded, ToldToEnd
+from ft_launcher.cycle import Cycle, MembersWait, Phase, ToldToEnd
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.health import judge
 from ft_launcher.rank_agent import RankAgent
@@ -70,15 +70,22 @@ class NodeAgent(RankAgent):
             self._parts.zygotes.handle()
             if self._ranks is not None:
                 self._ranks.attend()
-            ended = [rank for rank, pidfd in self._running().items() if pidfd in ready]
-            self._hear(cycle)
-            for local_rank in ended:
-                assert self._ranks is not None
-                if (end := self._ranks.reap(local_rank)) is not None:
-                    self._parts.recorder.rank_ended(self._cycle, self._global(local_rank), end.exit_code)
-                    cycle.on(RankEnded(local_rank, end.exit_code))
+            self._take_ends(cycle, [rank for rank, pidfd in self._running().items() if pidfd in ready])
             self._ask_members(cycle, bool(ready))
         return cycle.phase
+
+    def _take_ends(self, cycle: Cycle, ended: list[int]) -> None:
+        """Hears the monitors, then takes the exit codes of ranks that ended, and does what rung 1 makes of both."""
+        assert self._ranks is not None and self._rung_one is not None
+        if self._rung_one.needs_words(ended):
+            self._monitors.snapshots()
+        self._hear(cycle)
+        for local_rank in ended:
+            if (end := self._ranks.reap(local_rank)) is not None:
+                self._parts.recorder.rank_ended(self._cycle, self._global(local_rank), end.exit_code)
+                cycle.on(self._rung_one.ended(local_rank, end.exit_code))
+        for event in self._rung_one.attend():
+            cycle.on(event)
 
     def _ask_members(self, cycle: Cycle, woken: bool) -> None:
         """Asks what the other nodes want; torch's handlers know it after a store operation."""
@@ -89,15 +96,15 @@ class NodeAgent(RankAgent):
         ours = self._monitors.descriptors() | self._parts.zygotes.descriptors()
         if self._ranks is not None:
             ours |= self._ranks.descriptors()
+        if self._rung_one is not None:
+            ours |= self._rung_one.descriptors()
         return {self._parts.signals.fileno(), *self._running().values(), *ours}
 
     def _wait_limit(self) -> float | None:
         """How long to wait for an event; with several nodes, torch's membership is asked each monitor interval."""
-        checks = []
-        if (check := self._monitors.next_check()) is not None:
-            checks.append(check - time.monotonic())
-        if self._ranks is not None and (check := self._ranks.next_check()) is not None:
-            checks.append(check - time.monotonic())
+        sources = (self._monitors, self._ranks, self._rung_one)
+        moments = [moment for source in sources if source and (moment := source.next_check()) is not None]
+        checks = [moment - time.monotonic() for moment in moments]
         if self._parts.several_nodes:
             checks.append(float(self._worker_group.spec.monitor_interval))
         return max(0.0, min(checks)) if checks else None
@@ -153,8 +160,7 @@ class NodeAgent(RankAgent):
         raise AssertionError("one node is never cut off, and torch's handlers do not tell")
 
     def _succeed(self, group: WorkerGroup) -> RunResult | None:
-        result = self._monitor_workers(group)
-        self._stop_workers(group)
+        result = self._take_results(group)
         self._parts.recorder.cycle_ended(self._cycle, "succeeded")
         if group.group_world_size > 1:
             try:

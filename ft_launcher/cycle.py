@@ -2,13 +2,16 @@
 
             RankEnded(0), all done            -> SUCCEEDED
     RUNNING RankEnded(other)                  -> FAILED
-            VerdictFound, then RankEnded      -> FAILED, whatever the code
+            Condemned, then RankEnded         -> FAILED, whatever the code
+            Lost, none is left                -> SUCCEEDED if one is done, else FAILED
+            RungTwo                           -> FAILED
             ToldToEnd                         -> TOLD_TO_END
             MembersWait, EndedElsewhere       -> REFORM
             CutOff                            -> CUT_OFF
             Asked                             -> ASKED
 
-The first ending stands; what comes later is evidence, not a change of mind.
+The first ending stands; what comes later is evidence, not a change of mind. A rank that is lost no longer counts, also
+when it was started again, until it takes part: the cycle succeeds when all others are done.
 """
 
 from __future__ import annotations
@@ -46,6 +49,27 @@ class Condemned:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """A rank's process ended, and the others deal with it in process."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class TakesPart:
+    """A rank that was lost and started again takes part."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class RungTwo:
+    """The restart in process failed."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True)
 class ToldToEnd:
     """The launcher got a signal that ends it."""
 
@@ -76,7 +100,9 @@ class CutOff:
     """The other nodes may have gone on without this one."""
 
 
-Event: TypeAlias = RankEnded | Condemned | ToldToEnd | MembersWait | Asked | EndedElsewhere | CutOff
+Event: TypeAlias = (
+    RankEnded | Condemned | Lost | TakesPart | RungTwo | ToldToEnd | MembersWait | Asked | EndedElsewhere | CutOff
+)
 
 
 class Cycle:
@@ -86,6 +112,7 @@ class Cycle:
         self.phase = Phase.RUNNING
         self._running = set(range(ranks))
         self._condemned: set[int] = set()
+        self._is_any_done = False
 
     def on(self, event: Event) -> Phase:
         """Takes one event; returns the phase after it."""
@@ -94,10 +121,18 @@ class Cycle:
                 self._running.discard(event.local_rank)
                 if event.exit_code != 0 or event.local_rank in self._condemned:
                     self._end(Phase.FAILED)
-                elif not self._running:
-                    self._end(Phase.SUCCEEDED)
+                self._is_any_done = True
+                self._end_if_none_runs()
             case Condemned():
                 self._condemned.add(event.local_rank)
+            case Lost():
+                self._running.discard(event.local_rank)
+                self._condemned.discard(event.local_rank)
+                self._end_if_none_runs()
+            case TakesPart():
+                self._running.add(event.local_rank)
+            case RungTwo():
+                self._end(Phase.FAILED)
             case ToldToEnd():
                 self._end(Phase.TOLD_TO_END)
             case MembersWait():
@@ -110,6 +145,10 @@ class Cycle:
             case CutOff():
                 self._end(Phase.CUT_OFF)
         return self.phase
+
+    def _end_if_none_runs(self) -> None:
+        if not self._running:
+            self._end(Phase.SUCCEEDED if self._is_any_done else Phase.FAILED)
 
     def _end(self, phase: Phase) -> None:
         if self.phase is Phase.RUNNING:

@@ -14,10 +14,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from multiprocessing import get_context, spawn
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
@@ -29,6 +29,8 @@ from rank_monitor.contract import parcel
 from rank_monitor.contract.errors import FtError
 
 logger = logging.getLogger(__name__)
+
+_Pair: TypeAlias = "tuple[socket.socket, socket.socket]"
 
 _FUNCTION = "--function"
 _STATUS_S = 2.0
@@ -144,21 +146,28 @@ class FunctionContext(RankContext):
 
     def _start(self) -> None:
         """torch's hook."""
+        self._begin(range(self.nprocs))
+
+    def _start_one(self, local_rank: int) -> None:
+        before = self._processes[local_rank]
+        self._begin([local_rank])
+        before.close()
+
+    def _begin(self, local_ranks: Iterable[int]) -> None:
         start = self._spawn if self._start_method == "spawn" else self._copy
         with ExitStack() as rank_ends:
-            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(self.nprocs)]
-            for ours, theirs in pairs:
+            pairs = {rank: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for rank in local_ranks}
+            for ours, theirs in pairs.values():
                 ours.setblocking(False)
                 rank_ends.enter_context(theirs)
             try:
                 start(pairs)
             except BaseException:
-                for ours, _ in pairs:
+                for ours, _ in pairs.values():
                     ours.close()
                 raise
 
-    def _add(self, pair: tuple[socket.socket, socket.socket], pid: int, poll: Any, close: Any = lambda: None) -> None:
-        local_rank = len(self._processes)
+    def _add(self, local_rank: int, pair: _Pair, pid: int, poll: Any, close: Any = lambda: None) -> None:
         process = self._processes[local_rank] = FunctionProcess(pid, poll, pair[0], close)
         self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank, None, None)
 
@@ -166,9 +175,9 @@ class FunctionContext(RankContext):
         bound = function_rank.bound(self.entrypoint.function, local_rank, self._numa_options)
         return bound, tuple(self.args[local_rank])
 
-    def _spawn(self, pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+    def _spawn(self, pairs: Mapping[int, _Pair]) -> None:
         """From the zygote, else each in an interpreter of its own."""
-        for local_rank, (ours, _) in enumerate(pairs):
+        for local_rank, (ours, _) in pairs.items():
             function_rank.send(ours, *self._function(local_rank))
         with ExitStack() as files:
             orders = [
@@ -178,21 +187,21 @@ class FunctionContext(RankContext):
                     {number: file.fileno() for number, file in self._open_streams(local_rank, files).items()},
                     channel=theirs.fileno(),
                 )
-                for local_rank, (_, theirs) in enumerate(pairs)
+                for local_rank, (_, theirs) in pairs.items()
             ]
             pids = self._zygotes.start_ranks(orders, numa=False)
-            for number, (pair, order) in enumerate(zip(pairs, orders, strict=True)):
+            for number, (local_rank, pair) in enumerate(pairs.items()):
                 if pids is not None:
-                    self._add(pair, pids[number], ForkedProcess(pids[number]).poll)
+                    self._add(local_rank, pair, pids[number], ForkedProcess(pids[number]).poll)
                     continue
-                process = _execute(order)
-                self._add(pair, process.pid, process.poll)
+                process = _execute(orders[number])
+                self._add(local_rank, pair, process.pid, process.poll)
 
-    def _copy(self, pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+    def _copy(self, pairs: Mapping[int, _Pair]) -> None:
         """By multiprocessing: forks of this process, or of Python's fork server."""
         held: Collection[int] | None = self._zygotes.held if self._start_method == "fork" else None
         context: Any = get_context(self._start_method)
-        for local_rank, pair in enumerate(pairs):
+        for local_rank, pair in pairs.items():
             outputs = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
             files = {number: path for number, path in outputs.items() if path}
             order = function_rank.CopiedRank(self.envs[local_rank], files, held, os.getpid())
@@ -205,13 +214,16 @@ class FunctionContext(RankContext):
                 process.join(_STATUS_S)  # a fork server tells the code a moment after the end
                 return process.exitcode  # type: ignore[no-any-return]
 
-            self._add(pair, process.pid, poll, process.close)
+            self._add(local_rank, pair, process.pid, poll, process.close)
 
     def _poll(self) -> RunProcsResult | None:
         """torch's hook."""
         result = super()._poll()
         if result is not None and not result.is_failed():
-            result.return_values = {rank: _value(rank, process) for rank, process in self._processes.items()}
+            result.return_values = {
+                rank: None if rank in self.excused else _value(rank, process)
+                for rank, process in self._processes.items()
+            }
         return result
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:

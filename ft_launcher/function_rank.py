@@ -19,7 +19,7 @@ from multiprocessing import process, spawn
 from typing import Any
 
 from ft_launcher import proc_view, signals, zygote
-from rank_monitor.contract import parcel
+from rank_monitor.contract import env, parcel
 from rank_monitor.contract.errors import ConfigError
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -111,7 +111,8 @@ def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..
         _let_go_of_the_agent(order.held, channel.fileno())
         zygote.end_with_parent(order.agent)
     for number, path in order.outputs.items():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        how = os.O_APPEND if env.REJOIN in order.environ else os.O_TRUNC
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.update(order.environ)

@@ -186,8 +186,7 @@ class MemberAgent(NodeAgent):
 
     def _succeed(self, group: WorkerGroup) -> RunResult | None:
         """The ranks of this node are done. None when the others are not, and the group must form again."""
-        result = self._monitor_workers(group)
-        self._stop_workers(group)
+        result = self._take_results(group)
         self._nodes.tell(How.SUCCEEDED, "")
         try:
             end = self._await_end(self._parts.settings.stop.exit_barrier_timeout)

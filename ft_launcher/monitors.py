@@ -27,9 +27,12 @@ from rank_monitor.contract.messages import (
     ControlRequest,
     CycleEnd,
     CycleStart,
+    Guard,
     LimitsSet,
     Message,
     RankException,
+    Restarter,
+    SectionTimes,
     Snapshot,
     SnapshotRequest,
     Verdict,
@@ -39,8 +42,10 @@ from rank_monitor.contract.spawn import Monitor
 logger = logging.getLogger(__name__)
 
 STOPPED_GRACE_S = 1.0
+STALL = "stall"
+"""The limit that only warns; any other one that does not condemn asks for a restart in process."""
 _SNAPSHOT_WAIT_S = 0.2
-_OF_THE_RANK = (RankException, ControlRequest, LimitsSet)
+_OF_THE_RANK = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Replaced:
     why: str
 
 
-News: TypeAlias = Verdict | RankException | ControlRequest | LimitsSet | Replaced
+News: TypeAlias = Verdict | RankException | ControlRequest | LimitsSet | Restarter | SectionTimes | Replaced
 
 
 @dataclass
@@ -74,6 +79,7 @@ class _Seat:
     start: CycleStart | None = None
     attached: bool = False
     limits: LimitsSet | None = None
+    guard: Guard | None = None
     stopped_since: float | None = None
     found: Found = field(default_factory=Found)
 
@@ -127,10 +133,14 @@ class NodeMonitors:
     def begin_cycle(self, cycle: int, ranks: Mapping[int, tuple[int, int]], started_ns: int) -> None:
         """Tells every monitor of its rank: `ranks` maps local rank to global rank and pid."""
         for local_rank, (rank, pid) in ranks.items():
-            seat = self._seats[local_rank]
-            seat.attached, seat.limits, seat.found = False, None, Found()
-            seat.start = CycleStart(cycle, rank, pid, started_ns, str(self.stack_file(local_rank)))
-            self._send(seat, seat.start)
+            self.begin_rank(cycle, local_rank, rank, pid, started_ns)
+
+    def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
+        """Tells a monitor of its rank, at the start of a cycle or when that one was started again."""
+        seat = self._seats[local_rank]
+        seat.attached, seat.limits, seat.guard, seat.found = False, None, None, Found()
+        seat.start = CycleStart(cycle, rank, pid, started_ns, str(self.stack_file(local_rank)))
+        self._send(seat, seat.start)
 
     def end_cycle(self) -> None:
         """Nothing is judged until the next cycle."""
@@ -222,14 +232,16 @@ class NodeMonitors:
             case Verdict():
                 if seat.start is None or message.cycle != seat.start.cycle:
                     return None
-                if message.condemned or seat.found.verdict is None:
+                if message.condemned or (message.limit == STALL and seat.found.verdict is None):
                     seat.found.verdict, seat.found.verdict_at = message, now
                 return message
             case RankException():
                 if seat.found.exception is None:
                     seat.found.exception, seat.found.exception_at = message, now
                 return message
-            case ControlRequest():
+            case Guard():
+                seat.guard = message
+            case ControlRequest() | Restarter() | SectionTimes():
                 return message
         return None
 
@@ -259,8 +271,9 @@ class NodeMonitors:
         if seat.start is not None:
             start = replace(seat.start, reconnect=True, attached=seat.attached)
             self._send(seat, start)
-            if seat.limits is not None:
-                self._send(seat, seat.limits)
+            for said in (seat.limits, seat.guard):
+                if said is not None:
+                    self._send(seat, said)
 
     def _send(self, seat: _Seat, message: Message) -> None:
         self._sequence += 1

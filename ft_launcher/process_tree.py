@@ -47,6 +47,7 @@ def subreaper() -> Iterator[None]:
 class _Stat(NamedTuple):
     parent: int
     state: str
+    session: int
 
 
 def _read_stat(pid: int | str) -> _Stat | None:
@@ -55,12 +56,12 @@ def _read_stat(pid: int | str) -> _Stat | None:
     except OSError:
         return None
     try:
-        state, parent, _ = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split(b" ", 2)
+        state, parent, _, session, _ = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split(b" ", 4)
     except (OSError, ValueError):  # it ended between the two
         return None
     finally:
         os.close(descriptor)
-    return _Stat(int(parent), state.decode())
+    return _Stat(int(parent), state.decode(), int(session))
 
 
 def is_stopped(pid: int) -> bool:
@@ -187,3 +188,14 @@ class ProcessTree:
                 self._signal(first, self.find())
         self._let_go(list(self._pidfds))
         return ending
+
+
+class SessionTree(ProcessTree):
+    """What a rank left that died alone, as far as it stayed in the rank's session; the rest ends with the cycle."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("", set(), set(), adopt_orphans=False)
+        self._session = rank
+
+    def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+        return stats[pid].session == self._session

@@ -21,7 +21,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher import node_evidence, progress
+from ft_launcher import in_process, node_evidence, progress
 from ft_launcher.aside import ToldMeanwhile, run_aside
 from ft_launcher.attribution import Fault, attribute
 from ft_launcher.cycle import Asked, Condemned, Cycle
@@ -29,6 +29,7 @@ from ft_launcher.cycle_store import CycleStore, PortHolder
 from ft_launcher.evidence import gather
 from ft_launcher.function_context import FunctionContext
 from ft_launcher.health import GpuMemory, NodeHealth
+from ft_launcher.in_process import InProcess
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.process_tree import Ending, ProcessTree, catches, is_stopped
 from ft_launcher.rank_context import RankContext
@@ -42,7 +43,7 @@ from ft_launcher.worker_env import rank_environment
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.config import Settings
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.messages import ControlRequest, Verdict
+from rank_monitor.contract.messages import ControlRequest, Restarter, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._asked: tuple[int, ControlRequest] | None = None
         self._multipliers: dict[str, float] = {}
         self._store_of_cycle: CycleStore | None = None
+        self._rung_one: InProcess | None = None
         self._attempt = 0
         self._told: int | None = None
         self._oom_kills: int | None = None
@@ -116,6 +118,15 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         ranks = {local_rank: (self._global(local_rank), pid) for local_rank, pid in pids.items()}
         self._monitors.begin_cycle(self._cycle, ranks, self._ranks.started_ns)
         self._parts.recorder.cycle_started(self._cycle, worker_group, ranks)
+        assert self._store_of_cycle is not None
+        self._rung_one = in_process.begin(
+            self._parts.settings,
+            self._store_of_cycle,
+            worker_group.workers,
+            self._ranks,
+            self._monitors,
+            self._parts.recorder,
+        )
         return pids
 
     @contextmanager
@@ -157,6 +168,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
                 cycle.on(Condemned(local_rank))
             if isinstance(news, ControlRequest):
                 self._consider(cycle, local_rank, news)
+            if isinstance(news, Restarter) and self._rung_one is not None and cycle is not None:
+                self._rung_one.heard(local_rank, news)
 
     def _consider(self, cycle: Cycle | None, local_rank: int, request: ControlRequest) -> None:
         """A request that can be followed ends the cycle; in a cycle that has ended it says what follows."""
@@ -189,6 +202,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         ending = (tree or self._tree()).stop(first, limit_s, meanwhile=self._monitors.end_cycle)
         if self._pcontext is not None:
             self._pcontext.close(signal.SIGTERM)
+        if self._rung_one is not None:
+            self._rung_one.departures.close()
         self._parts.recorder.stopped(self._cycle, ending)
         return ending
 
@@ -201,12 +216,24 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         stopped = {rank for rank, pid in self._ranks.pids().items() if is_stopped(pid)}
         ending = self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout, tree)
         self._hear(None)
+        assert self._rung_one is not None
         evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
-        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
+        evidence = self._rung_one.of_the_end(evidence)
+        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began) or self._rung_one.fault(evidence)
         if fault is None:
             return None
         reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
         return fault, CycleLife(stop_began - self._ranks.started_ns / 1e9, reached)
+
+    def _take_results(self, group: WorkerGroup) -> RunResult:
+        """What the ranks returned in a cycle that succeeded; a rank that was not let in again is stopped."""
+        assert self._ranks is not None and self._rung_one is not None
+        if self._running():
+            self._stop_workers(group)
+        self._ranks.excuse(self._rung_one.finish())
+        result = self._monitor_workers(group)
+        self._stop_workers(group)
+        return result
 
     def _forgive_learned_limit(self, limit: str) -> None:
         """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""

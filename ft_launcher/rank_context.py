@@ -4,7 +4,7 @@ Ranks are forks of the zygote where there is one, else programs of their own.
 
 torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
 choosing; here handlers belong to `signals.py` and stops to `process_tree.py`. Uses torch's underscored `_start`,
-`_close` and `_capture_process_failures`.
+`_close`, `_capture_process_failures` and `_running_local_ranks`, and `_popen` of its handler.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from ft_launcher import script
 from ft_launcher.log_pump import LogPump, streams_of
@@ -63,6 +65,18 @@ class ForkedHandler:
     _stderr: IO[str] | None
 
 
+class _AppendingHandler(SubprocessHandler):  # type: ignore[misc]
+    """torch's, for a rank that goes on writing where its forerunner ended."""
+
+    def __init__(self, streams: Mapping[int, IO[str]], **rest: Any) -> None:
+        self._streams = streams
+        super().__init__(stdout=None, stderr=None, **rest)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        self._stdout, self._stderr = self._streams.get(1), self._streams.get(2)
+        return super()._popen(args, env)
+
+
 class RankContext(SubprocessContext):  # type: ignore[misc]
     """The ranks of one cycle on this node, each with a pidfd that tells its end."""
 
@@ -73,6 +87,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
+        self.excused: set[int] = set()
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -94,24 +109,64 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         for tail in self._tail_logs:
             tail.start()
 
+    def start_again(self, local_rank: int, more: Mapping[str, str]) -> int:
+        """Starts a rank that ended once more, beside the others, and with more in its environment; returns its pid.
+
+        What it writes is appended to what its forerunner wrote.
+        """
+        self.envs[local_rank] = {**self.envs[local_rank], **more}
+        error_file = Path(self.error_files[local_rank])
+        with suppress(OSError):
+            error_file.rename(error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}"))
+        self._start_one(local_rank)
+        pid: int = self.pids()[local_rank]
+        self.pidfds[local_rank] = os.pidfd_open(pid)
+        del self.exits[local_rank]
+        return pid
+
+    def excuse(self, local_ranks: Collection[int]) -> None:
+        """How these ended says nothing about success: to be called at the end."""
+        self.excused |= set(local_ranks)
+        self._running_local_ranks -= self.excused
+
     def _start(self) -> None:
         """torch's hook."""
-        with ExitStack() as files:
-            streams = {rank: self._open_streams(rank, files) for rank in range(self.nprocs)}
-            orders = [self._order(rank, streams[rank]) for rank in range(self.nprocs)]
-            pids = self._zygotes.start_ranks(orders, numa=self._numa_options is not None)
-            if pids is not None:
-                files.pop_all()
-                self.subprocess_handlers = {
-                    rank: ForkedHandler(ForkedProcess(pid), rank, streams[rank].get(1), streams[rank].get(2))
-                    for rank, pid in enumerate(pids)
-                }
-        if pids is None:
+        if not self._fork(range(self.nprocs)):
             super()._start()
+
+    def _start_one(self, local_rank: int) -> None:
+        """Puts another handler in the place of one whose rank ended."""
+        before = self.subprocess_handlers[local_rank]
+        if not self._fork([local_rank]):
+            with ExitStack() as files:
+                self.subprocess_handlers[local_rank] = _AppendingHandler(
+                    self._open_streams(local_rank, files),
+                    entrypoint=self.entrypoint,
+                    args=self.args[local_rank],
+                    env=self.envs[local_rank],
+                    local_rank_id=local_rank,
+                    numa_options=self._numa_options,
+                )
+                files.pop_all()
+        _close_streams(before)
+
+    def _fork(self, local_ranks: Iterable[int]) -> bool:
+        """Has the zygote fork ranks; returns whether it could."""
+        with ExitStack() as files:
+            streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
+            orders = [self._order(rank, opened) for rank, opened in streams.items()]
+            pids = self._zygotes.start_ranks(orders, numa=self._numa_options is not None)
+            if pids is None:
+                return False
+            files.pop_all()
+        for (rank, opened), pid in zip(streams.items(), pids, strict=True):
+            self.subprocess_handlers[rank] = ForkedHandler(ForkedProcess(pid), rank, opened.get(1), opened.get(2))
+        return True
 
     def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
         paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
-        return {number: files.enter_context(open(path, "w")) for number, path in paths.items() if path}  # noqa: PTH123
+        mode = "a" if local_rank in self.exits else "w"
+        return {number: files.enter_context(open(path, mode)) for number, path in paths.items() if path}  # noqa: PTH123
 
     def _order(self, local_rank: int, streams: Mapping[int, IO[str]]) -> RankOrder:
         words = [str(word) for word in self.args[local_rank]]
@@ -143,6 +198,10 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             readable([pidfd], max(0.0, deadline - time.monotonic()))
         self.reap_all()
         for handler in self.subprocess_handlers.values():
-            for stream in (handler._stdout, handler._stderr):
-                if stream is not None:
-                    stream.close()
+            _close_streams(handler)
+
+
+def _close_streams(handler: Any) -> None:
+    for stream in (handler._stdout, handler._stderr):
+        if stream is not None:
+            stream.close()

@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from ft_launcher import report
-from ft_launcher.attribution import Fault, signal_name
+from ft_launcher.attribution import Fault, RankEvidence, signal_name
 from ft_launcher.health.reading import NodeVerdict, Reading
 from ft_launcher.journal import Journal
 from ft_launcher.logs import RunFolder
-from ft_launcher.monitors import News, Replaced
+from ft_launcher.monitors import STALL, News, Replaced
 from ft_launcher.process_tree import Ending
 from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Action, Decision
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, Verdict
+from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, SectionTimes, Verdict
 
 logger = logging.getLogger(__name__)
+
+_MOST_REASONS = 4
 
 
 class Recorder:
@@ -44,6 +46,7 @@ class Recorder:
         self._folder = Path(journal_dir) if journal_dir else None
         self._store_said = False
         self._keep_failed = False
+        self._counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
         if journal_dir or run.exists:
             self._keep()
 
@@ -55,7 +58,9 @@ class Recorder:
 
     def job_ended(self, exit_code: int, reason: str) -> None:
         """The launcher's last word."""
-        self.journal.write("job_end", exit_code=exit_code, reason=reason)
+        if self._counts["restarts_in_process"]:
+            report.show(f"ft_launcher: {report.of_rung_one(**self._counts)}")
+        self.journal.write("job_end", exit_code=exit_code, reason=reason, **self._counts)
         self.journal.close()
 
     def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
@@ -97,7 +102,8 @@ class Recorder:
         match news:
             case Verdict():
                 stacks = self._keep_stacks(cycle, local_rank, stack_file)
-                self.journal.write("verdict", **asdict(news), stacks=stacks)
+                asks = not news.condemned and news.limit != STALL
+                self.journal.write("interruption" if asks else "verdict", **asdict(news), stacks=stacks)
                 if not news.condemned:
                     report.show(f"ft_launcher: rank {rank} {news.reason}" + (f"; stacks: {stacks}" if stacks else ""))
             case RankException():
@@ -107,9 +113,66 @@ class Recorder:
                 self.journal.write("monitor_replaced", cycle=cycle, rank=rank, why=news.why)
             case LimitsSet():
                 self.journal.write("limits", cycle=cycle, rank=rank, **asdict(news))
+            case SectionTimes():
+                self.journal.write("section_times", cycle=cycle, rank=rank, **asdict(news))
             case ControlRequest():
                 logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
                 self.journal.write("control_request", cycle=cycle, rank=rank, **asdict(news))
+
+    def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
+        """A rank's process ended, and rung 1 deals with it."""
+        self._keep()
+        what = "was killed by the launcher" if killed_by_us else f"exited with code {end.exit_code}"
+        what = fault.what if fault else what
+        known = {"what": what, "where": fault.where if fault else "", "hint": fault.hint if fault else ""}
+        self.journal.write(
+            "in_process_fault", cycle=cycle, rank=end.rank, pid=end.pid, exit_code=end.exit_code, **known
+        )
+        place = "".join(f", {word}" for word in (known["where"], known["hint"] and f"likely: {known['hint']}") if word)
+        report.show(f"ft_launcher: rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
+
+    def restarted_in_process(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
+        """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
+        self._keep()
+        self._counts["restarts_in_process"] += 1
+        self.journal.write("in_process_restart", cycle=cycle, iteration=iteration, took_s=round(took_s, 6), why=why)
+        words = ", ".join(f"rank {one.get('rank')}: {one.get('interruption')}" for one in why[:_MOST_REASONS])
+        report.show(
+            f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
+            + (f" ({words})" if words else "")
+        )
+
+    def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
+        """A rank that died was started again alone."""
+        self._counts["started_again"] += 1
+        self.journal.write("started_again", cycle=cycle, rank=rank, local_rank=local_rank, pid=pid)
+        report.show(f"ft_launcher: rank {rank} was started again (pid {pid}); it joins at the next restart in process")
+
+    def stays_away(self, cycle: int, rank: int, reason: str) -> None:
+        """A rank that died is not started again in this cycle."""
+        self.journal.write("stays_away", cycle=cycle, rank=rank, reason=reason)
+        report.show(f"ft_launcher: rank {rank} is not started again: {reason}; the others go on")
+
+    def joined(self, cycle: int, rank: int, iteration: int) -> None:
+        """A rank that was started again takes part."""
+        self.journal.write("joined", cycle=cycle, rank=rank, iteration=iteration)
+
+    def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
+        """A cycle succeeds, and these ranks are lost."""
+        self.journal.write("finished_without", cycle=cycle, ranks=ranks)
+        report.show(f"ft_launcher: the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
+
+    def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
+        """A rank that the others went on without is killed."""
+        self.journal.write("late_rank_ended", cycle=cycle, rank=rank, reason=reason)
+        report.show(f"ft_launcher: {reason}; the others went on, and it is killed")
+
+    def took_over(self, cycle: int, rank: int, reason: str) -> None:
+        """Rung 1 cannot deal with a fault: the cycle ends."""
+        self._keep()
+        self._counts["taken_over"] += 1
+        self.journal.write("taken_over", cycle=cycle, rank=rank, reason=reason)
+        report.show(f"ft_launcher: no restart in process: {reason}")
 
     def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
         """What a request comes to."""

@@ -51,6 +51,14 @@ def next_step(decision: Decision) -> str:
     return step if decision.exit_code is None else f"{step}; exit code {decision.exit_code}"
 
 
+def of_rung_one(restarts_in_process: int, started_again: int, taken_over: int) -> str:
+    """What rung 1 did in a run, in one line."""
+    return (
+        f"restarts in process: {restarts_in_process}; ranks started again alone: {started_again}; "
+        f"cycles that had to end all the same: {taken_over}"
+    )
+
+
 def show(text: str, stream: TextIO | None = None) -> None:
     """Writes `text` to the console; a console that is gone or full ends nothing."""
     stream = stream or sys.stderr

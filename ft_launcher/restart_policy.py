@@ -108,6 +108,12 @@ def _not_restarted(fault: Fault, history: History, settings: RestartSettings, el
     return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code)
 
 
+def final_codes(settings: RestartSettings) -> set[int]:
+    """Exit codes by which a rank speaks to the launcher: more than a restart in process can answer."""
+    ours = {int(ExitCode.RESUME_TO_DISAMBIGUATE), int(ExitCode.FAILED_ON_RESULT_VALIDATION)}
+    return ours | set(settings.no_restart_exit_codes)
+
+
 def backoff_s(young: int, least_s: float, most_s: float) -> float:
     """The wait before the restart after `young` cycles in a row that died young: doubling, from `least_s` to `most_s`.
 

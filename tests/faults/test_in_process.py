@@ -153,12 +153,21 @@ def test_a_restart_that_comes_to_no_end_within_its_limit_ends_the_cycle(start_jo
     assert "within 1 s" in job.journal("taken_over")[0]["reason"]
 
 
+def pair(start_job: StartJob, *more: str) -> tuple[Job, Job]:
+    """Two nodes of two ranks each; the first one's agent hosts the ranks' store."""
+    rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=pair")
+    conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1"
+    nodes = [
+        start_job(Plan(), 2, "--nnodes=2", *rendezvous, conf, *more, name=name, script=SCRIPT) for name in ("a", "b")
+    ]
+    holding(nodes[0], "0-0", range(4))
+    first, second = sorted(nodes, key=lambda node: int(node.journal("cycle_start")[0]["node_rank"]))
+    return first, second
+
+
 def test_on_two_nodes_the_store_is_the_other_agents(start_job: StartJob) -> None:
-    port = free_port()
-    flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair")
-    nodes = [start_job(Plan(), 2, *flags, name=name, script=SCRIPT) for name in ("first", "second")]
-    pids = holding(nodes[0], "0-0", range(4))
-    (second,) = (node for node in nodes if node.journal("cycle_start")[0]["node_rank"] == 1)
+    nodes = _, second = pair(start_job)
+    pids = holding(second, "0-0", range(4))
     victim = second.journal("cycle_start")[0]["ranks"][0]["rank"]
     os.kill(pids[victim], signal.SIGKILL)
     others = set(range(4)) - {victim}
@@ -172,3 +181,17 @@ def test_on_two_nodes_the_store_is_the_other_agents(start_job: StartJob) -> None
         nothing_left(node)
         assert len(node.journal("in_process_restart")) == 2 and not node.journal("fault"), node.tail()
         assert len(node.journal("in_process_fault")) == (node is second)
+
+
+@pytest.mark.slow
+def test_a_node_without_ranks_ends_the_cycle_of_both(start_job: StartJob) -> None:
+    nodes = first, second = pair(start_job, "--max-restarts=1")
+    for rank in second.journal("cycle_start")[0]["ranks"]:
+        os.kill(rank["pid"], signal.SIGKILL)
+    holding(first, "1-0", range(4))
+    say(first, "1-0", "go")
+    assert [node.finish() for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
+    for node in nodes:
+        nothing_left(node)
+        assert len(node.journal("taken_over")) == (node is second), node.tail()
+    assert second.journal("fault")[0]["kind"] == "signal"

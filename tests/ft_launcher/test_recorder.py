@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.attribution import RankEvidence, attribute
-from ft_launcher.attribution import NodeEvidence as Node
+from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
 from ft_launcher.logs import RunFolder
 from ft_launcher.recorder import Recorder
 from rank_monitor.contract.messages import Verdict
@@ -32,8 +31,12 @@ def verdict(limit: str, condemned: bool) -> Verdict:
 
 @pytest.mark.parametrize(
     ("limit", "condemned", "event"),
-    [("soft_timeout", False, "interruption"), ("section:step", False, "interruption")]
-    + [("stall", False, "verdict"), ("hard_timeout", True, "verdict")],
+    [
+        ("soft_timeout", False, "interruption"),
+        ("section:step", False, "interruption"),
+        ("stall", False, "verdict"),
+        ("hard_timeout", True, "verdict"),
+    ],
 )
 def test_a_rank_that_is_asked_to_restart_did_not_fail(
     recorder: Recorder, tmp_path: Path, limit: str, condemned: bool, event: str
@@ -45,7 +48,7 @@ def test_a_rank_that_is_asked_to_restart_did_not_fail(
 
 def test_the_story_of_a_death_in_process(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     end = RankEvidence(3, 1, 4711, exit_code=-11, died_at=1.0)
-    recorder.lost_in_process(0, end, attribute([end], Node()), killed_by_us=False)
+    recorder.lost_in_process(0, end, attribute([end], NodeEvidence()), killed_by_us=False)
     recorder.restarted_in_process(0, 4, 0.0423, [{"rank": 3, "interruption": "TERMINATED"}])
     recorder.started_again(0, 3, 1, 4712)
     recorder.job_ended(0, "all ranks succeeded")

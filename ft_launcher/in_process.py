@@ -1,0 +1,208 @@
+"""Rung 1 of one cycle on this node: carries out what `rungs.py` says of its ranks, and tells the cycle's events.
+
+Decides nothing, and ends no cycle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.distributed import PrefixStore
+
+from ft_launcher import node_evidence
+from ft_launcher.attribution import Fault, FaultKind, RankEvidence, attribute
+from ft_launcher.cycle import Event, Lost, RankEnded, RungTwo, TakesPart
+from ft_launcher.cycle_store import CycleStore
+from ft_launcher.departures import Departures, Told
+from ft_launcher.evidence import gather
+from ft_launcher.monitors import NodeMonitors
+from ft_launcher.rank_context import RankContext
+from ft_launcher.recorder import Recorder
+from ft_launcher.restart_policy import final_codes
+from ft_launcher.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
+from ft_launcher.rungs import Rungs
+from ft_launcher.zygote_pool import NoWarmStart
+from rank_monitor.contract import env
+from rank_monitor.contract.config import Settings
+from rank_monitor.contract.iteration import Iteration
+from rank_monitor.contract.messages import Restarter
+
+logger = logging.getLogger(__name__)
+
+LIMIT = "in_process"
+"""Names the limit of a fault that is a restart in process which came to no end."""
+
+
+@dataclass
+class InProcess:
+    """One cycle.
+
+    `workers` are torch's, in the order of local ranks; `oom_kills`: what the node's group counted at the start.
+    """
+
+    store: CycleStore
+    workers: Sequence[Any]
+    ranks: RankContext
+    monitors: NodeMonitors
+    recorder: Recorder
+    rungs: Rungs
+    departures: Departures
+    oom_kills: int | None
+    _events: list[Event] = field(default_factory=list)
+    _told: list[Told] = field(default_factory=list)
+    _ends: dict[int, RankEvidence] = field(default_factory=dict)
+    """The last death of each rank."""
+    _open: set[int] = field(default_factory=set)
+    """Whose death is not dealt with yet."""
+    _killed: set[int] = field(default_factory=set)
+    _took_over: TakeOver | None = None
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return {self.departures.fileno()}
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        return self.rungs.next_check()
+
+    def heard(self, local_rank: int, message: Restarter) -> None:
+        """A rank's wrapper said something."""
+        self._do(self.rungs.heard(local_rank, message, time.monotonic()))
+
+    def ended(self, local_rank: int, exit_code: int) -> Event:
+        """A rank's process ended; returns what that is for the cycle."""
+        was_let_in = local_rank not in self.rungs.lost
+        steps = self.rungs.died(local_rank, exit_code, time.monotonic())
+        if steps is None:
+            return RankEnded(local_rank, exit_code)
+        (end,) = gather([self.workers[local_rank]], self.ranks, self.monitors, set(), set())
+        self._ends[local_rank] = end
+        if was_let_in or exit_code != 0:
+            ours = local_rank in self._killed
+            fault = None if ours else attribute([end], node_evidence.since(self.oom_kills))
+            self.recorder.lost_in_process(self.store.cycle, end, fault, ours)
+        self._do(steps)
+        if self.rungs.is_restarting or self._took_over is not None:
+            self._open.add(local_rank)
+        return Lost(local_rank)
+
+    def needs_words(self, ended: Iterable[int]) -> bool:
+        """Whether what the ranks said last matters for what comes now: the monitors may still have it.
+
+        Args:
+            ended: local ranks whose process ended.
+        """
+        self._told += self.departures.take()
+        return bool(self._told) or any(self.rungs.needs_word(local_rank) for local_rank in ended)
+
+    def attend(self) -> list[Event]:
+        """Does what is due; returns what happened since the last call."""
+        told, self._told = self._told, []
+        for one in told:
+            self._do(self.rungs.told(one.local_rank, one.problem, time.monotonic()))
+        self._do(self.rungs.tick(time.monotonic()))
+        events, self._events = self._events, []
+        return events
+
+    def finish(self) -> set[int]:
+        """The local ranks without which the cycle succeeded."""
+        if lost := sorted(self.rungs.lost):
+            self.recorder.finished_without(self.store.cycle, [int(self.workers[one].global_rank) for one in lost])
+        return set(lost)
+
+    def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
+        """The evidence of a cycle that failed: without deaths that were dealt with, and with those that were not."""
+        found = []
+        for rank in evidence:
+            if rank.local_rank in self._open:
+                found.append(self._ends[rank.local_rank])
+            elif rank.local_rank in self.rungs.lost:
+                found.append(replace(rank, died_at=None, verdict=None, exception_at=None))
+            else:
+                found.append(rank)
+        return found
+
+    def fault(self, evidence: list[RankEvidence]) -> Fault | None:
+        """The fault of a cycle in which no rank failed by itself; None: rung 1 did not fail either."""
+        if self._took_over is None:
+            return None
+        rank = evidence[self._took_over.local_rank]
+        others = tuple(f"rank {other.rank} was running" for other in evidence if other is not rank)
+        what = f"hangs: {self._took_over.reason}"
+        return Fault(FaultKind.HANG, rank.rank, rank.local_rank, rank.pid, 1, what, "", "", limit=LIMIT, others=others)
+
+    def _do(self, steps: list[Step]) -> None:
+        for step in steps:
+            rank = 0 if isinstance(step, Restarted) else int(self.workers[step.local_rank].global_rank)
+            match step:
+                case Tell():
+                    self.departures.tell(step, self._ends[step.local_rank].pid)
+                case StartAgain(local_rank):
+                    self._start_again(local_rank, rank)
+                case StayAway(_, reason):
+                    self.recorder.stays_away(self.store.cycle, rank, reason)
+                case Joined(local_rank, iteration):
+                    self._events.append(TakesPart(local_rank))
+                    self.recorder.joined(self.store.cycle, rank, iteration)
+                case Restarted(iteration, took_s):
+                    self._open.clear()
+                    why = self._records(step.prefix, step.failed)
+                    self.recorder.restarted_in_process(self.store.cycle, iteration, took_s, why)
+                case EndRank(local_rank, reason):
+                    self.recorder.ends_late_rank(self.store.cycle, rank, reason)
+                    self._killed.add(local_rank)
+                    with contextlib.suppress(KeyError, OSError):  # it ended by itself meanwhile
+                        signal.pidfd_send_signal(self.ranks.pidfds[local_rank], signal.SIGKILL)
+                case TakeOver(local_rank, reason) if self._took_over is None:
+                    self._took_over = step
+                    self._events.append(RungTwo(local_rank))
+                    self.recorder.took_over(self.store.cycle, rank, reason)
+
+    def _records(self, prefix: str, iteration: int) -> list[dict[str, Any]]:
+        """Why an iteration was interrupted, as the ranks wrote it; the node that hosts the store tells."""
+        if self.store.server is None or not prefix:
+            return []
+        try:
+            records = Iteration(PrefixStore(prefix, self.store.server), iteration).records()
+            return [dict(json.loads(record)) for record in records]
+        except (RuntimeError, ValueError, TypeError) as error:
+            logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
+            return []
+
+    def _start_again(self, local_rank: int, rank: int) -> None:
+        """Starts one rank anew, beside the others."""
+        started_ns = time.monotonic_ns()
+        try:
+            pid = self.ranks.start_again(local_rank, {env.REJOIN: "1"})
+        except (OSError, NoWarmStart) as error:
+            self.recorder.stays_away(self.store.cycle, rank, f"it cannot be started: {error}")
+            return
+        self.workers[local_rank].id = pid
+        self._killed.discard(local_rank)
+        self.monitors.begin_rank(self.store.cycle, local_rank, rank, pid, started_ns)
+        self.rungs.started(local_rank)
+        self.recorder.started_again(self.store.cycle, rank, local_rank, pid)
+
+
+def begin(
+    settings: Settings,
+    store: CycleStore,
+    workers: Sequence[Any],
+    ranks: RankContext,
+    monitors: NodeMonitors,
+    recorder: Recorder,
+) -> InProcess:
+    """Rung 1 of a cycle whose ranks were started just now."""
+    enabled, rejoin = settings.start.inprocess == "auto", settings.start.rejoin
+    numbers = [int(worker.global_rank) for worker in workers]
+    rungs = Rungs(numbers, enabled, rejoin, final_codes(settings.restart))
+    departures = Departures(store.host, store.port, settings.stop.workers_stop_timeout)
+    oom_kills = node_evidence.oom_kills()
+    return InProcess(store, workers, ranks, monitors, recorder, rungs, departures, oom_kills)
