@@ -15,7 +15,7 @@ process, store or clock; `in_process.py` does what is said here.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ft_launcher.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
 from rank_monitor.contract.messages import Restarter
@@ -104,6 +104,8 @@ class Rungs:
         if seat.is_new and message.state in AT_WORK:
             seat.is_new = False
             steps.append(Joined(local_rank, message.iteration))
+        if message.state == INITIALIZED:
+            steps += self._tell_again(message)
         if message.state == STARTING:
             self._begin(message.iteration, now)
             self._expect(local_rank, message, now)
@@ -132,7 +134,7 @@ class Rungs:
         """The others took note of a death; `problem`: or why not."""
         seat = self._seats[local_rank]
         if not problem:
-            seat.is_next, steps = True, self._restarted(now)
+            seat.is_next, steps = seat.state != LEFT, self._restarted(now)
             if all(other.due is None for other in self._seats):  # they knew, and nobody restarts
                 self._since = None
             return steps + self._start_next()
@@ -189,6 +191,17 @@ class Rungs:
     def _tell(self, local_rank: int, said: Restarter) -> Tell:
         limit_s = said.limit_s or _UNTOLD_LIMIT_S
         return Tell(local_rank, said.member, said.prefix, limit_s, said.state == JOINING)
+
+    def _tell_again(self, message: Restarter) -> list[Step]:
+        """A further call of a wrapped function begins: those that are gone will not come to its start."""
+        steps = list[Step]()
+        for number, seat in enumerate(self._seats):
+            is_gone = seat.is_lost and seat.exit_code is not None
+            if is_gone and seat.said and message.prefix and seat.said.prefix != message.prefix:
+                seat.said = replace(seat.said, prefix=message.prefix)
+                limit_s = message.limit_s or _UNTOLD_LIMIT_S
+                steps.append(Tell(number, seat.said.member, message.prefix, limit_s, joins=False))
+        return steps
 
     def _start_next(self) -> list[Step]:
         """Not while the others restart: it would take their time, and join at the next restart only."""

@@ -362,3 +362,16 @@ def test_starts_are_counted_anew_after_each_restart(node: Node) -> None:
         node.restart(0, 2, iteration=iteration)
         assert node.die(1) == [StartAgain(1)]
         node.rungs.started(1)
+
+
+def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
+    """They will not come to its start; one that is back will."""
+    node = Node(ranks=3, rejoin=False)
+    node.say("initialized")
+    assert node.die(1) == [tell(1)]
+    node.told(1)
+    node.restart(0, 2)
+    node.say("finalized", 0, 2, iteration=1)
+    found = node.say("initialized", 0, 2, prefix="call/1")
+    assert found == [Tell(1, 5, "call/1", LIMIT_S, joins=False)]
+    assert node.told(1) == []

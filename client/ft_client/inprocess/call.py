@@ -207,12 +207,9 @@ class Call:
 
     def _tell(self, state: str) -> None:
         """Tells the monitor, and through it the launcher."""
-        self._guard.report(state, self._member, self._state.iteration, self._coordination.prefix, self._limit_s())
-
-    def _limit_s(self) -> float:
-        """From a fault to the next start: the abort, the callbacks, and the barriers at the end and at the start."""
-        arguments = self._arguments
-        return (arguments.last_call_wait + arguments.hard_timeout + 2 * arguments.barrier_timeout).total_seconds()
+        self._guard.report(
+            state, self._member, self._state.iteration, self._coordination.prefix, self._arguments.restart_limit_s
+        )
 
     def _report(self) -> Event:
         self._iteration.interrupt(self._record(Interruption.EXCEPTION))

@@ -54,6 +54,11 @@ class Timeouts:
             if getattr(self, lower) >= getattr(self, upper):
                 raise ValueError(f"{_named(self, lower)} must be below {_named(self, upper)}")
 
+    @property
+    def restart_limit_s(self) -> float:
+        """Seconds from a fault to the next start, at most: last call, a hard hang, the barriers of end and start."""
+        return (self.last_call_wait + self.hard_timeout + 2 * self.barrier_timeout).total_seconds()
+
 
 def _named(timeouts: Timeouts, name: str) -> str:
     return f"{name}={getattr(timeouts, name).total_seconds():g} s"

@@ -102,7 +102,7 @@ class Wrapper:
         closed = None
         entry = "joining" if is_respawned() else "initialized"
         guard.restarting()
-        guard.report(entry, state.rank or 0, 0, coordination.prefix, 0.0)
+        guard.report(entry, state.rank or 0, 0, coordination.prefix, self.arguments.restart_limit_s)
         if is_respawned():
             closed = join(coordination.watched, state)
             if closed is None:  # all is done
