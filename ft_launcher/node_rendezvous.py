@@ -184,8 +184,11 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def _coordinate(self, lost_term: int) -> Coordination | None:
         terms, hosts = self._terms, self._store.hosted_here
-        rules = replace(terms.rules, hosts=hosts, deputies=0 if hosts else terms.rules.deputies)
         store = self._store.another()
+        rules = replace(terms.rules, hosts=hosts, deputies=0 if hosts else terms.rules.deputies)
+        if lost_term == 0 and (other := store.other_job(self._run_id)):
+            hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
+            rules = replace(rules, hint=hint)
         return become_coordinator(self._me.node, store, rules, terms.judge, terms.beat_s, terms.timeout_s, lost_term)
 
     def _ask_for_place(self, link: Link) -> Place:
@@ -206,7 +209,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise JobOver(answer)
         assert isinstance(answer, Place)
         self.place = answer
-        link.entered(answer.cycle, answer.deputy)
+        link.entered(answer, self._terms.rules.deputies)
         return answer
 
     def _rename_if_deposed(self, link: Link) -> bool:

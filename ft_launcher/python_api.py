@@ -22,9 +22,10 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ft_launcher import composition, function_rank, script
+from ft_launcher import composition, function_rank, nccl, script
+from ft_launcher.config import Resolved
 from ft_launcher.launch_config import LaunchConfig, log_places
-from ft_launcher.rendezvous_check import check_rendezvous
+from ft_launcher.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.restart_policy import about_policy
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
@@ -34,7 +35,7 @@ from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
 
 _SOURCE = "launch()"
-_VARIABLES = ("RES_OPTIONS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
+_VARIABLES = ("RES_OPTIONS", "TORCHELASTIC_SIGNALS_TO_HANDLE", *nccl.VARIABLES)
 """What a run sets in this process: for the resolver, and torch for its own use."""
 
 _running = threading.Lock()
@@ -183,7 +184,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     resolved = config.resolved()
     if resolved.settings.start.dry_run:
         raise ConfigError("dry_run", True, resolved.sources["dry_run"], "only the command can do that", "Leave it out")
-    _check(config)
+    _check(config, resolved)
     if config.warm_start == "on" and config.start_method != "spawn" and callable(entrypoint):
         raise ConfigError("warm_start", "on", resolved.sources["warm_start"], "goes with start_method='spawn' only")
     ours = copy.copy(config)
@@ -209,7 +210,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     )
 
 
-def _check(config: LaunchConfig) -> None:
+def _check(config: LaunchConfig, resolved: Resolved) -> None:
     keywords = config.keywords()
     blame = Blame(keywords)
     check_numbers(keywords.namespace, blame)
@@ -218,6 +219,7 @@ def _check(config: LaunchConfig) -> None:
     if config.start_method not in function_rank.START_METHODS:
         raise blame.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
     check_rendezvous(config, config.rdzv_configs, blame)
+    check_members(config, resolved.settings.members, resolved.sources)
 
 
 def _what_runs(

@@ -1,6 +1,6 @@
 """Puts the rendezvous of several nodes together: from torch's configuration and our settings to a handler of ours.
 
-Registered with torch's registry, so that torch makes it where it makes its own.
+Registered with torch's registry, so that torch makes it where it makes its own. Uses its underscored `_registry`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.cycle_store import CycleStore, PortHolder
 from ft_launcher.job_policy import judge_by
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
-from ft_launcher.nodes.job_store import open_job_store
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import NO_RANK, Arrive
+from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
 from ft_launcher.nodes.terms import Rules
 from rank_monitor.contract.config import MemberSettings, Settings
 
 BACKEND = "ft-nodes"
-OURS = ("c10d", "static", "etcd-v2", "etcd-v3")
-"""The backends of torch, and one of our own, whose store our protocol runs on."""
+_LEGACY = "etcd"
+OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
+"""The backends of torch, and one of our own, whose store our protocol runs on; and torch's legacy handler as it is."""
 
 _MAKE = "ft_make"
 _KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
@@ -38,6 +44,9 @@ _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 def use(config: Any, settings: Settings, ports: PortHolder) -> None:
     """Changes torch's launch configuration so that its rendezvous is ours over the same backend."""
     backend, max_restarts = config.rdzv_backend, config.max_restarts
+    if backend == _LEGACY:
+        rendezvous_handler_registry._registry[_LEGACY] = _create_legacy  # torch wants the handler's own name
+        return
 
     def make(parameters: RendezvousParameters) -> NodeRendezvous:
         static = backend == "static"
@@ -63,6 +72,16 @@ def use(config: Any, settings: Settings, ports: PortHolder) -> None:
 def _create(parameters: RendezvousParameters) -> NodeRendezvous:
     make: Callable[[RendezvousParameters], NodeRendezvous] = parameters.config[_MAKE]
     return make(parameters)
+
+
+def _create_legacy(parameters: RendezvousParameters) -> RendezvousHandler:
+    """torch's handler, with the errors of its client as what they are."""
+    from torch.distributed.elastic.rendezvous import etcd_rendezvous
+
+    try:
+        return etcd_rendezvous.create_rdzv_handler(parameters)
+    except etcd_rendezvous.etcd.EtcdException as error:
+        raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error)) from error
 
 
 def this_node(

@@ -23,6 +23,7 @@ from rank_monitor.contract.errors import ProtocolError, StoreLost
 logger = logging.getLogger(__name__)
 
 BEAT = "coordinator"
+"""Whose beats say that the coordinator lives; the link of its node makes them, as long as it `may_beat`."""
 TERM = "term"
 HOST = "host"
 REPLY = "reply"
@@ -73,6 +74,7 @@ class Coordination:
         self._given_up: set[int] = set()
         self._todo: list[Work] = []
         self._first = store
+        self._turned_at, self._patience_s = time.monotonic(), timeout_s / 2
         self._threads = [
             threading.Thread(target=self._keep_at, args=(loop,), daemon=True, name="ft_coordinator")
             for loop in (self._read_inbox, self._read_beats)
@@ -88,6 +90,11 @@ class Coordination:
     def at_work(self) -> bool:
         """Whether it still is the coordinator."""
         return not self._closed.is_set()
+
+    @property
+    def may_beat(self) -> bool:
+        """Whether the node may say in its name that it lives: it reads, or has only just been held up."""
+        return time.monotonic() - self._turned_at < self._patience_s
 
     def take_over(self, store: JobStore, before: Formed) -> None:
         """Before the work begins: tells again what `before` may not have come to tell, and counts it as lost.
@@ -169,7 +176,7 @@ class Coordination:
     def _read_beats(self, store: JobStore) -> None:
         """Every beat: who is silent; whether another took over; whether a dead writer holds up the inbox."""
         unread_since = 0
-        next_beat = time.monotonic() + self._beat_s
+        next_beat = time.monotonic()
         while self.at_work:
             self._deadline_changed.clear()
             with self._lock:
@@ -183,12 +190,11 @@ class Coordination:
             with self._lock:
                 self._silence.watch(self._machine.nodes - {self._me}, time.monotonic())
                 taken = self._machine.read
-            if not self._hosts:
-                store.beat(BEAT)
             counters, (count, *fence) = store.counters(
                 self._silence.nodes, ("inbox", *(() if self._hosts else (TERM,)))
             )
             self._must_have_term(fence)
+            self._turned_at = time.monotonic()
             unread = int(count or 0) > taken
             if unread and unread_since == taken:
                 store.give_up_missing(taken)

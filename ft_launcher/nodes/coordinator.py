@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any
 
-from ft_launcher.nodes import cause
+from ft_launcher.nodes.doubts import Doubts, holder_of
 from ft_launcher.nodes.membership import choose, how_many
 from ft_launcher.nodes.messages import (
     NO_CYCLE,
-    NO_RANK,
     Arrive,
     CycleEnd,
     Ended,
@@ -34,11 +33,9 @@ from ft_launcher.nodes.messages import (
     arrivals_of,
     over_of,
 )
-from ft_launcher.nodes.terms import Case, Judge, Judgement, Reply, Rules, Work
-from rank_monitor.contract.errors import ProtocolError
+from ft_launcher.nodes.terms import Judge, Reply, Rules, Work
+from ft_launcher.nodes.verdict import Verdict
 from rank_monitor.contract.exit_codes import ExitCode
-
-_A = TypeVar("_A", Place, Over)
 
 
 class Phase(Enum):
@@ -55,32 +52,29 @@ class Coordinator:
     def __init__(self, me: str, rules: Rules, judge: Judge, now: float, former: Formed | None = None) -> None:
         self.phase = Phase.FORMING
         self.read = 0
-        self._me, self._rules, self._judge = me, rules, judge
+        self._me, self._rules = me, rules
+        self._verdict = Verdict(judge, rules.in_vain, now, former)
         self._term = 1
         self._cycle = NO_CYCLE
         self._members: dict[str, Arrive] = {}
         self._waiting: dict[str, Arrive] = {}
-        self._doubtful: dict[str, tuple[Arrive, float]] = {}
+        self._doubts = Doubts(me, rules.doubt_s)
         self._away: dict[str, How] = {}
         self._done: set[str] = set()
         self._ignored: set[str] = set()
         self._told: set[str] = set()
         self._first_fault: list[str] = []
-        self._history: dict[str, Any] = {}
-        self._history_at = now
         self._why = "the first nodes came"
         self._since = now
         self._enough_since: float | None = None
         self._not_before = now
-        self._judged: tuple[Judgement, str] | None = None
-        self._owed: dict[str, dict[str, Any]] = {}
         self._over = Over(int(ExitCode.OK), "")
         if former is not None:
             self._take_over(former)
 
     def _take_over(self, former: Formed) -> None:
         self._term = former.term + 1
-        self._cycle, self.read, self._history = former.cycle, former.read, former.history
+        self._cycle, self.read = former.cycle, former.read
         self._why = former.reason or self._why
         arrivals = arrivals_of(former)
         self._members = {node: arrivals.pop(node) for node in former.members}
@@ -106,7 +100,8 @@ class Coordinator:
         arrivals = {node: asdict(came) for node, came in (self._members | self._waiting).items()}
         members = list(self._members)
         over = asdict(self._over) if self.phase is Phase.OVER else {}
-        return Formed(self._cycle, self._me, self._term, self.read, members, self._why, arrivals, self._history, over)
+        place, decided = (self._cycle, self._me, self._term, self.read), self._verdict.record()
+        return Formed(*place, members, self._why, arrivals, over=over, **decided)
 
     def retell(self) -> list[Work]:
         """After a take-over: what the coordinator before may have agreed on and not told; harmless to tell again."""
@@ -117,7 +112,10 @@ class Coordinator:
         how = How.SUCCEEDED if self._over.exit_code == ExitCode.OK else How.STOP
         everybody, self._waiting = self._members | self._waiting, {}
         ended = CycleEnd(self._cycle, how.value, self._over.reason, self._over.exit_code)
-        return [ended, *(Reply(node, came.seq, self._over) for node, came in everybody.items())]
+        return [
+            ended,
+            *(Reply(node, came.seq, self._verdict.told(node, self._over)) for node, came in everybody.items()),
+        ]
 
     # Events.
 
@@ -138,7 +136,7 @@ class Coordinator:
 
     def on_tick(self, now: float) -> list[Work]:
         """Time has passed."""
-        refused = self._refuse_doubtful(now)
+        refused = self._settle_doubts(now)
         if self.phase is Phase.FORMING:
             return refused + self._try_form(now)
         if self.phase is Phase.RUNNING and self._grows(now):
@@ -147,7 +145,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When `on_tick` is due."""
-        ends = [since + self._rules.doubt_s for _, since in self._doubtful.values()]
+        ends = self._doubts.deadlines()
         if self.phase is Phase.FORMING:
             ends.append(max(self._since + self._rules.join_s, self._not_before))
             if self._enough_since is not None:
@@ -168,36 +166,23 @@ class Coordinator:
         if came.rank >= self._rules.size.maximum:
             reason = f"node rank {came.rank} is not below the number of nodes, {self._rules.size.maximum}"
             return [Reply(came.node, came.seq, Over(int(ExitCode.BAD_CONFIG), reason))]
-        if self._holder_of(came) is not None:
-            self._doubtful[came.node] = (came, now)
-            return self._refuse_doubtful(now)
+        if holder_of(came, self._present()) is not None:
+            self._doubts.keep(came, now)
+            return self._settle_doubts(now)
         ending: list[Work] = []
         if self.phase is Phase.RUNNING and came.node in self._members and came.node not in self._away:
             ending = self._end_cycle(How.FAILED, f"node {came.name} started again", now)
         self._waiting[came.node] = came
         return ending + self.on_tick(now)
 
-    def _holder_of(self, came: Arrive) -> Arrive | None:
-        """A node, not known to be gone, that has the rank this one insists on."""
-        if came.rank == NO_RANK:
-            return None
-        others = [*self._waiting.values(), *(m for node, m in self._members.items() if node not in self._away)]
-        return next((node for node in others if node.rank == came.rank and node.node != came.node), None)
+    def _present(self) -> list[Arrive]:
+        """Members and waiting nodes that are not known to be gone."""
+        return [*self._waiting.values(), *(m for node, m in self._members.items() if node not in self._away)]
 
-    def _refuse_doubtful(self, now: float) -> list[Work]:
-        """Sends away those whose rank is held by a node that lives; takes those whose rank became free."""
-        refused: list[Work] = []
-        for came, since in list(self._doubtful.values()):
-            holder = self._holder_of(came)
-            if holder is None:
-                self._waiting[came.node] = came
-            elif holder.node == self._me or now >= since + self._rules.doubt_s:
-                reason = f"node rank {came.rank} is taken by node {holder.name}; give each node its own --node-rank"
-                refused.append(Reply(came.node, came.seq, Over(int(ExitCode.BAD_CONFIG), reason)))
-            else:
-                continue
-            del self._doubtful[came.node]
-        return refused
+    def _settle_doubts(self, now: float) -> list[Work]:
+        let_in, refused = self._doubts.settle(self._present(), now)
+        self._waiting |= {came.node: came for came in let_in}
+        return list(refused)
 
     def _part_ended(self, ended: Ended, now: float) -> list[Work]:
         if ended.cycle != self._cycle or ended.node not in self._members or ended.node in self._away:
@@ -220,7 +205,7 @@ class Coordinator:
     def _away_now(self, node: str, how: How, reason: str, now: float) -> list[Work]:
         self._told.discard(node)
         self._waiting.pop(node, None)
-        self._doubtful.pop(node, None)
+        self._doubts.drop(node)
         if self._rules.hosts and node == self._me and self.phase is not Phase.OVER:
             return self._finish(
                 How.LEFT, int(ExitCode.STORE_HOST_LOST), f"the node that hosts the store left: {reason}"
@@ -250,7 +235,8 @@ class Coordinator:
     def _end_cycle(self, how: How, reason: str, now: float) -> list[Work]:
         self.phase = Phase.FORMING
         self._since = self._not_before = now
-        self._enough_since, self._judged, self._why = None, None, reason
+        self._enough_since, self._why = None, reason
+        self._verdict.forget()
         self._away = {node: why for node, why in self._away.items() if why in (How.LEFT, How.LOST)}
         self._done = set()
         return [CycleEnd(self._cycle, how.value, reason), *self._try_form(now)]
@@ -263,11 +249,11 @@ class Coordinator:
     def _give_up(self, over: Over) -> list[Work]:
         self.phase = Phase.OVER
         self._over = over
-        self._waiting |= {node: came for node, (came, _) in self._doubtful.items()}
+        self._waiting |= self._doubts.take_all()
         self._told |= set(self._waiting)
         formed = self.formed()
-        waiting, self._waiting, self._doubtful = self._waiting, {}, {}
-        return [formed, *(Reply(node, came.seq, self._with_owed(node, over)) for node, came in waiting.items())]
+        waiting, self._waiting = self._waiting, {}
+        return [formed, *(Reply(node, came.seq, self._verdict.told(node, over)) for node, came in waiting.items())]
 
     # Forming.
 
@@ -297,7 +283,7 @@ class Coordinator:
         overdue = now >= self._since + self._rules.join_s
         if not overdue and any(node not in self._waiting and node not in self._away for node in self._members):
             return []
-        if self._judged is None and (work := self._judge_now(now)):
+        if self._verdict.judgement is None and (work := self._judge_now(now)):
             return work
         count = how_many(self._waiting.values(), len(self._members), self._rules.size)
         if count == 0:
@@ -313,32 +299,21 @@ class Coordinator:
     def _chosen(self, count: int) -> list[Arrive]:
         """The members of the next cycle; without the faulty node where it is to be replaced and can be."""
         came, former, size = list(self._waiting.values()), list(self._members), self._rules.size
-        if self._judged is not None and self._judged[0].moves:
-            others = [node for node in came if node.node != self._judged[1]]
+        if self._verdict.moves:
+            others = [node for node in came if node.node != self._verdict.culprit]
             if how_many(others, len(former), size) == count:
                 return choose(others, former, size)
         return choose(came, former, size)
 
     def _judge_now(self, now: float) -> list[Work]:
         """Has the fault judged that ended the cycle; work when the job is over by it."""
-        faults = self._faults()
-        culprit = cause.culprit(faults, gone=any(node in self._away for node in self._members))
-        if culprit is None:
-            self._judged = (Judgement(self._why, None, {}, self._history), "")
-            return []
-        fault = cause.as_one(faults[culprit], faults.values())
+        gone = any(node in self._away for node in self._members)
         elsewhere = len(self._waiting) > len(self._members)
-        try:
-            judgement = self._judge(Case(fault, self._history, now - self._history_at, elsewhere), now)
-        except ProtocolError as error:
-            judgement = Judgement(str(error), int(ExitCode.LAUNCHER_ERROR), {}, self._history)
-        self._history_at = now
-        self._judged = (judgement, culprit)
-        self._history, self._why = judgement.history, judgement.reason
-        self._not_before = now + judgement.wait_s
-        if judgement.exit_code is None:
+        judged = self._verdict.find(self._faults(), bool(self._first_fault), gone, elsewhere, self._why, now)
+        self._why, self._not_before = judged.reason, now + judged.wait_s
+        if judged.exit_code is None:
             return []
-        return self._give_up(Over(judgement.exit_code, judgement.reason, judgement.decision, culprit))
+        return self._give_up(Over(judged.exit_code, judged.reason, judged.decision, self._verdict.culprit))
 
     def _faults(self) -> dict[str, dict[str, Any]]:
         """Those of the last cycle, by node, the first to tell of one first."""
@@ -349,6 +324,8 @@ class Coordinator:
     def _too_few(self) -> Over:
         size = self._rules.size
         text = f"{len(self._waiting)} of at least {size.minimum} nodes came within {self._rules.join_s:g} s"
+        if self._rules.hint:
+            text = f"{text}; {self._rules.hint}"
         first = self._cycle == NO_CYCLE
         return Over(int(ExitCode.RENDEZVOUS_FAILED if first else ExitCode.BELOW_MINIMUM), text)
 
@@ -359,20 +336,14 @@ class Coordinator:
         for came in members:
             del self._waiting[came.node]
         self._away, self._first_fault, self._enough_since = {}, [], None
-        if self._judged is not None and self._judged[1] in self._waiting:
-            self._owed[self._judged[1]] = self._judged[0].decision
+        self._verdict.owe(self._waiting)
         return [self.formed(), *self._places()]
 
-    def _with_owed(self, node: str, answer: _A) -> _A:
-        """The answer, with the decision about its fault for a node that had to wait since then."""
-        decision = self._owed.pop(node, None)
-        return answer if decision is None else replace(answer, decision=decision, fault_of=node)
-
     def _places(self) -> list[Work]:
-        judgement, culprit = self._judged or (Judgement(self._why, None, {}, {}), "")
         deputies = [node for node in self._members if node != self._me][: self._rules.deputies]
-        place = Place(self._cycle, 0, len(self._members), judgement.reason, False, judgement.decision, culprit)
+        decided = self._verdict
+        place = Place(self._cycle, 0, len(self._members), self._why, False, decided.decision, decided.culprit)
         return [
-            Reply(node, came.seq, self._with_owed(node, replace(place, rank=rank, deputy=node in deputies)))
+            Reply(node, came.seq, decided.told(node, replace(place, rank=rank, deputy=node in deputies)))
             for rank, (node, came) in enumerate(self._members.items())
         ]

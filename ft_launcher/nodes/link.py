@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ft_launcher.nodes.coordination import BEAT, HOST, LONG_S, REPLY, TERM, Coordination, end_key, reply_key
+from ft_launcher.nodes.coordination import BEAT, HOST, LONG_S, REPLY, Coordination, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.messages import Arrive, CycleEnd, NodeMessage, decode, encode
-from ft_launcher.nodes.silence import Silence, own_limit_s
+from ft_launcher.nodes.messages import Arrive, CycleEnd, NodeMessage, Place, decode, encode
+from ft_launcher.nodes.rhythm import Rhythm
+from ft_launcher.nodes.silence import own_limit_s
+from ft_launcher.nodes.watch import Watch
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 
 _T = TypeVar("_T")
@@ -26,6 +28,8 @@ _T = TypeVar("_T")
 _FIRST_S = 0.5
 _LOOK_S = 0.02
 _END_S = 0.5
+_QUICK = 4
+"""A beat that takes more than this part of a period is slow: then none is left out."""
 _CHECK_EVERY = 4
 """Times the node timeout: how often the awaited key is looked for beside the thread that waits for it."""
 
@@ -74,9 +78,9 @@ class Link:
         self._closed = threading.Event()
         self._heard_at = self._checked_at = time.monotonic()
         self._trouble: Exception | None = None
-        self._is_deputy = False
         self._watches = False
-        self._term = b""
+        self._watch = Watch(beat_s, timeout_s)
+        self._rhythm = Rhythm()
         self._first = store
         self._threads = [
             threading.Thread(target=loop, daemon=True, name=f"ft_node{loop.__name__}")
@@ -128,10 +132,12 @@ class Link:
             return text if came == seq else None
         return None
 
-    def entered(self, cycle: int, deputy: bool) -> None:
-        """This node takes part in a cycle now; a deputy watches the coordinator closely."""
-        self._is_deputy = deputy
-        self._cycles.put(cycle)
+    def entered(self, place: Place, deputies: int) -> None:
+        """This node takes part in a cycle now. Of its members, `deputies` watch the coordinator closely."""
+        self._watch.deputy = place.deputy
+        deputies = 0 if place.deputy or not self._watches else min(deputies, place.nodes - 1)
+        self._rhythm.serve(place.rank, place.nodes, deputies)
+        self._cycles.put(place.cycle)
 
     def was_deposed(self) -> bool:
         """Whether this node was the coordinator and another has taken over; told once."""
@@ -143,6 +149,10 @@ class Link:
     def trouble(self) -> Exception | None:
         """What went wrong with the store last; None while it answers."""
         return self._trouble
+
+    def _coordinates(self) -> bool:
+        """Whether this node is the coordinator."""
+        return self.coordination is not None and self.coordination.at_work
 
     def cut(self, now: float) -> Cut | None:
         """Whether this node is cut off. To be asked every beat; time in which nobody asked does not count."""
@@ -229,23 +239,35 @@ class Link:
     def _beat(self) -> None:
         """Beats, and does nothing else: on a slow line anything more would come between two beats."""
         store: JobStore | None = None
+        took_s = 0.0
         while not self._closed.is_set():
-            sent_at = time.monotonic()
+            sent_at, key = time.monotonic(), self._beat_key()
             try:
-                if not self._hosts or self.coordination is None:
+                if self._rhythm.next_is_made(took_s < self._beat_s / _QUICK) and key:
                     store = store or self._first.another()
-                    store.beat(self._node)
+                    store.beat(key)
+                    took_s = time.monotonic() - sent_at
                     self._heard_at, self._trouble = sent_at, None
             except StoreLost as lost:
                 store, self._trouble = None, lost
             self._closed.wait(self._beat_s)
 
+    def _beat_key(self) -> str:
+        """Who is said to live: this node, or the coordinator, whose only beats these are; empty: nobody can say so.
+
+        A coordinator that hangs is replaced, and its node with it: that one must be cut off before.
+        """
+        if self.coordination is None or not self.coordination.at_work:
+            return self._node
+        if self._hosts:
+            return ""
+        self._rhythm.looked()  # as the coordinator does at each beat
+        return BEAT if self.coordination.may_beat else ""
+
     def _speak(self) -> None:
         """Sends messages as they come; in between looks after the coordinator and the awaited key."""
         store: JobStore | None = None
-        watch, as_deputy = self._new_watch(), self._is_deputy
-        next_look = time.monotonic()
-        next_check = next_look + _CHECK_EVERY * self._timeout_s
+        next_check = time.monotonic() + _CHECK_EVERY * self._timeout_s
         while True:
             with contextlib.suppress(queue.Empty):
                 message = self._outbox.get(timeout=self._beat_s)
@@ -254,15 +276,15 @@ class Link:
                 text = encode(message)
                 store, _ = self._until_done(store, lambda connected: connected.post(text))  # noqa: B023 (called at once)
                 continue
-            if as_deputy != self._is_deputy:
-                as_deputy, watch, next_look = self._is_deputy, self._new_watch(), time.monotonic()
             try:
                 store = store or self._first.another()
-                if self._has_to_watch() and time.monotonic() >= next_look:
-                    next_look = time.monotonic() + self._watch_period_s() - self._beat_s / 2
-                    watch = self._watch_coordinator(store, watch)
+                if self._watches and not self._coordinates() and self._watch.is_due():
+                    self._rhythm.looked()
+                    if (term := self._watch.silent_term(store)) is not None:
+                        self.coordination = self._coordinate(term) or self.coordination
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + _CHECK_EVERY * self._timeout_s
+                    self._rhythm.looked()
                     self._check(store)
             except StoreLost as lost:
                 store, self._trouble = None, lost
@@ -274,24 +296,3 @@ class Link:
             key, use = self._look_for
             if (text := store.receive(key, 0)) is not None:
                 use(text)
-
-    def _has_to_watch(self) -> bool:
-        return self._watches and (self.coordination is None or not self.coordination.at_work)
-
-    def _watch_period_s(self) -> float:
-        """Deputies look every beat; the others only so that the job outlives coordinator and deputies lost at once."""
-        return self._beat_s if self._is_deputy else self._timeout_s
-
-    def _new_watch(self) -> Silence:
-        return Silence(self._timeout_s, self._watch_period_s())
-
-    def _watch_coordinator(self, store: JobStore, watch: Silence) -> Silence:
-        """Takes over from a coordinator that is silent; returns what to watch it by from now on."""
-        counters, (term,) = store.counters([BEAT], (TERM,))
-        now = time.monotonic()
-        if term != self._term:  # another took over: it may not have beaten yet
-            self._term, watch = term, self._new_watch()
-        watch.watch([BEAT], now)
-        if watch.read(counters, now) and (taken_over := self._coordinate(int(term or 1))) is not None:
-            self.coordination = taken_over
-        return watch

@@ -108,7 +108,8 @@ class Formed:
     """What a coordinator must know to take over: the cycle, its members by rank, and what was charged so far.
 
     `arrivals` holds those of the members and of the nodes that wait; `read` counts the messages of the inbox taken.
-    `over` is the answer to all once the job is over; empty: it is not.
+    `over` is the answer to all once the job is over; empty: it is not. `decision` and `fault_of` are those of the
+    cycle's places, `owed` the decisions that nodes which wait have still to hear.
     """
 
     cycle: int
@@ -120,6 +121,9 @@ class Formed:
     arrivals: dict = field(default_factory=dict)  # type: ignore[type-arg]
     history: dict = field(default_factory=dict)  # type: ignore[type-arg]
     over: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    fault_of: str = ""
+    owed: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
 
 ToCoordinator: TypeAlias = "Arrive | Ended | Gone"

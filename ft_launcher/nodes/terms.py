@@ -25,6 +25,9 @@ class Rules:
         deputies: how many members watch the coordinator.
         doubt_s: how long a node waits whose rank another holds that may be dead.
         hosts: the coordinator's node hosts the store, so the job ends when it leaves.
+        in_vain: so many cycles in a row that fail without a failed rank, since their store cannot be reached, say, end
+            the job.
+        hint: a word more for nodes that turn out to be too few.
     """
 
     size: Size
@@ -34,6 +37,8 @@ class Rules:
     deputies: int = 2
     doubt_s: float = 20.0
     hosts: bool = False
+    in_vain: int = 3
+    hint: str = ""
 
 
 @dataclass(frozen=True)

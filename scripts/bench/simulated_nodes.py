@@ -87,7 +87,7 @@ class OurNode:
         """Forms the next cycle, ending the one before; the rank."""
         if self._handler.place is not None:
             if self._fails:
-                self._handler.tell(How.FAILED, "the next one, please")
+                self._handler.tell(How.RESTART, "the next one, please")
             while self._handler.take_end() is None:
                 readable(self._handler.descriptors(), 1.0)
         return int(self._handler.next_rendezvous().rank)

@@ -1,0 +1,175 @@
+"""Opens the job's store: finds its server, or makes it where this node hosts it, whichever backend of torch it is.
+
+Each step has a deadline and ends with one message. Knows nothing of what is kept in the store. Uses torch's underscored
+`_matches_machine_hostname`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psutil
+from torch.distributed import FileStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend as create_c10d
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+
+from ft_launcher.nodes.job_store import Connect, JobStore
+
+_T = TypeVar("_T")
+
+_OPERATION_S = 60
+_REACH_S = 5.0
+_CONNECT_S = 20.0
+_RETRY_S = 0.05
+
+
+def open_job_store(backend: str, parameters: RendezvousParameters) -> JobStore:
+    """Connects to the job's store, and makes it where this node is its host.
+
+    Args:
+        backend: c10d, static, etcd-v2 or etcd-v3.
+        parameters: as torch's registry hands them to a handler, with all of that backend's keys.
+
+    Raises:
+        RendezvousConnectionError: it cannot be reached.
+    """
+    prefix = f"ft_launcher/{parameters.run_id}/"
+    if backend in ("etcd-v2", "etcd-v3"):
+        connect = _etcd(backend, parameters)
+        holder, store = connect()
+        return JobStore(holder, store, connect, prefix, False)
+    run_id = parameters.run_id
+    _await_host(backend, parameters)
+    if backend == "static":
+        store = _static_store(parameters)
+        holder = C10dRendezvousBackend(store, run_id)
+    else:
+        limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
+        holder, store = _within(limit_s, lambda: create_c10d(parameters), parameters.endpoint)
+    if isinstance(store, FileStore):
+        return JobStore(holder, store, lambda: _with_record(FileStore(parameters.endpoint), run_id), prefix, False)
+    host, port = store.host, store.port
+    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), prefix, _listens(port))
+
+
+def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:
+    if backend == "etcd-v2":
+        return lambda: _etcd_v2(parameters)
+    from ft_launcher.etcd_v3 import create_backend as create_etcd_v3
+
+    return lambda: create_etcd_v3(parameters)
+
+
+def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
+    from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend as create_etcd_v2
+
+    try:
+        return create_etcd_v2(parameters)  # type: ignore[no-any-return]
+    except RendezvousConnectionError as error:
+        raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error.__cause__ or error)) from error
+
+
+def about_etcd_v2(endpoint: str, error: BaseException) -> str:
+    """What is wrong with an endpoint that torch's client of the v2 API got nowhere with, and what to do."""
+    if "404" in str(error):  # what answers knows nothing of /v2
+        problem = f"what answers at {endpoint} has no v2 API of etcd"
+        return f"{problem} (etcd 3.6 and later have none): use --rdzv-backend=etcd-v3"
+    return f"no etcd at {endpoint}: {str(error).strip() or type(error).__name__}"
+
+
+def _with_record(store: Any, run_id: str) -> tuple[Any, Any]:
+    return C10dRendezvousBackend(store, run_id), store
+
+
+def _await_host(backend: str, parameters: RendezvousParameters) -> None:
+    """Waits for the node that hosts the store, unless this is the one, or may be."""
+    if parameters.get("store_type", "tcp").strip().lower() != "tcp" or not parameters.endpoint:
+        return
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+    if backend == "static":
+        may_host = int(parameters.config["rank"]) == 0
+        limit_s = parameters.get_as_int("timeout", 600) or 600
+    else:
+        told = parameters.get_as_bool("is_host")
+        may_host = _matches_machine_hostname(host) if told is None else told
+        limit_s = parameters.get_as_int("read_timeout", 60) or 60
+    if not may_host:
+        _await_listener(host, port, float(limit_s))
+
+
+def _static_store(parameters: RendezvousParameters) -> TCPStore:
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+    first = int(parameters.config["rank"]) == 0
+    limit = timedelta(seconds=parameters.get_as_int("timeout", 600) or 600)
+    try:
+        return TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True)
+    except (ValueError, RuntimeError, TimeoutError) as error:
+        raise RendezvousConnectionError(f"no store at {host}:{port}: {error}") from error
+
+
+def _connect(host: str, port: int) -> TCPStore:
+    """A new connection. The plain one before it tells at once, and without a C++ trace, when nobody is there."""
+    socket.create_connection((host, port), _REACH_S).close()
+    limit = timedelta(seconds=_CONNECT_S)
+    store: TCPStore = _within(
+        _CONNECT_S,
+        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit, multi_tenant=True),
+        f"{host}:{port}",
+    )
+    store.set_timeout(timedelta(seconds=_OPERATION_S))
+    return store
+
+
+def _within(limit_s: float, make: Callable[[], _T], endpoint: str) -> _T:
+    """What `make` gives. Aside, since torch waits without a limit for the first word of a server that has accepted.
+
+    Raises:
+        RendezvousConnectionError: the server said nothing for `limit_s`.
+    """
+    made: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            made.put((make(), None))
+        except BaseException as error:  # handed to the caller's thread
+            made.put((None, error))
+
+    threading.Thread(target=connect, daemon=True, name="ft_connect").start()
+    try:
+        value, error = made.get(timeout=limit_s)
+    except queue.Empty:
+        problem = f"{endpoint} accepts connections and says nothing for {limit_s:g} s: no store of torch's?"
+        raise RendezvousConnectionError(problem) from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def _await_listener(host: str, port: int, limit_s: float) -> None:
+    """Waits until somebody listens: torch's own way waits half a minute after the first refusals."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return socket.create_connection((host, port), _REACH_S).close()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousConnectionError(
+                    f"nobody answers at {host}:{port} ({error.strerror or error})"
+                ) from None
+            time.sleep(_RETRY_S)
+
+
+def _listens(port: int) -> bool:
+    """Whether this process is the server."""
+    own = psutil.Process(os.getpid())
+    connections = own.net_connections("tcp") if hasattr(own, "net_connections") else own.connections("tcp")
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)

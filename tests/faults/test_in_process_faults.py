@@ -1,0 +1,91 @@
+"""Each fault of a wrapped function under the launcher: ranks go on in process; `--max-restarts` is not spent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.in_process_fault_worker import FAULT
+from tests.faults.invariants import nothing_left
+from tests.faults.job import Job
+from tests.faults.training import Plan
+
+SCRIPT = Path(__file__).with_name("in_process_fault_worker.py")
+SHORT = {
+    "monitor_process_interval": 0.2,
+    "monitor_thread_interval": 0.2,
+    "progress_watchdog_interval": 0.2,
+    "soft_timeout": 1.5,
+    "hard_timeout": 3,
+    "termination_grace_time": 0.5,
+}
+
+
+def run(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, nproc: int, **fault: Any) -> tuple[Job, dict[int, Any]]:
+    """The job, ended well, and what the function returned on each rank that came to its end."""
+    monkeypatch.setenv(FAULT, json.dumps(fault))
+    job = start_job(Plan(), nproc, "--max-restarts=0", "--ft-rejoin=false", script=SCRIPT)
+    (job.folder / "results").mkdir(exist_ok=True)
+    assert job.finish() == 0, job.tail()
+    nothing_left(job)
+    assert not job.journal("fault"), job.tail()
+    return job, {int(file.name): json.loads(file.read_text()) for file in (job.folder / "results").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"fault": "exception", "on": [1]},
+        {"fault": "exception", "on": [0, 1, 2]},
+        {"fault": "uncopyable", "on": [0]},
+        {"fault": "in initialize", "on": [1]},
+        {"fault": "hang", "on": [1], "seconds": SHORT},
+        {"fault": "livelock", "on": [0], "seconds": SHORT},
+    ],
+    ids=lambda fault: f"{fault['fault']} {fault['on']}",
+)
+def test_all_go_on(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]) -> None:
+    job, results = run(start_job, monkeypatch, 3, **fault)
+    assert {rank: result[:2] for rank, result in results.items()} == {rank: [rank, 3] for rank in range(3)}
+    assert job.journal("in_process_restart"), job.tail()
+    assert not job.journal("in_process_fault")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"fault": "SIGKILL", "on": [0]}, -9),
+        ({"fault": "SIGKILL", "on": [1]}, -9),
+        ({"fault": "SIGTERM", "on": [1]}, -15),
+        ({"fault": "SIGSEGV", "on": [2]}, -11),
+        ({"fault": "exit", "on": [0]}, 3),
+        ({"fault": "gil", "on": [1], "seconds": SHORT}, -15),
+    ],
+    ids=lambda value: f"{value['fault']} {value['on']}" if isinstance(value, dict) else "",
+)
+def test_the_others_go_on(
+    start_job: StartJob, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any], code: int
+) -> None:
+    job, results = run(start_job, monkeypatch, 3, **fault)
+    assert sorted(result[:2] for result in results.values()) == [[0, 2], [1, 2]]
+    (lost,) = job.journal("in_process_fault")
+    assert lost["rank"] == fault["on"][0] and lost["rank"] not in results
+    assert lost["exit_code"] == code or (code == -15 and lost["exit_code"] == -9), (
+        "a rank that ignores SIGTERM is killed"
+    )
+    assert job.journal("finished_without")[0]["ranks"] == fault["on"]
+
+
+def test_a_spare_takes_over(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, results = run(start_job, monkeypatch, 4, fault="SIGKILL", on=[0], active=2)
+    assert results == {1: [0, 2, 1], 2: [1, 2, 1], 3: None}
+
+
+def test_two_die_at_once(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, results = run(start_job, monkeypatch, 4, fault="SIGKILL", on=[1, 2])
+    assert sorted(result[:2] for result in results.values()) == [[0, 2], [1, 2]]
+    assert {line["rank"] for line in job.journal("in_process_fault")} == {1, 2}
