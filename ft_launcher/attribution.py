@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ft_launcher import hints
+from ft_launcher.hints import NodeEvidence
 from rank_monitor.contract.messages import NO_ITERATION, RankException, Snapshot, Verdict
 
 
@@ -51,14 +53,6 @@ class RankEvidence:
 
 
 @dataclass(frozen=True)
-class NodeEvidence:
-    """What is known of the node: memory kills counted by its cgroup in this cycle, free bytes of /dev/shm."""
-
-    oom_kills: int = 0
-    shm_free: int | None = None
-
-
-@dataclass(frozen=True)
 class Fault:
     """Who failed first (`rank`), what, where, and the likely cause with its evidence; `collateral`: by another's.
 
@@ -83,17 +77,6 @@ class Fault:
     collateral: bool = False
 
 
-_HINTS = {
-    signal.SIGABRT: "a collective that timed out or ranks out of step (NCCL's watchdog), or a failed assertion",
-    signal.SIGBUS: "shared memory is full or a mapped file was cut; look at /dev/shm",
-    signal.SIGSEGV: "a fault in native code",
-    signal.SIGILL: "native code built for another processor",
-    signal.SIGFPE: "an arithmetic fault in native code",
-    signal.SIGTERM: "somebody outside the launcher ended it",
-    signal.SIGINT: "somebody outside the launcher interrupted it",
-    signal.SIGHUP: "its terminal went away",
-}
-_SHM_LOW = 64 << 20
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 _IN_COLLECTIVE = ("distributed_c10d.py", "_engine_run_backward", "all_reduce", "barrier")
@@ -203,17 +186,11 @@ def _hint(kind: FaultKind, rank: RankEvidence, node: NodeEvidence) -> str:
         if str(state).startswith("D"):
             return "the process waits in the kernel (storage, GPU or NIC)"
         return ""
-    if kind is not FaultKind.SIGNAL:
-        return ""
-    number = -(rank.exit_code or 0)
-    if number == signal.SIGKILL:
-        if node.oom_kills:
-            return f"out of memory: the kernel killed {node.oom_kills} process(es) of this group in this cycle"
-        return "not by us: the kernel's memory killer (no kill counted here), the scheduler, or a person"
-    hint = _HINTS.get(signal.Signals(number), "") if number in set(signal.Signals) else ""
-    if number == signal.SIGBUS and node.shm_free is not None and node.shm_free < _SHM_LOW:
-        return f"/dev/shm is full ({node.shm_free >> 20} MiB free)"
-    return hint
+    if kind is FaultKind.EXCEPTION:
+        assert rank.exception is not None
+        return hints.of_exception(rank.exception.type, rank.exception.message, node)
+    code = rank.exit_code or 0
+    return hints.of_signal(-code, node) if kind is FaultKind.SIGNAL else hints.of_exit(code, node)
 
 
 def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:

@@ -14,18 +14,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistNetworkError, DistStoreError, is_nccl_available
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
-from ft_launcher import one_node, report, several_nodes
+from ft_launcher import nccl, one_node, report, several_nodes
 from ft_launcher.agent import NodeAgent
+from ft_launcher.config import DEFAULT
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.health import GpuMemory, NodeHealth
 from ft_launcher.logs import CycleLogs, RunFolder
@@ -91,6 +92,7 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         FtError: it cannot begin.
     """
     _set_up_logging(job)
+    _set_up_nccl(job)
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
     recorder = Recorder(run_folder, job.settings.record.journal_dir)
     outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
@@ -241,6 +243,17 @@ def _set_up_logging(job: Job) -> None:
     logger.setLevel("DEBUG" if os.environ.get(env.DEBUG) else job.settings.monitor.log_level)
     for warning in job.warnings:
         logger.warning(warning)
+
+
+def _set_up_nccl(job: Job) -> None:
+    """The ranks have these variables from the launcher's own environment, where torch's agent looks for one of them.
+
+    What they come to is logged where NCCL may be used: torch has it, or somebody asked for a setting of it.
+    """
+    os.environ.update(nccl.variables(job.settings.nccl, os.environ))
+    asked = any(job.sources.get(field.name, DEFAULT) != DEFAULT for field in fields(job.settings.nccl))
+    if asked or is_nccl_available():
+        logger.info("%s", nccl.detection(os.environ, job.launch_config.max_restarts))
 
 
 def _one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ft_launcher import nccl
 from ft_launcher.torch_config import Job
 from ft_launcher.worker_env import rank_environment
 from rank_monitor.contract.config import MonitorSettings
@@ -50,6 +51,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     yield "TORCHELASTIC_MAX_RESTARTS", str(config.max_restarts)
     if "OMP_NUM_THREADS" in environ:
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
+    yield from nccl.variables(job.settings.nccl, environ).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
     yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number, {}).items()

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
-from ft_launcher import function_rank, script
+from ft_launcher import function_rank, nccl, script
 from ft_launcher.rank_context import ForkedHandler, ForkedProcess, RankContext
 from ft_launcher.wait import readable
 from ft_launcher.zygote_process import RankOrder
@@ -204,7 +204,8 @@ class FunctionContext(RankContext):
         for local_rank, pair in pairs.items():
             outputs = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
             files = {number: path for number, path in outputs.items() if path}
-            order = function_rank.CopiedRank(self.envs[local_rank], files, held, os.getpid())
+            environ = nccl.of(os.environ) | self.envs[local_rank]  # a fork server may have no such variables
+            order = function_rank.CopiedRank(environ, files, held, os.getpid())
             process = context.Process(
                 target=function_rank.become_rank, args=(order, pair[1], *self._function(local_rank))
             )

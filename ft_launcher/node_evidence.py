@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ft_launcher.attribution import NodeEvidence
+from ft_launcher.hints import NodeEvidence
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -51,5 +51,5 @@ def since(oom_kills_before: int | None) -> NodeEvidence:
         shm_free: int | None = shm.f_bavail * shm.f_frsize
     except OSError:
         shm_free = None
-    kills = now - oom_kills_before if now is not None and oom_kills_before is not None else 0
+    kills = now - oom_kills_before if now is not None and oom_kills_before is not None else None
     return NodeEvidence(oom_kills=kills, shm_free=shm_free)

@@ -17,7 +17,11 @@ from rank_monitor.contract.settings import Declaration, declarations, default_of
 GROUP_OF: dict[str, type] = {key: group for group in config.GROUPS.values() for key in declarations(group)}
 """Key of a setting -> its group."""
 
-ALIASES = {"term_timeout": "preemption_grace"}
+ALIASES = {
+    "term_timeout": "preemption_grace",
+    "nccl_collective_timeout_sec": "nccl_collective_timeout",
+    "nccl_heartbeat_timeout_sec": "nccl_heartbeat_timeout",
+}
 """Other names of settings -> key."""
 
 _WITHOUT_PREFIX = {

@@ -29,6 +29,7 @@ _LATE_NAMES = frozenset(
         "ROLE_RANK",
         "ROLE_WORLD_SIZE",
         "WORLD_SIZE",
+        env.NCCL_COLLECTIVE_TIMEOUT,
     }
 )
 """Variables that nothing reads while torch is imported: the only ones in which a rank may differ from its zygote."""

@@ -14,6 +14,7 @@ settings.load_profile("ci")  # the same examples each time, however long one tak
 
 TOGETHER = (
     "tests/client/test_group.py::",
+    "tests/client/test_preemption.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_three_of_four_are_freed",
     "tests/client/rerun/",

@@ -29,7 +29,7 @@ FUNCTION = "--function"
 
 def load() -> None:
     """Imports what `prepare`, `run` and most scripts need of this package: once, where ranks are forks."""
-    from ft_client import exception_report, process, script, short_forms  # noqa: F401
+    from ft_client import collective_timeout, exception_report, process, script, short_forms  # noqa: F401
 
 
 def main() -> None:
@@ -43,15 +43,16 @@ def main() -> None:
 
 
 def prepare() -> Report:
-    """Connects this process to its monitor, as the rank that the launcher started.
+    """Connects this process to its monitor, as the rank that the launcher started, and sets what torch is to find.
 
     Returns:
         How to report an exception that ends the rank.
     """
     try:
-        from ft_client import process
+        from ft_client import collective_timeout, process
         from ft_client.exception_report import report  # now: later, the script's folder comes first in sys.path
 
+        collective_timeout.apply()
         process.start(own=True)
         return report
     except Exception as error:

@@ -139,12 +139,18 @@ class HealthSettings:
 
 @dataclass(frozen=True)
 class NcclSettings:
-    """NCCL's timeouts in the ranks."""
+    """NCCL's timeouts in the ranks. A variable that the user set wins over each of these."""
 
-    nccl_collective_timeout: float | None = setting(None, kinds.LIMIT, "of process groups", "NCCL settings")
-    nccl_heartbeat_timeout: float | None = setting(300.0, kinds.LIMIT, "of NCCL's watchdog", "NCCL settings")
-    nccl_async_error_handling: int | None = setting(None, kinds.COUNT_OR_NONE, "NCCL's mode", "NCCL settings")
-    nccl_enable_monitoring: bool = setting(True, kinds.BOOLEAN, "NCCL's watchdog", "NCCL settings")
+    nccl_collective_timeout: float | None = setting(
+        None, kinds.LIMIT, "timeout of process groups that are made without one; none: torch's"
+    )
+    nccl_heartbeat_timeout: float | None = setting(
+        300.0, kinds.LIMIT, "from a collective's timeout to the end of a rank that hangs in its abort; none: torch's"
+    )
+    nccl_async_error_handling: int | None = setting(
+        None, kinds.NCCL_MODE, "what torch does at a failed collective; true: 1, end the rank; none, false: torch's"
+    )
+    nccl_enable_monitoring: bool = setting(True, kinds.BOOLEAN, "torch's thread that watches its NCCL watchdog")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ DEBUG = "FT_DEBUG"
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
+NCCL_COLLECTIVE_TIMEOUT = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
+"""Flyte's name, with its meaning: the default timeout of process groups in a rank, in seconds."""
+
 # Set by the launcher for its template and monitors.
 SIDECAR_OF = "FT_SIDECAR_OF"
 

@@ -74,6 +74,18 @@ def _count(raw: object) -> int:
     return int(value)
 
 
+def _nccl_mode(raw: object) -> int | None:
+    """torch's modes; true and false as Flyte's option of that name has them."""
+    word = str(raw).strip().lower()
+    if is_none_word(raw) or word == "false":
+        return None
+    if word == "true":
+        return 1
+    if (mode := _count(raw)) > 3:
+        raise ValueError("is no mode of torch")
+    return mode
+
+
 def _boolean(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
@@ -216,6 +228,7 @@ AMOUNT = Kind("number, zero or more", _seconds)
 FACTOR = Kind("number of at least 1", _factor)
 COUNT = Kind("whole number", _count)
 COUNT_OR_NONE = _or_none(COUNT)
+NCCL_MODE = Kind("0|1|2|3|true|none", _nccl_mode)
 BOOLEAN = Kind("true|false", _boolean)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
 PATH_OR_NONE = _or_none(Kind("path", _text))

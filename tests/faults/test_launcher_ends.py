@@ -61,6 +61,7 @@ def begin(start_job: StartJob, moment: Callable[[Job], None], plan: Plan, *flags
         (signal.SIGINT, trains, 130),
         (signal.SIGHUP, trains, 86),
         (signal.SIGUSR1, trains, 86),
+        (signal.SIGUSR2, trains, 86),
         (signal.SIGKILL, starts, 137),
         (signal.SIGKILL, rendezvous, 137),
         (signal.SIGKILL, trains, 137),
@@ -95,6 +96,8 @@ def test_preempted_ranks_save_and_the_next_run_resumes(start_job: StartJob) -> N
     holds(job, 86, limit_s=ENDS_S)
     saved = [job.state(rank) for rank in range(2)]
     assert [state.iteration for state in saved if state] == [HOLD, HOLD], job.tail()
+    told = [len((job.folder / f"sigterm-{rank}").read_text().split()) for rank in range(2)]
+    assert told == [1, 1], f"the ranks get the signal once\n{job.tail()}"
     job.go()
     again = start_job(Plan(), 2, name="again")
     holds(again, 0)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.attribution import FaultKind, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution import FaultKind, RankEvidence, attribute
+from ft_launcher.hints import NodeEvidence
 from rank_monitor.contract.messages import RankException, Snapshot, Verdict
 
 
@@ -123,7 +124,9 @@ def test_where_it_was_comes_from_the_verdict_else_the_snapshot() -> None:
     ("exit_code", "node", "hint"),
     [
         (-9, NodeEvidence(oom_kills=1), "out of memory"),
-        (-9, NODE, "not by us"),
+        (-9, NODE, "no kill counted"),
+        (-9, NodeEvidence(oom_kills=None), "cannot be read"),
+        (137, NodeEvidence(oom_kills=1), "died of SIGKILL: out of memory"),
         (-7, NodeEvidence(shm_free=0), "/dev/shm is full"),
         (-7, NODE, "shared memory"),
         (-6, NODE, "collective"),

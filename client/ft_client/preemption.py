@@ -1,0 +1,186 @@
+"""An agreed stop: a signal to any rank ends the training of all of them after the same step, saved.
+
+Knows neither who sends the signal nor what a checkpoint is. The handler only takes note: what it logs, it logs at the
+end of the step, since a handler that interrupts a log line may wait for itself for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import process, util
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+from ft_client import group
+
+logger = logging.getLogger(__name__)
+
+_H = TypeVar("_H", bound="DistributedSignalHandler")
+_LOADER = "torch.utils.data"
+_NEVER = {signal.SIGKILL, signal.SIGSTOP}
+
+
+class DistributedSignalHandler:
+    """Takes note of a signal while its `with` block runs; the ranks of the default process group agree on it.
+
+    Args:
+        sig: any signal that a process can catch.
+        exit_signal_handler_for_dataloader: a data loader's workers are left as torch has them: SIGTERM ends them.
+            Else those that are forked meanwhile ignore the signal, unless this process sends it.
+
+    Raises:
+        ValueError: `sig` cannot be caught.
+    """
+
+    def __init__(self, sig: int = signal.SIGTERM, exit_signal_handler_for_dataloader: bool = False) -> None:
+        self.sig = _catchable(sig)
+        self.exit_signal_handler_for_dataloader = exit_signal_handler_for_dataloader
+        self._before: Any = None
+        self._in_force = self._received = self._said = False
+
+    def __enter__(self: _H) -> _H:
+        """Installs the handler.
+
+        Raises:
+            RuntimeError: in a thread other than the main one, or when it is installed already.
+        """
+        thread = threading.current_thread()
+        if thread is not threading.main_thread():
+            raise RuntimeError(
+                f"the handler of sig={self.sig.name} can be installed in the main thread only, not in {thread.name!r}"
+            )
+        if self._in_force:
+            raise RuntimeError(f"the handler of sig={self.sig.name} is installed already; release() it first")
+        self._received = self._said = False
+        self._before = signal.getsignal(self.sig)
+        signal.signal(self.sig, self._note)
+        self._in_force = True
+        if not self.exit_signal_handler_for_dataloader:
+            util.register_after_fork(self, _in_fork)
+        logger.info("Signal handler installed for %d", self.sig)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Gives the signal its former handler."""
+        self.release()
+
+    def release(self) -> bool:
+        """Gives the signal its former handler, once; returns whether this call did.
+
+        Raises:
+            ValueError: Python's, in a thread other than the main one.
+        """
+        if not self._in_force:
+            return False
+        signal.signal(self.sig, signal.SIG_DFL if self._before is None else self._before)
+        self._in_force = False
+        return True
+
+    def should_stop(self) -> bool:
+        """Whether any rank got the signal: the same on all ranks, which call it alike. One all-reduce of a number."""
+        self._say()
+        return group.max_over_ranks([float(self._received)])[0] > 0
+
+    def signals_received(self) -> list[bool]:
+        """By rank, whether it got the signal: the same on all ranks, which call it alike. One all-reduce."""
+        self._say()
+        own = group.rank()
+        flags = [float(self._received and rank == own) for rank in range(group.size())]
+        return [flag > 0 for flag in group.max_over_ranks(flags)]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+
+    def _say(self) -> None:
+        if self._received and not self._said:
+            self._said = True
+            logger.warning("Received signal %d, initiating graceful stop", self.sig)
+
+    def worker_init_fn(self) -> Callable[..., None]:
+        """For workers that are not forks, as `DataLoader(worker_init_fn=guard.worker_init_fn())`: the same for them."""
+        return functools.partial(ignore_but_from_parent, self.sig)
+
+
+class PreemptionGuard(DistributedSignalHandler):
+    """The whole of it: `check()` at the end of each step agrees, saves, and leaves.
+
+    Args:
+        save: writes the checkpoint; called on every rank after the same step. None: the caller saved before.
+        exit_code: what the ranks exit with then; under `ft_launcher` the launcher has a code of its own.
+
+    Raises:
+        ValueError: `sig` cannot be caught, or `exit_code` is none.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[], object] | None = None,
+        sig: int = signal.SIGTERM,
+        exit_code: int = 0,
+        exit_signal_handler_for_dataloader: bool = False,
+    ) -> None:
+        super().__init__(sig, exit_signal_handler_for_dataloader)
+        if isinstance(exit_code, bool) or not isinstance(exit_code, int) or not 0 <= exit_code <= 255:
+            raise ValueError(f"exit_code={exit_code!r} must be a whole number from 0 to 255")
+        if save is not None and not callable(save):
+            raise ValueError(f"save={save!r} must be a function without arguments, or None")
+        self._save, self._exit_code = save, exit_code
+
+    def check(self) -> None:
+        """At the end of a step, on all ranks alike. Returns when no rank got the signal.
+
+        Raises:
+            SystemExit: some rank did; the checkpoint is saved. What `save` raises comes out instead.
+        """
+        if not self.should_stop():
+            return
+        if self._save is not None:
+            self._save()
+        if group.rank() == 0:
+            logger.warning("exiting program after receiving %s.", self.sig.name)
+        sys.exit(self._exit_code)
+
+
+def ignore_but_from_parent(sig: int, worker: int = 0) -> None:
+    """Has this process, a loader's worker, ignore a signal. One that its parent sends ends it with code 0, as in torch.
+
+    The signal is blocked, and a thread takes it: after a fork torch gives workers its own handler of SIGTERM. Programs
+    that this process starts have the signal blocked too.
+
+    Args:
+        worker: its number, which torch passes; not used.
+    """
+    number = _catchable(sig)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+    def take() -> None:
+        while signal.sigwaitinfo({number}).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=take, name="ft-signal", daemon=True).start()
+
+
+def _in_fork(handler: DistributedSignalHandler) -> None:
+    """In a process that multiprocessing forked: pools and others are none of ours."""
+    target = getattr(process.current_process(), "_target", None)
+    if handler._in_force and str(getattr(target, "__module__", "")).startswith(_LOADER):
+        ignore_but_from_parent(handler.sig)
+
+
+def _catchable(sig: int) -> signal.Signals:
+    try:
+        if isinstance(sig, bool) or not isinstance(sig, int):
+            raise ValueError
+        number = signal.Signals(sig)
+    except ValueError:
+        raise ValueError(f"sig={sig!r} is no signal; give one of the module signal, as signal.SIGUSR1") from None
+    if number in _NEVER:
+        raise ValueError(f"sig={number.name} cannot be caught by a process; SIGTERM, SIGUSR1 and SIGUSR2 can")
+    return number

@@ -1,0 +1,101 @@
+"""NCCL's settings as real ranks have them: forked, started by exec, and as functions by each start method."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 300.0
+COLLECTIVE = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
+
+RANK = """
+import json, os
+from datetime import timedelta
+
+def told():
+    import torch
+    import torch.distributed as dist
+
+    def timeout_of(group):
+        return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+    dist.init_process_group("gloo")
+    try:
+        explicit = dist.new_group([0], timeout=timedelta(seconds=5))
+        variables = {name: text for name, text in os.environ.items() if name.startswith(("TORCH_NCCL_", "FLYTE_"))}
+        return variables, timeout_of(dist.group.WORLD), timeout_of(explicit)
+    finally:
+        dist.destroy_process_group()
+"""
+
+SCRIPT = f"{RANK}\nprint('told', json.dumps(told()))\n"
+
+PROGRAM = f"""{RANK}
+if __name__ == "__main__":
+    import multiprocessing, time
+    from ft_launcher import LaunchConfig, launch
+
+    multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(0,)).start()  # a server from before
+    before = dict(os.environ)
+    settings = dict(min_nodes=1, max_nodes=1, nproc_per_node=1, nccl_collective_timeout_sec=66)
+    found = [
+        launch(told, LaunchConfig(start_method=method, nccl_async_error_handling=True, **settings))()[0]
+        for method in ("spawn", "fork", "forkserver")
+    ]
+    assert dict(os.environ) == before
+    print("told", json.dumps(found))
+"""
+
+
+def run(folder: Path, text: str, *words: str, **variables: str) -> tuple[Any, str]:
+    """What a program told, and what it wrote to stderr."""
+    (folder / "script.py").write_text(text)
+    foreign = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_NCCL_", "FLYTE_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    ours = {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "RES_OPTIONS": "timeout:1 attempts:1"}
+    done = subprocess.run(
+        [sys.executable, *words, "script.py"],
+        check=False,
+        cwd=folder,
+        env=clean | ours | variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("told "))
+    return json.loads(line.removeprefix("told ")), done.stderr
+
+
+@pytest.mark.parametrize("start", ["auto", "off"])
+def test_a_script(tmp_path: Path, start: str) -> None:
+    flags = ("--ft-nccl-collective-timeout=77", "--ft-nccl-async-error-handling=2", "--ft-nccl-enable-monitoring=no")
+    words = ("-m", "ft_launcher", f"--ft-warm-start={start}", "--max-restarts=2", *flags)
+    (variables, timeout_s, explicit_s), stderr = run(tmp_path, SCRIPT, *words, TORCH_NCCL_ENABLE_MONITORING="1")
+    assert variables == {
+        COLLECTIVE: "77",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    }
+    assert (timeout_s, explicit_s) == (77.0, 5.0)
+    bound = "at most 377 s (collective 77 s + heartbeat 300 s); with --max-restarts=2 1131 s in all"
+    assert bound in stderr and "without effect" not in stderr
+
+
+def test_functions(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, PROGRAM)
+    variables = {
+        COLLECTIVE: "66",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    assert found == [[variables, 66.0, 5.0]] * 3
