@@ -1,0 +1,72 @@
+"""The examples of the guide, under each kind of start that it names."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rank_monitor.contract.sweep import processes_of
+from tests.client.inprocess.job import free_port
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "scripts" / "examples"
+LIMIT_S = 300.0
+MARK = "IN_PROCESS_EXAMPLE"
+LAUNCHERS = {"ft_launcher": ["-m", "ft_launcher"], "torchrun": ["-m", "torch.distributed.run"]}
+
+
+def outputs(start: str, ranks: int, words: Sequence[str], folder: Path) -> str:
+    """What the ranks of an example say; all have ended with 0, and nothing of them is left."""
+    mark = secrets.token_hex(8)
+    inherited = os.environ | {MARK: mark, "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"}
+    where = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    if start in LAUNCHERS:
+        runs = [([*LAUNCHERS[start], f"--nproc-per-node={ranks}", "--max-restarts=0"], inherited)]
+    else:
+        runs = [([], inherited | where | {"RANK": str(rank)}) for rank in range(ranks)]
+    log = folder / "output"
+    with log.open("w") as file:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *launcher, *words], cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT
+            )
+            for launcher, environment in runs
+        ]
+        try:
+            codes = [process.wait(LIMIT_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    output = log.read_text()
+    assert codes == [0] * len(runs), output
+    deadline = time.monotonic() + LIMIT_S
+    while left := processes_of(mark, key=MARK):
+        assert time.monotonic() < deadline, f"left over: {left}\n{output}"
+        time.sleep(0.05)
+    return output
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("start", [*LAUNCHERS, "variables"])
+def test_faults_change_nothing_in_the_weights(start: str, tmp_path: Path) -> None:
+    words = [str(EXAMPLES / "in_process_digits.py"), "--epochs=2", "--soft-timeout=3"]
+    output = outputs(start, 2, words, tmp_path)
+    assert output.count("the weights are the same, bit for bit") == 2, output
+    assert "ValueError: a bad sample, on purpose" in output
+    assert "(soft_timeout)" in output
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_a_spare_host_takes_over(tmp_path: Path) -> None:
+    output = outputs("ft_launcher", 6, [str(EXAMPLES / "in_process_spares.py")], tmp_path)
+    assert output.count("ends with the result of a run without a fault") == 4, output
+    assert "rank 0 leaves, too: " in output
+    for entry, rank in {2: 2, 3: 3, 4: 0, 5: 1}.items():
+        assert f"rank {entry} is rank {rank} of 4 from step 10 on" in output
