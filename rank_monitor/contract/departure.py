@@ -14,7 +14,7 @@ from rank_monitor.contract.roll import Entry, Store
 _EVER = datetime.timedelta(days=3650)
 
 
-def depart(store: Store, member: int, record: str, timeout_s: float) -> None:
+def depart(store: Store, member: int, record: str, timeout_s: float, undecided: int = 0) -> None:
     """Tells the others that a member is gone. Returns when they have taken note: the iteration ended everywhere.
 
     One that was counted as well in an iteration that closes just now is accounted for in the next.
@@ -24,12 +24,14 @@ def depart(store: Store, member: int, record: str, timeout_s: float) -> None:
         member: its rank at entry.
         record: why, as `InterruptionRecord.to_json` writes it.
         timeout_s: how long the others may take to come to an iteration's end.
+        undecided: how many may take part, where the member itself says that it leaves before it was given a rank; 0:
+            somebody else says it, or it has one.
 
     Raises:
         RuntimeError: what the store raises when it is lost, or when the others did not come in time.
     """
     with observing(store) as number:
-        _depart_from(store, number, member, record, timeout_s)
+        _depart_from(store, number, member, record, timeout_s, undecided)
 
 
 def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
@@ -58,7 +60,7 @@ def closing_of(store: Store, number: int) -> Closed | None:
     return Closed.read(store.get(iteration.closed))
 
 
-def _depart_from(store: Store, number: int, member: int, record: str, timeout_s: float) -> None:
+def _depart_from(store: Store, number: int, member: int, record: str, timeout_s: float, undecided: int = 0) -> None:
     while True:
         iteration = Iteration(store, number)
         if not iteration.may_have(member):
@@ -66,6 +68,6 @@ def _depart_from(store: Store, number: int, member: int, record: str, timeout_s:
         iteration.interrupt(record)
         if store.get(iteration.outcome) == DONE.encode():
             return
-        iteration.account(Entry(member, is_well=False))
+        iteration.account(Entry(member, world_size=undecided, is_well=False))
         store.wait([iteration.closed], datetime.timedelta(seconds=timeout_s))
         number += 1

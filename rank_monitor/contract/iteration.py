@@ -64,13 +64,18 @@ class Closed:
         return ranks_in(self.terminated)
 
     @property
+    def all_members(self) -> set[int]:
+        """The members that may take part in the next iteration."""
+        return ranks_in(self.members) | ranks_in(self.joined)
+
+    @property
     def joined_members(self) -> list[int]:
         """The members that come in anew, in the order of their numbers."""
         return sorted(ranks_in(self.joined))
 
     def has(self, member: int) -> bool:
         """Whether a member may take part in the next iteration."""
-        return member in ranks_in(self.members) | ranks_in(self.joined)
+        return member in self.all_members
 
 
 class Iteration:
@@ -93,7 +98,7 @@ class Iteration:
         if note is not None:
             self._store.set(self._note, note)
         if self.start.sign(entry) >= entry.world_size:
-            self._store.set(_CURRENT, str(self.number))
+            self._make_current()
             note = self._store.get(self._note).decode() if self._store.check([self._note]) else ""
             self._store.compare_set(self.started, "", GO + note)
 
@@ -151,6 +156,12 @@ class Iteration:
         is_discarded = any(entry.member == member for entry in discarded(self._store).entries())
         return not is_discarded and (members is None or member in members)
 
+    def _make_current(self) -> None:
+        """Unless a later one is: whoever writes this may have been stopped since."""
+        now = ""
+        while not now or int(now) < self.number:
+            now = self._store.compare_set(_CURRENT, now, str(self.number)).decode()
+
     def _recorded(self) -> int:
         return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
 
@@ -158,9 +169,16 @@ class Iteration:
         return Iteration(self._store, self.number - 1).closing() if self.number else None
 
     def _members(self) -> set[int] | None:
-        """The members that may take part; None: all there ever were."""
+        """The members that may take part; None: all there ever were.
+
+        Raises:
+            ProtocolError: the iteration was closed long since, and is forgotten. Whoever was stopped for so long must
+                decide nothing here: it would go on with itself alone.
+        """
+        if self.number < (kept := first_kept(self._store)):
+            raise ProtocolError(f"iteration {self.number} is forgotten: the others are beyond iteration {kept}")
         before = self._before()
-        return None if before is None else ranks_in(before.members) | ranks_in(before.joined)
+        return None if before is None else before.all_members
 
     def _close_if_complete(self) -> None:
         """Closes when every rank is accounted for. A member counts as lost as soon as one entry says so."""
@@ -170,8 +188,9 @@ class Iteration:
         if members is not None:
             lost &= members
         well = {entry.member: entry.rank for entry in entries if entry.is_well and entry.member not in lost}
-        if not (world_size := max(entry.world_size for entry in entries)):  # nobody is well
-            world_size = max((entry.world_size for entry in self.start.entries()), default=0)
+        world_size = max((entry.world_size for entry in entries if entry.is_well), default=0)
+        if not world_size:  # nobody is well
+            world_size = max((entry.world_size for entry in [*self.start.entries(), *entries]), default=0)
         if not world_size or len(well) + len(lost) < world_size:
             return
         before, wishes = self._before(), joining(self._store).entries()
@@ -209,10 +228,15 @@ def tidy(store: Store, number: int) -> None:
     """
     if number < 2 or store.add(_OBSERVERS, 0):
         return
-    first = int(store.get(_FORGOTTEN)) if store.check([_FORGOTTEN]) else 0
+    first = first_kept(store)
+    store.set(_FORGOTTEN, str(number - 1))
     for old in range(first, number - 1):
         Iteration(store, old).forget()
-    store.set(_FORGOTTEN, str(number - 1))
+
+
+def first_kept(store: Store) -> int:
+    """The first iteration that is not forgotten."""
+    return int(store.get(_FORGOTTEN)) if store.check([_FORGOTTEN]) else 0
 
 
 def joining(store: Store) -> Roll:

@@ -29,7 +29,8 @@ class Store(Protocol):
 class Entry:
     """A member (a rank by its number at entry) with its rank in the iteration of `world_size` ranks.
 
-    One that is not well was entered by whoever speaks for it; its rank and size are 0, being unknown there.
+    One that is not well was entered by whoever speaks for it; its rank is 0, being unknown there, and so is its size,
+    unless it speaks for itself before it has a rank.
     """
 
     member: int

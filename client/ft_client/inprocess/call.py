@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from torch import distributed
 
 from ft_client.inprocess import feed, restarter_report
 from ft_client.inprocess.abort import cut_connections, forget_groups
@@ -24,6 +24,7 @@ from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import BrokenCallback, called
 from ft_client.inprocess.coordination import Coordination
 from ft_client.inprocess.exception import InternalError, RestartAbort
+from ft_client.inprocess.failure import below_ours, let_go, was_never_called
 from ft_client.inprocess.feed import Feed
 from ft_client.inprocess.gather import keys_left
 from ft_client.inprocess.guard import Guard
@@ -37,7 +38,6 @@ from rank_monitor.contract.iteration import Closed, Iteration, discarded, tidy
 from rank_monitor.contract.roll import Entry, Roll
 
 logger = logging.getLogger("ft_client.inprocess")
-_HERE = Path(__file__).parent
 
 
 class Call:
@@ -80,6 +80,10 @@ class Call:
         self._result: Any = None
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
+        self._abort_ended: BaseException | None = None
+        self._undecided = 0
+        """While the rank assignment decides: how many may take part."""
+        self._is_over = False
 
     def run(self) -> Any:
         """What the function returned on this rank in the iteration that all completed; None on a spare.
@@ -90,12 +94,9 @@ class Call:
         self._feed.start()
         restarter_report.send_to(self._tell)
         try:
-            phase, event = Phase.ASSIGNING, self._assign()
-            while phase not in ENDS:
-                phase, actions = step(phase, event)
-                for action in actions:
-                    event = self._do(action)
+            phase, event = self._play()
         finally:
+            self._is_over = True
             restarter_report.send_to(None)
             self._environment.restore()
             self._interrupter.close()
@@ -103,6 +104,28 @@ class Call:
             return self._result
         error = self._error or InternalError(f"the wrapper ends after {event.name}")
         raise error if error is self._cause or error.__cause__ else self._chained(error)
+
+    def _play(self) -> tuple[Phase, Event]:
+        """The end, and what brought it about.
+
+        What goes wrong in the wrapper itself, or is raised there by the handler of a signal, ends this rank's part.
+        """
+        phase, event = Phase.CLOSING, Event.CLOSED
+        while phase not in ENDS:
+            try:
+                phase, actions = step(phase, event)
+                for action in actions:
+                    event = self._do(action)
+                    if event in (Event.ENDED, Event.LOST):
+                        break
+            except BaseException as error:
+                if phase in ENDS:
+                    raise
+                event = self._ended_by(error)
+                if isinstance(error, distributed.DistNetworkError):
+                    self._error = InternalError(f"the store of the coordination is lost: {error}")
+                    event = Event.LOST
+        return phase, event
 
     def _chained(self, error: BaseException) -> BaseException:
         error.__cause__ = self._cause
@@ -126,6 +149,7 @@ class Call:
                 state.world_size = closed.world_size + len(closed.joined_members)
                 state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
             state.iteration += 1
+        self._undecided = state.world_size if closed is None else len(closed.all_members)
         store = PrefixStore(f"{state.iteration}/assign", self._store)
         context = RankAssignmentCtx(state.copy(), store, closed.terminated_ranks if closed else set())
         try:
@@ -138,6 +162,7 @@ class Call:
         finally:
             self._gathers = context.gathers
         vars(state).update(vars(decided))
+        self._undecided = 0
         return Event.ASSIGNED
 
     def _arrive(self) -> Event:
@@ -228,9 +253,12 @@ class Call:
             event = self._next(deadline - time.monotonic())
             if event is Event.LATE:
                 self._error = InternalError(f"the abort took longer than {within_s:g} s")
-            if event in (Event.LATE, Event.LOST):
+            if event in (Event.LATE, Event.LOST, Event.DONE):
                 return event
         self._result = None
+        if self._abort_ended is not None:
+            self._ended_by(self._abort_ended)
+            return Event.FAILED
         if arguments.abort is not None:
             forget_groups()
         frozen = self._state.freeze()
@@ -255,11 +283,14 @@ class Call:
         """Frees the main thread and interrupts it. Called in the watcher's thread."""
         self._guard.fault_seen()
         time.sleep(self._arguments.last_call_wait.total_seconds())
+        if self._is_over:  # this rank left before the others came to an end
+            return
         with self._wrapper.atomic():
             try:
                 called("abort", self._arguments.abort, self._state.freeze())
-            except Exception:
+            except BaseException as error:
                 logger.exception("rank %s: abort failed", self._state.rank)
+                self._abort_ended = None if isinstance(error, Exception) else error
             again = (lambda: None) if self._arguments.abort is None else cut_connections
             self._interrupter.interrupt(again)
 
@@ -292,7 +323,12 @@ class Call:
     # Leaving.
 
     def _discard(self) -> Event:
+        self._feed.stopped = True
+        iteration = self._iteration
         discarded(self._store).sign(Entry(self._member))
+        out = {entry.member for entry in discarded(self._store).entries()}
+        if out.issuperset(iteration.everybody(self._all_members)):  # nobody comes, so nobody else releases the start
+            iteration.interrupt(self._record(Interruption.BASE_EXCEPTION))
         return self._leave()
 
     def _depart(self) -> Event:
@@ -307,7 +343,7 @@ class Call:
 
     def _tell_departure(self, record: str, timeout_s: float) -> None:
         try:
-            depart(self._store, self._member, record, timeout_s)
+            depart(self._store, self._member, record, timeout_s, self._undecided)
         except Exception as problem:
             logger.warning("the others may not know that rank %d leaves: %s", self._member, problem)
 
@@ -318,8 +354,9 @@ class Call:
         state.mode, state.rank, state.active_rank = Mode.TERMINATED, None, None
         try:
             called("terminate", self._arguments.terminate, state.freeze())
-        except Exception:
+        except BaseException as error:
             logger.exception("terminate failed")
+            self._error = self._error if isinstance(error, Exception) else error
         self._feed.join(self._arguments.barrier_timeout.total_seconds())
         self._tell("aborted" if isinstance(self._error, RestartAbort) else "left")
         self._guard.over()
@@ -332,15 +369,18 @@ class Call:
 
     def _failed_by(self, error: BaseException) -> Event:
         """A fault that restarts, or one that ends this rank."""
-        if isinstance(error, BrokenCallback) or not isinstance(error, Exception):
+        if isinstance(error, BrokenCallback) or not isinstance(error, Exception) or was_never_called(error):
             return self._ended_by(error)
         state = self._state
-        if self._feed.known_fault < state.iteration:
+        is_own = self._feed.known_fault < state.iteration
+        if is_own:
             told = (type(error), error, below_ours(error.__traceback__))
             logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
         else:
             logger.info("rank %s: failed in consequence: %s: %s", state.rank, type(error).__name__, error)
-        state.fn_exception = self._cause = error
+        let_go(error)
+        self._cause = error
+        state.fn_exception = error if is_own else None
         return Event.FAILED
 
     def _ended_by(self, error: BaseException) -> Event:
@@ -371,11 +411,3 @@ class Call:
             case feed.Lost(problem):
                 self._error = InternalError(f"the store of the coordination is lost: {problem}")
                 return Event.LOST
-
-
-def below_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins in code of the user's; the whole of it where there is none."""
-    found = trace
-    while found is not None and Path(found.tb_frame.f_code.co_filename).parent == _HERE:
-        found = found.tb_next
-    return found or trace

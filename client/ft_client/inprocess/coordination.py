@@ -84,7 +84,8 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
 
 def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
     if arguments.store_factory is not TCPStore:
-        return _over(make_store(), make_store, arguments, _next_prefix(_BASE), None, None, reachable=False)
+        prefix = _next_prefix(_BASE)
+        return _over(make_store(), make_store, arguments, prefix, address(None, None), None, reachable=False)
     if ignored := sorted({"host_name", "port"} & set(arguments.store_kwargs)):
         logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
     raw = TCPStore(**{**arguments.store_kwargs, "host_name": None, "port": None})
@@ -118,6 +119,9 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     )
     with _environment(companion.environment):
         process.start()
+    if where is None:
+        with contextlib.suppress(ValueError):
+            where = address(None, None)
     return _over(make_store(), make_store, arguments, prefix, where, companion, reachable=False)
 
 

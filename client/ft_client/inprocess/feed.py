@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iteration import DONE, GO, Closed, Iteration
 
 logger = logging.getLogger(__name__)
@@ -79,8 +80,10 @@ class Feed(threading.Thread):
                 self._number += 1
         except Exception as problem:
             self.known_fault = self._number
-            self._interrupt()
-            self.news.put(Lost(problem))
+            try:
+                self._interrupt()
+            finally:
+                self.news.put(Lost(problem))
 
     def _follow(self, number: int) -> bool:
         """One iteration; whether there is a next one for this rank."""
@@ -104,4 +107,6 @@ class Feed(threading.Thread):
 
     def _await(self, key: str) -> str:
         self._store.wait([key], _EVER)
+        if not self._store.check([key]):
+            raise ProtocolError(f"{key} was there and is not any more: the others have gone on without this rank")
         return str(self._store.get(key).decode())

@@ -69,8 +69,13 @@ class Interrupter:
                 break
             except Interrupted:  # it was on its way
                 interrupted = True
+            except BaseException as raised:  # by the handler of a signal
+                error = raised
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # this frame is in its traceback
         if interrupted:
             raise Interrupted
         return result

@@ -6,6 +6,7 @@ so before the function runs: a rank that waits for a server that never comes cou
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -54,8 +55,10 @@ class Master:
 
 
 def own_address(towards: tuple[str, int]) -> str:
-    """The address that this host has on its way to another; nothing is sent."""
+    """The address that this host has on its way to another; nothing is sent. On that host itself its name may mean
+    loopback, but not so elsewhere: there it is the name that was given."""
     family, kind, _, _, where = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(where)
-        return str(probe.getsockname()[0])
+        own = str(probe.getsockname()[0])
+    return towards[0] if ipaddress.ip_address(own).is_loopback else own

@@ -28,9 +28,9 @@ def join(store: Store, state: State) -> Closed | None:
             if closed is None or member in closed.joined_members:
                 break
             number += 1
+    os.environ.pop(env.REJOIN, None)  # it takes part in the next call like the others
     if closed is None:
         return None
-    os.environ.pop(env.REJOIN, None)
     state.initial_rank, state.initial_world_size = member, state.world_size
     state.rank, state.iteration = closed.world_size + closed.joined_members.index(member), number
     state.world_size = closed.world_size

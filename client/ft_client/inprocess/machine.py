@@ -125,6 +125,7 @@ STEPS: dict[tuple[Phase, Event], _Next] = {
     (Phase.INTERRUPTING, Event.STARTED): (Phase.PREPARING, (Action.PREPARE,)),
     (Phase.RECOVERING, Event.RECOVERED): (Phase.CLOSING, (Action.ACCOUNT,)),
     (Phase.RECOVERING, Event.FAILED): _DEPART,
+    (Phase.RECOVERING, Event.DONE): (Phase.DONE, (Action.COMPLETE,)),
     (Phase.CLOSING, Event.CLOSED): _ASSIGN,
     (Phase.CLOSING, Event.EXCLUDED): _LEAVE,
     (Phase.CLOSING, Event.LATE): (Phase.EXPELLING, (Action.EXPEL,)),

@@ -1,13 +1,18 @@
-"""In-process restart as Megatron Bridge configures it: plain numbers, in seconds. Pure; builds no wrapper."""
+"""In-process restart as Megatron Bridge configures it: plain numbers, in seconds. What they mean stands elsewhere."""
 
 from __future__ import annotations
 
 import datetime
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from ft_client.inprocess.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from ft_client.inprocess.wrapper import Wrapper
 
 GRANULARITIES = ("node", "rank")
 
@@ -39,6 +44,20 @@ class InProcessRestartConfig:
     empty_cuda_cache: bool = True
     max_rank_faults: int | None = None
     monitor_process_logdir: str | None = None
+
+    def wrapper(self, environment: Mapping[str, str] | None = None, **more: Any) -> Wrapper:
+        """The wrapper that these options describe.
+
+        Args:
+            environment: of the rank; None: of this process.
+            **more: further arguments of `Wrapper`. A callback is called before that of the options.
+
+        Raises:
+            TypeError, ValueError: an option or argument cannot be; or, when enabled, RANK or WORLD_SIZE is missing.
+        """
+        from ft_client.inprocess.configured_wrapper import configured_wrapper
+
+        return configured_wrapper(self, os.environ if environment is None else environment, more)
 
     def timeouts(self) -> Timeouts:
         """The durations, checked against each other; all other options are checked, too.

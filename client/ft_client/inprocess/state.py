@@ -29,7 +29,8 @@ class State:
 
     `rank` and `world_size` count all ranks of the wrapper, `active_rank` and `active_world_size` those that call the
     function, `initial_rank` and `initial_world_size` those at entry. `rank` is None when the rank is terminated,
-    `active_rank` when it is not active. `fn_exception` is what the function raised on this rank in this iteration.
+    `active_rank` when it is not active. `fn_exception` is what the function raised on this rank in this iteration;
+    None where it failed in consequence of a fault that was known already.
     """
 
     rank: int | None

@@ -43,6 +43,8 @@ class Wrapper:
         ValueError: a relation between two durations is violated; the text has both.
     """
 
+    _is_in_call = False
+
     def __init__(self, **arguments: Any) -> None:
         defaults = {"store_factory": TCPStore, "abort": AbortTorchDistributed()}
         self.arguments = Arguments(**{**defaults, **arguments})
@@ -52,8 +54,9 @@ class Wrapper:
         """The function, wrapped. It returns what the function returns on this rank, None on a spare.
 
         Calling it raises:
-            RuntimeError: torch.distributed is initialised already, this is not the main thread, or the store cannot be
-                reached.
+            RuntimeError: torch.distributed is initialised already, this is not the main thread, a wrapped function
+                calls it, or the store cannot be reached.
+            TypeError: the arguments do not fit the function.
             ValueError: RANK or WORLD_SIZE is missing or silly.
             RankDiscarded, RestartAbort, BaseException: what ended this rank's part.
         """
@@ -65,6 +68,8 @@ class Wrapper:
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> _T | None:
+            parameters.bind(None, args, kwargs)  # what does not fit fails here, and not in every iteration
+
             def once(wrapper: CallWrapper) -> _T:
                 bound, named = parameters.bind(wrapper, args, kwargs)
                 return function(*bound, **named)
@@ -81,14 +86,18 @@ class Wrapper:
             )
         if distributed.is_available() and distributed.is_initialized():
             raise RuntimeError("torch.distributed is initialised: call the wrapped function before, and let it do that")
+        if Wrapper._is_in_call:
+            raise RuntimeError("a wrapped function cannot be called by one: its ranks would be those of one iteration")
         state = State.from_env(os.environ)
         use_one_handler(logging.getLogger(_LOGGER))
         for advised in advice(os.environ, _nccl_version(), torch.__version__, self.arguments):
             logging.getLogger(_LOGGER).warning("%s", advised)
         coordination = meet(self.arguments, self._make_store, state)
+        Wrapper._is_in_call = True
         try:
             return self._call_at(coordination, function, state)
         finally:
+            Wrapper._is_in_call = False
             coordination.close()
 
     def _call_at(self, coordination: Coordination, function: Callable[[CallWrapper], Any], state: State) -> Any:

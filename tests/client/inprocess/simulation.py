@@ -17,6 +17,7 @@ from torch import distributed
 
 from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
 from rank_monitor.contract.departure import closing_of, depart, withdraw
+from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
 from rank_monitor.contract.roll import Entry
 
@@ -50,11 +51,12 @@ class Actor:
 class Stage:
     """Runs one actor at a time, from one store operation to the next, as the script says."""
 
-    def __init__(self, script: list[int]) -> None:
-        self.script, self.position = script, 0
+    def __init__(self, script: list[int], impatient: bool = False) -> None:
+        self.script, self.position, self._impatient = script, 0, impatient
         self.actors: list[Actor] = []
         self.lines: list[str] = []
         self.here = threading.local()
+        self._asleep: Actor | None = None
         self._back = threading.Semaphore(0)
         self.problem: BaseException | None = None
 
@@ -111,19 +113,31 @@ class Stage:
             alive = [actor for actor in self.actors if not actor.ended]
             if all(not actor.is_in for actor in alive):  # nobody lets them in: the launcher starts all anew
                 return
-            ready = [actor for actor in alive if actor.awaits is None or actor.awaits()]
-            if not ready:  # nothing happens any more: time passes
-                ready = [actor for actor in alive if not actor.patient]
-                if not ready:
-                    raise Violation("nobody can go on: " + ", ".join(actor.name for actor in alive))
-                ready[0].timed_out = True
-                ready = ready[:1]
-            actor = ready[self.choose(len(ready))]
+            actor = self._next(self._awake(alive)) or self._next(alive)
+            if actor is None:
+                raise Violation("nobody can go on: " + ", ".join(actor.name for actor in alive))
             actor.baton.release()
             self._back.acquire()
             if self.problem is not None:
                 raise self.problem
         raise Violation("no end")
+
+    def _awake(self, alive: list[Actor]) -> list[Actor]:
+        """All but a rank that is stopped for a while."""
+        if self._impatient and self.choose(100) == 7:
+            self._asleep = None if self._asleep else alive[self.choose(len(alive))]
+        return [actor for actor in alive if actor is not self._asleep or not actor.mortal]
+
+    def _next(self, alive: list[Actor]) -> Actor | None:
+        """Who goes on; None: nobody can."""
+        ready = [actor for actor in alive if actor.awaits is None or actor.awaits()]
+        if ready:
+            return ready[self.choose(len(ready))]
+        for actor in alive:  # nothing happens any more: time passes
+            if not actor.patient:
+                actor.timed_out = True
+                return actor
+        return None
 
     def abandon(self) -> None:
         """Ends the threads of a run that failed."""
@@ -144,6 +158,8 @@ class SimulatedStore:
 
     def get(self, key: str, /) -> bytes:
         self._stage.pause(f"get {key}")
+        if key not in self.values:  # real stores wait for it
+            raise distributed.DistStoreError(f"timed out: {key}")
         return self.values[key]
 
     def add(self, key: str, amount: int, /) -> int:
@@ -176,19 +192,25 @@ class SimulatedStore:
 
 @dataclass
 class Plan:
-    """What may go wrong: how many failures of the function, deaths and respawns."""
+    """What may go wrong: how many failures of the function, deaths and respawns.
+
+    `active`: so many ranks are active, no more and no fewer; None: all. `impatient`: a rank may be stopped for so long
+    that the others give it up.
+    """
 
     ranks: int
     failures: int
     deaths: int
     respawns: int
+    active: int | None = None
+    impatient: bool = False
 
 
 class SimulatedCall:
     """One call on all ranks: who has which number when, and how it ended for each."""
 
     def __init__(self, plan: Plan, script: list[int]) -> None:
-        self.plan, self.stage = plan, Stage(script)
+        self.plan, self.stage = plan, Stage(script, plan.impatient)
         self.store = SimulatedStore(self.stage)
         self.places: dict[tuple[int, int], int] = {}
         self.sizes: dict[int, int] = {}
@@ -235,10 +257,11 @@ class SimulatedCall:
             raise Violation(f"done in iterations {done}")
         for number in done:
             ranks = {rank for where, rank in self.places if where == number}
-            if ranks != set(range(self.sizes[number])):
+            size = self.sizes[number] if self.plan.active is None else self.plan.active  # a spare may be slow
+            if not ranks >= set(range(size)):
                 raise Violation(f"iteration {number} has ranks {ranks} of {self.sizes[number]}")
         lost = [name for name, (phase, _) in self.ends.items() if phase is Phase.LEFT]
-        if lost and not self.stage.lines.count("time passes"):
+        if lost and not self.stage.lines.count("time passes") and self.plan.active is None:
             raise Violation(f"healthy and lost: {lost}")
 
 
@@ -250,6 +273,7 @@ class SimulatedRank:
         self.member, self.respawned = member, respawned
         self.actor = Actor(name, member, mortal=True, is_in=not respawned)
         self.number, self.rank, self.size = 0, member, call.plan.ranks
+        self.undecided = 0
         self.closed: Closed | None = None
 
     def play(self) -> None:
@@ -273,7 +297,8 @@ class SimulatedRank:
                 else:
                     depart(self.store, self.member, RECORD, 100)
             except distributed.DistStoreError:
-                if any(actor.mortal and actor.is_in and not actor.ended for actor in self.stage.actors):
+                alive = any(actor.mortal and actor.is_in and not actor.ended for actor in self.stage.actors)
+                if alive and not call.plan.impatient:
                     raise
                 return  # nobody is left
             if call.respawns:
@@ -295,7 +320,15 @@ class SimulatedRank:
         while phase not in ENDS:
             phase, actions = step(phase, event)
             for action in actions:
-                event = self._do(action)
+                try:
+                    event = self._do(action)
+                except (ProtocolError, distributed.DistStoreError) as problem:
+                    if phase in ENDS or not self.call.plan.impatient:
+                        raise
+                    self.stage.lines.append(f"{self.actor.name}: {problem}")
+                    event = Event.ENDED
+                if event is Event.ENDED:
+                    break
         self.call.ends[self.actor.name] = (phase, self.number)
 
     def _join(self) -> bool:
@@ -320,11 +353,13 @@ class SimulatedRank:
         self._die()
         days = 10 if patient else 0
         self.store.wait([key], datetime.timedelta(days=days))
+        if not self.store.check([key]):
+            raise ProtocolError(f"{key} was forgotten")
         return self.store.get(key).decode()
 
-    def _next(self, key: str, events: dict[str, Event]) -> Event:
+    def _next(self, key: str, events: dict[str, Event], patient: bool = False) -> Event:
         try:
-            value = self._await(key, patient=False)
+            value = self._await(key, patient)
         except distributed.DistStoreError:
             self.stage.lines.append("time passes")
             return Event.LATE
@@ -336,13 +371,7 @@ class SimulatedRank:
         outcome = {DONE: Event.DONE, FAULT: Event.INTERRUPTED}
         match action:
             case Action.ASSIGN:
-                if self.closed is not None:
-                    self.size = self.closed.world_size + len(self.closed.joined_members)
-                    gone = self.closed.terminated_ranks
-                    self.rank -= sum(other < self.rank for other in gone)
-                    self.size -= len(gone)
-                    self.number += 1
-                return Event.ASSIGNED
+                return self._assign()
             case Action.ARRIVE:
                 iteration.arrive(entry, "note" if self.rank == 0 else None)
                 return self._next(iteration.started, {GO: Event.STARTED, FAULT: Event.INTERRUPTED})
@@ -350,11 +379,13 @@ class SimulatedRank:
                 self.call.note_start(self.actor.name, self.number, self.rank, self.size, self.member)
                 if self.rank == 0:
                     tidy(self.store, self.number)
-                return Event.READY
+                return Event.READY if self.rank < self.active else Event.SPARE
+            case Action.WAIT:
+                return self._next(iteration.outcome, outcome, patient=not self.call.plan.impatient)
             case Action.RUN:
                 return self._function(iteration)
             case Action.ANNOUNCE:
-                iteration.announce_return(entry, self.size)
+                iteration.announce_return(entry, self.active)
                 return self._next(iteration.outcome, outcome)
             case Action.REPORT:
                 iteration.interrupt(RECORD)
@@ -375,13 +406,44 @@ class SimulatedRank:
                 return self._next(iteration.outcome, outcome)
             case Action.COMPLETE:
                 return Event.DONE
-        raise Violation(f"{self.actor.name} leaves: {action.name}")
+        return self._leave(action)
+
+    def _assign(self) -> Event:
+        if self.closed is not None:
+            self.size = self.closed.world_size + len(self.closed.joined_members)
+            gone = self.closed.terminated_ranks
+            self.rank -= sum(other < self.rank for other in gone)
+            self.size -= len(gone)
+            self.number += 1
+        self.undecided = self.size
+        if self.active < (self.call.plan.active or 0):
+            return Event.ENDED
+        self.undecided = 0
+        return Event.ASSIGNED
+
+    @property
+    def active(self) -> int:
+        return self.size if self.call.plan.active is None else min(self.size, self.call.plan.active)
+
+    def _leave(self, action: Action) -> Event:
+        """Only who is taken for lost, or has too few others, leaves."""
+        if not self.call.plan.impatient and (action is Action.LEAVE or not self.undecided):
+            raise Violation(f"{self.actor.name} leaves: {action.name}")
+        if action is Action.LEAVE:
+            return Event.ENDED
+        try:
+            depart(self.store, self.member, RECORD, 100, self.undecided)
+        except distributed.DistStoreError:
+            self.stage.lines.append(f"{self.actor.name}: nobody took note")
+            if not self.call.plan.impatient and not self.call.killed:
+                raise
+        return Event.ENDED
 
     def _closing(self, iteration: Iteration) -> Event:
         event = self._next(iteration.closed, {"{": Event.CLOSED})
         if event is Event.LATE:
             return event
-        self.closed = Closed.read(self.store.values[iteration.closed])
+        self.closed = Closed.read(self.store.get(iteration.closed))
         return Event.CLOSED if self.closed.has(self.member) else Event.EXCLUDED
 
     def _function(self, iteration: Iteration) -> Event:

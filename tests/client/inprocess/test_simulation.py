@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
 from rank_monitor.contract.iteration import Iteration
-from tests.client.inprocess.simulation import Plan, SimulatedCall, play, script_of, shrink
+from tests.client.inprocess.simulation import Plan, SimulatedCall, Violation, play, script_of, shrink
 
 SEEDS = int(os.environ.get("FT_SIMULATION_SEEDS", "1200"))
 AT_ONCE = 100
@@ -19,7 +20,9 @@ AT_ONCE = 100
 
 def plan_of(seed: int) -> Plan:
     source = random.Random(seed)
-    return Plan(source.randint(1, 6), source.randint(0, 5), source.randint(0, 4), source.randint(0, 3))
+    plan = Plan(source.randint(1, 6), source.randint(0, 5), source.randint(0, 4), source.randint(0, 3))
+    active = source.randint(1, plan.ranks) if seed % 3 == 1 else None
+    return replace(plan, active=active, impatient=seed % 4 == 2)
 
 
 def story(plan: Plan, script: list[int]) -> str:
@@ -76,6 +79,14 @@ def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.Mo
             assert "killed" in story(plan, shortest)
             return
     pytest.fail("not found")
+
+
+def test_who_was_slow_for_too_long_would_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: nobody looks whether its iteration is forgotten."""
+    monkeypatch.setattr("rank_monitor.contract.iteration.first_kept", lambda store: 0)
+    with pytest.raises(Violation):
+        for seed in range(2, 20_000, 4):
+            play(plan_of(seed), script_of(seed))
 
 
 def test_no_keys_gather_in_the_store() -> None:

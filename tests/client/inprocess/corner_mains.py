@@ -1,0 +1,228 @@
+"""What the ranks of `test_wrapper_corners.py` run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.compose import Compose
+from ft_client.inprocess.exception import RestartAbort
+from ft_client.inprocess.health_check import FaultCounter
+from ft_client.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    Layer,
+    MaxActiveWorldSize,
+    ShiftRanks,
+    Tree,
+)
+from ft_client.inprocess.restart_config import InProcessRestartConfig
+from ft_client.inprocess.state import FrozenState
+from ft_client.inprocess.wrapper import Wrapper
+from tests.client.inprocess.job import QUICK, seconds
+from tests.client.inprocess.mains import Note, me, wait
+
+
+def fails_once(call: CallWrapper, fails: bool) -> tuple[int, int, int]:
+    """Fails in iteration 0 where `fails`; elsewhere it is interrupted then."""
+    if call.iteration == 0:
+        if fails:
+            raise ValueError("the function failed")
+        wait(call)
+    return (*me(), call.iteration)
+
+
+def not_divisible(note: Note, divisor: int) -> Any:
+    """A rank assignment under which nobody is active."""
+    few = Compose(ActiveWorldSizeDivisibleBy(divisor), ActivateAllRanks(), ShiftRanks())
+    return Wrapper(**QUICK, rank_assignment=few)(me)()
+
+
+def last_exits(call: CallWrapper) -> None:
+    """The last rank ends."""
+    if call.state.rank == 2:
+        sys.exit(3)
+    wait(call)
+
+
+def not_divisible_later(note: Note) -> Any:
+    """Three may be active, and two may not."""
+    few = Compose(ActiveWorldSizeDivisibleBy(3), ActivateAllRanks(), ShiftRanks())
+    return Wrapper(**QUICK, rank_assignment=few)(last_exits)()
+
+
+def all_discarded(note: Note) -> Any:
+    """Two are too few for the tree."""
+    return Wrapper(**QUICK, rank_assignment=Tree([Layer(min_ranks=3)]))(last_exits)()
+
+
+def with_a_spare(note: Note, active: int) -> Any:
+    """The function waits in iteration 0; a rank may be sent SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have turned off
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if call.iteration == 0:
+            note("waits")
+        return fails_once(call, False)
+
+    def ready(state: FrozenState) -> FrozenState:
+        note("ready")
+        return state
+
+    few = Compose(MaxActiveWorldSize(active), ActivateAllRanks(), ShiftRanks())
+    return Wrapper(**QUICK, rank_assignment=few, initialize=ready)(function)()
+
+
+def abort_raises(note: Note, error: str) -> Any:
+    """The abort of rank 0 raises what ends a rank."""
+    entry = me()[0]
+
+    def abort(state: FrozenState) -> FrozenState:
+        if entry == 0:
+            raise {"RestartAbort": RestartAbort("enough"), "exit": SystemExit(5)}[error]
+        return state
+
+    return Wrapper(**QUICK, abort=abort)(lambda call_wrapper: fails_once(call_wrapper, entry == 1))()
+
+
+def late_spare(note: Note) -> Any:
+    """The spare's callback fails when all others have returned long since."""
+    entry = me()[0]
+
+    def initialize(state: FrozenState) -> FrozenState:
+        if entry == 1:
+            time.sleep(3)
+            raise ValueError("the callback failed")
+        return state
+
+    few = Compose(MaxActiveWorldSize(1), ActivateAllRanks(), ShiftRanks())
+    return Wrapper(**QUICK, rank_assignment=few, initialize=initialize)(me)()
+
+
+def terminate_exits(note: Note) -> Any:
+    """`terminate` ends the process."""
+    entry = me()[0]
+
+    def terminate(state: FrozenState) -> FrozenState:
+        sys.exit(7)
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if call.iteration == 0 and entry == 1:
+            raise RestartAbort("enough")
+        return fails_once(call, False)
+
+    return Wrapper(**QUICK, terminate=terminate)(function)()
+
+
+def wrong_arguments(note: Note) -> Any:
+    """The arguments do not fit."""
+    return Wrapper(**QUICK)(lambda one: one)(1, 2)
+
+
+def wrong_arguments_with_wrapper(note: Note) -> Any:
+    """The same of a function that is given the wrapper."""
+    return Wrapper(**QUICK)(lambda call_wrapper, one: one)(1, 2, 3)
+
+
+def nested(note: Note) -> Any:
+    """A wrapped function calls one."""
+    inner = Wrapper(**QUICK)(lambda: 1)
+
+    def function(call: CallWrapper) -> str:
+        try:
+            return str(inner())
+        except RuntimeError as error:
+            return str(error)
+
+    return Wrapper(**QUICK)(function)()
+
+
+class Model:
+    """Something large."""
+
+
+def keeps_a_model(note: Note) -> Any:
+    """Whether what a failed call of the function held is gone when the next begins, with no garbage collection."""
+    import gc
+
+    gc.disable()
+    entry, models = me()[0], list[Any]()
+
+    def function(call: CallWrapper) -> int:
+        note(("alive", call.iteration, sum(model() is not None for model in models)))
+        model = Model()
+        models.append(weakref.ref(model))
+        if call.iteration < 2:
+            if entry == call.iteration:
+                try:
+                    raise KeyError("first")
+                except KeyError:
+                    raise ValueError("the function failed") from None
+            wait(call)
+        return call.iteration
+
+    return Wrapper(**QUICK)(function)()
+
+
+def in_consequence(note: Note) -> Any:
+    """A rank whose function fails because it is interrupted for another one is not to blame."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> int:
+        if call.iteration < 2:
+            if entry == 1:
+                raise ValueError("the function failed")
+            try:
+                wait(call)
+            except BaseException:
+                raise RuntimeError("in consequence") from None
+        return call.iteration
+
+    return Wrapper(**QUICK, health_check=FaultCounter(0 if entry == 0 else 5))(function)()
+
+
+def stopped(note: Note, go: str) -> Any:
+    """Rank 1 is stopped in iteration 0; rank 0 fails in the first four, once it may."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if call.iteration < 4:
+            if entry == 0:
+                wait_for(Path(go))
+                raise ValueError("the function failed")
+            with call.disable_hang_protection():  # or the monitor would end it
+                note("waits")
+                wait(call)
+        if entry == 0:
+            note("last")
+            wait_for(Path(go).with_name("end"))
+        return (*me(), call.iteration)
+
+    short = {"soft_timeout": seconds(4), "hard_timeout": seconds(5), "barrier_timeout": seconds(6)}
+    short |= {"heartbeat_timeout": seconds(5)}
+    return Wrapper(**{**QUICK, **short})(function)()
+
+
+def wait_for(path: Path) -> None:
+    """Until there is a file."""
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def as_configured(note: Note, active: int, exits: int) -> Any:
+    """The wrapper of Megatron Bridge's options; in each of the first iterations one rank exits."""
+    config = InProcessRestartConfig(enabled=True, active_world_size=active, granularity="rank", last_call_wait=0)
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if call.iteration < exits:
+            if call.state.initial_rank == call.iteration:
+                sys.exit(3)
+            wait(call)
+        return (*me(), call.iteration)
+
+    return config.wrapper()(function)()
