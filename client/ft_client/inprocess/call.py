@@ -168,6 +168,7 @@ class Call:
     def _arrive(self) -> Event:
         state = self._state
         self._interrupter.reset()
+        self._wrapper.begin()
         self._master = Master(self._coordination.towards) if state.active_rank == 0 else None
         self._iteration.arrive(self._entry(), self._master.note if self._master else None)
         return self._next(self._arguments.barrier_timeout.total_seconds())

@@ -57,12 +57,17 @@ class CallWrapper:
     @contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
         """While its body runs, the absence of progress is no fault. Re-entrant."""
-        self._unguarded += 1
-        if self._unguarded == 1:
-            self._guard.unguarded()
+        iteration, self._unguarded = self._state.iteration, self._unguarded + 1
         try:
+            if self._unguarded == 1:
+                self._guard.unguarded()
             yield
         finally:
-            self._unguarded -= 1
-            if self._unguarded == 0:
-                self._guard.running()
+            if iteration == self._state.iteration and self._unguarded:
+                self._unguarded -= 1
+                if self._unguarded == 0:
+                    self._guard.running()
+
+    def begin(self) -> None:
+        """A new iteration: what an interrupted one left open is closed."""
+        self._unguarded = 0

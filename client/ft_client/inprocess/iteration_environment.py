@@ -12,9 +12,11 @@ import os
 import socket
 from collections.abc import Mapping
 
-from torch.distributed import TCPStore
-
 from ft_client.inprocess.state import State, environment
+from ft_client.inprocess.store_host import listen, serve
+
+_FREE_AFTER = 2
+_TRIES = 100
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -46,12 +48,33 @@ class Master:
 
     Args:
         towards: where the store of the coordination is, which all ranks reach; None: all ranks are on this host.
+
+    Raises:
+        OSError: there is no port that is free, as the next two are, which are the trainer's.
     """
 
     def __init__(self, towards: tuple[str, int] | None) -> None:
         host = "127.0.0.1" if towards is None else own_address(towards)
-        self._server = TCPStore(host, 0, None, True, wait_for_workers=False)
+        self._server = serve(_listen(host), host)
         self.note = json.dumps({"host": host, "port": self._server.port})
+
+
+def _listen(host: str) -> socket.socket:
+    for _ in range(_TRIES):
+        listener = listen(host, 0)
+        port = listener.getsockname()[1]
+        if all(_is_free(host, port + offset) for offset in range(1, _FREE_AFTER + 1)):
+            return listener
+        listener.close()
+    raise OSError(f"no free port at {host}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        listen(host, port).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def own_address(towards: tuple[str, int]) -> str:
