@@ -26,6 +26,8 @@ from . import (
     p5_hang,
     p6_calls,
     p7_sidecars,
+    p8_in_process,
+    p9_in_process_steady,
     p10_stubborn,
     p11_rendezvous,
     p13_rerun,
@@ -36,8 +38,10 @@ from .launchers import NVRX, OURS, TORCHRUN, Launcher, make_nvrx_environment
 from .scenario import Outcome, Scenario
 from .table import FLOOR, record, render
 
-PARTS_OF_P13 = (p13_straggler, p13_rerun)
-MODULES = (p1_launch, p1c_idle, p2_crash, p5_hang, p6_calls, p7_sidecars, p10_stubborn, p11_rendezvous, *PARTS_OF_P13)
+MODULES = (
+    *(p1_launch, p1c_idle, p2_crash, p5_hang, p6_calls, p7_sidecars, p8_in_process, p9_in_process_steady),
+    *(p10_stubborn, p11_rendezvous, p13_straggler, p13_rerun),
+)
 SCENARIOS = [*(module.SCENARIO for module in MODULES), p3_nodes.CRASH, p3_nodes.LOSS, p3_nodes.LOSS_BY_DEFAULT]
 PEERS = {"torchrun": TORCHRUN, "nvrx": NVRX}
 

@@ -86,6 +86,54 @@ def fork_group(ranks: int) -> float:
     return (last - start) / 1e9
 
 
+def restart(ranks: int, outcome: Outcome) -> None:
+    """P8: `fork_barriers` in a process that has torch loaded; with a group after them for gloo."""
+    command = [sys.executable, "-m", "scripts.bench.floors", str(ranks), "barriers"]
+    run = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=90)
+    barriers_s, ready_s = map(float, run.stdout.split())
+    outcome.add("restart_ms", barriers_s * 1000)
+    outcome.add("gloo_restart_ms", barriers_s * 1000)
+    outcome.add("gloo_ready_ms", ready_s * 1000)
+
+
+def fork_barriers(ranks: int) -> tuple[float, float]:
+    """Ranks that wait for a key in a store go through two barriers, then make a gloo group: seconds to the last."""
+    import torch.distributed as dist
+
+    listener = socket.create_server(("127.0.0.1", 0))  # the server's threads begin when nothing is forked any more
+    port = listener.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    reader, writer = os.pipe()
+    signal.alarm(60)
+    for rank in range(ranks):
+        if os.fork() == 0:
+            signal.alarm(60)
+            store = dist.TCPStore("127.0.0.1", port, None, False)
+            store.add("connected", 1)
+            store.wait(["fault"])
+            for name in ("end", "start"):
+                if store.add(name, 1) == ranks:
+                    store.set(f"{name}ed", "")
+                store.wait([f"{name}ed"])
+            through = time.monotonic_ns()
+            dist.init_process_group("gloo", url, rank=rank, world_size=ranks, timeout=timedelta(seconds=20))
+            os.write(writer, struct.pack("qq", through, time.monotonic_ns()))
+            dist.barrier()
+            os._exit(0)
+    served = listener.detach()
+    server = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=served)
+    while server.add("connected", 0) < ranks:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    start = time.monotonic_ns()
+    server.set("fault", "")
+    through, ready = map(max, zip(*(struct.unpack("qq", os.read(reader, 16)) for _ in range(ranks)), strict=True))
+    for _ in range(ranks):
+        os.wait()
+    return (through - start) / 1e9, (ready - start) / 1e9
+
+
 def calls(_ranks: int, outcome: Outcome) -> None:
     """P6: `send` of 16 bytes over a SEQPACKET pair to another process, back to back and with pauses."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,4 +214,7 @@ def nothing(_ranks: int, _outcome: Outcome) -> None:
 
 
 if __name__ == "__main__":
-    print(fork_group(int(sys.argv[1])))
+    if "barriers" in sys.argv:
+        print(*fork_barriers(int(sys.argv[1])))
+    else:
+        print(fork_group(int(sys.argv[1])))

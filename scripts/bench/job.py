@@ -51,6 +51,7 @@ class Job:
         self.ranks = ranks
         self.launcher = launcher
         self.folder = Path(tempfile.mkdtemp(prefix="ftb"))
+        self.tag = f"BENCH_FOLDER={self.folder}".encode()
         self._stamps: list[Stamp] = []
         self._read_bytes = 0
         self.environment = {
@@ -81,7 +82,7 @@ class Job:
         self, _type: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None
     ) -> None:
         deadline = time.monotonic() + 10
-        while end_tagged(f"BENCH_FOLDER={self.folder}".encode()) and time.monotonic() < deadline:
+        while end_tagged(self.tag) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.process.wait(10)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -190,15 +191,19 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
+def tagged(tag: bytes) -> list[int]:
+    """All processes whose environment has `tag`."""
+    pids = (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [int(pid) for pid in pids if tag in read_bytes(f"/proc/{pid}/environ").split(b"\0")]
+
+
 def end_tagged(tag: bytes) -> int:
     """SIGKILL every process whose environment has `tag`; says how many there were."""
-    count = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and tag in read_bytes(f"{entry}/environ").split(b"\0"):
-            count += 1
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(entry.name), signal.SIGKILL)
-    return count
+    pids = tagged(tag)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(pids)
 
 
 def cpu_s(pid: int) -> float:

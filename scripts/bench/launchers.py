@@ -16,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
+IN_PROCESS_WORKER = Path(__file__).with_name("in_process_worker.py")
+FORK_RANKS = Path(__file__).with_name("fork_ranks.py")
 OUT = ROOT / "bench_out"
 NVRX_PACKAGES = ("nvidia-resiliency-ext==0.4.1", "packaging", "nvidia-ml-py", "defusedxml")
 COMMON_ENVIRONMENT = {
@@ -38,11 +40,20 @@ class Launcher:
     monitor_words: str = ""
     stop_flag: str = "--workers-stop-timeout"
     check_interval_s: float = 0.1
+    script: Path = WORKER
 
     def command(self, ranks: int, max_restarts: int, flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
         """The command line that runs the worker on `ranks` ranks of this machine."""
         layout = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
-        return [self.python, "-m", self.module, *layout, *self.flags, *flags, str(WORKER), *arguments]
+        return [self.python, "-m", self.module, *layout, *self.flags, *flags, str(self.script), *arguments]
+
+
+class Alone(Launcher):
+    """No launcher: one process forks the ranks, and nobody watches them."""
+
+    def command(self, ranks: int, max_restarts: int, flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        """The command line that runs the script on `ranks` ranks; without restarts and flags."""
+        return [self.python, str(FORK_RANKS), str(ranks), str(self.script), *arguments]
 
 
 # This tree's launcher, whatever is installed.
@@ -70,6 +81,12 @@ NVRX = Launcher(
 NVRX_QUICK = replace(
     NVRX, name="nvrx-0.1s", flags=(*NVRX.flags, "--ft-workload-check-interval=0.1"), check_interval_s=0.1
 )
+# The wrappers of in-process restart.
+OURS_WRAPPED = replace(OURS, client="ft_client.inprocess", script=IN_PROCESS_WORKER)
+OURS_ALONE = Alone(
+    "ours-alone", "", client="ft_client.inprocess", environment=OURS.environment, script=IN_PROCESS_WORKER
+)
+NVRX_ALONE = Alone("nvrx", "", python=NVRX.python, client="nvidia_resiliency_ext.inprocess", script=IN_PROCESS_WORKER)
 
 
 def make_nvrx_environment() -> None:

@@ -23,6 +23,11 @@ ROWS = (
     ("P6", "section_p50_us", "`start_section` + `end_section`, p50", "us"),
     ("P7", "monitor_private_MiB", "private memory of a monitor", "MiB"),
     ("P7", "all_pss_MiB", "launcher and monitors, PSS", "MiB"),
+    ("P8", "restart_ms", "in process, `last_call_wait` 0: an exception to the function called again on all", "ms"),
+    ("P8", "gloo_ready_ms", "the same to a new gloo group ready on all", "ms"),
+    ("P8", "default_restart_ms", "the same without a group, with default settings", "ms"),
+    ("P9", "entry_s", "in process: the call to the function begun on all", "s"),
+    ("P9", "requests_per_s_a_rank", "requests to the store per second and rank while nothing happens", ""),
     ("P10", "stop_over_s", "a rank ignores SIGTERM: stop beyond the limit", "s"),
 )
 
@@ -52,7 +57,7 @@ def cell(scenario: dict[str, Any], ranks: int, launcher: str, metric: str, unit:
     tried = rows[0]["tried"]
     if not values["n"]:
         return f"0 of {tried} recovered" if metric == "recover_s" else "failed"
-    text = f"{values['median']:.3g} {unit}"
+    text = f"{values['median']:.3g} {unit}".rstrip()
     return text if values["n"] >= tried else f"{text} ({values['n']} of {tried})"
 
 

@@ -31,9 +31,9 @@ FOLDER = Path(os.environ["BENCH_FOLDER"])
 GIVE_UP_S = 120.0
 
 
-def stamp(event: str) -> None:
+def stamp(event: str, cycle: int = CYCLE) -> None:
     """Append one line with the system-wide monotonic clock; a single `write` of a short line is atomic."""
-    line = {"event": event, "rank": RANK, "cycle": CYCLE, "pid": os.getpid(), "t": time.monotonic_ns()}
+    line = {"event": event, "rank": RANK, "cycle": cycle, "pid": os.getpid(), "t": time.monotonic_ns()}
     fd = os.open(FOLDER / "stamps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, (json.dumps(line) + "\n").encode())
     os.close(fd)
