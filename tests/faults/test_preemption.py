@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 from tests.faults.conftest import StartJob
@@ -12,6 +13,8 @@ from tests.faults.job import ROOT, Job
 from tests.faults.training import Plan
 
 EXAMPLE = ROOT / "scripts" / "examples" / "preemption.py"
+SHORT = Path(tempfile.gettempdir())
+"""Loader workers make Unix sockets in TMPDIR, whose path must not be long."""
 LIMIT_S = 240.0
 MANY = 400  # steps, more than are made before the signal
 MORE = 4
@@ -27,7 +30,7 @@ if __name__ == "__main__":
 def start(start_job: StartJob, folder: Path, name: str, words: tuple[str, ...], *flags: str, state: str) -> Job:
     script = folder / f"{name}.py"
     script.write_text(SCRIPT.format(example=str(EXAMPLE), state=state, words=list(words)))
-    return start_job(Plan(), 2, *flags, name=name, script=script)
+    return start_job(Plan(), 2, *flags, name=name, script=script, tmp=SHORT / f"{folder.name[-8:]}-{name}")
 
 
 def step_of(job: Job, rank: int) -> int:
@@ -69,3 +72,5 @@ def test_told_twice_and_resumed_with_the_same_weights(start_job: StartJob, tmp_p
     calm = start(start_job, tmp_path, "calm", words, state="calm")
     assert weights(resumed) == weights(calm)
     assert len(weights(calm)) == 1, "all ranks have the same"
+    for name in ("first", "second", "third", "calm"):
+        (SHORT / f"{tmp_path.name[-8:]}-{name}").rmdir()
