@@ -77,9 +77,10 @@ class NodeAgent(RankAgent):
     def _take_ends(self, cycle: Cycle, ended: list[int]) -> None:
         """Hears the monitors, then takes the exit codes of ranks that ended, and does what rung 1 makes of both."""
         assert self._ranks is not None and self._rung_one is not None
+        self._hear(cycle)
         if self._rung_one.needs_words(ended):
             self._monitors.snapshots()
-        self._hear(cycle)
+            self._hear(cycle)
         for local_rank in ended:
             if (end := self._ranks.reap(local_rank)) is not None:
                 self._parts.recorder.rank_ended(self._cycle, self._global(local_rank), end.exit_code)

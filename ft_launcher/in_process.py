@@ -100,7 +100,8 @@ class InProcess:
             ended: local ranks whose process ended.
         """
         self._told += self.departures.take()
-        return bool(self._told) or any(self.rungs.needs_word(local_rank) for local_rank in ended)
+        words = (self.rungs.needs_word(rank) or self.rungs.may_have_declared(rank) for rank in ended)
+        return bool(self._told) or any(words)
 
     def attend(self) -> list[Event]:
         """Does what is due; returns what happened since the last call."""

@@ -91,6 +91,10 @@ class Rungs:
         seat = self._seats[local_rank]
         return self._enabled and (seat.is_new or seat.state not in ("", FINALIZED))
 
+    def may_have_declared(self, local_rank: int) -> bool:
+        """Whether a rank that has not said anything may have: others did, and its word may be under way."""
+        return self._enabled and not self._seats[local_rank].state and any(seat.said for seat in self._seats)
+
     def next_check(self) -> float | None:
         """When `tick` is to be called."""
         return min((seat.due for seat in self._seats if seat.due is not None), default=None)

@@ -375,3 +375,12 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
     found = node.say("initialized", 0, 2, prefix="call/1")
     assert found == [Tell(1, 5, "call/1", LIMIT_S, joins=False)]
     assert node.told(1) == []
+
+
+def test_a_rank_that_dies_before_its_word_is_heard_may_have_said_it() -> None:
+    node = Node(ranks=2)
+    assert not node.rungs.may_have_declared(1), "nobody has said anything: a job without wrappers"
+    node.say("initialized", 0)
+    assert node.rungs.may_have_declared(1)
+    node.say("initialized", 1)
+    assert not node.rungs.may_have_declared(1)
