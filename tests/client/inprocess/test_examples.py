@@ -54,7 +54,7 @@ def outputs(start: str, ranks: int, words: Sequence[str], folder: Path) -> str:
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize("start", [*LAUNCHERS, "variables"])
+@pytest.mark.parametrize("start", [*LAUNCHERS, pytest.param("variables", marks=pytest.mark.slow)])
 def test_faults_change_nothing_in_the_weights(start: str, tmp_path: Path) -> None:
     words = [str(EXAMPLES / "in_process_digits.py"), "--epochs=2", "--soft-timeout=3"]
     output = outputs(start, 2, words, tmp_path)
