@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -256,8 +256,9 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._monitors.end_cycle()
         for pidfd, pid in ((fd, self._ranks.pids()[rank]) for rank, fd in self._running().items()):
             number = stop.preemption_signal if catches(pid, stop.preemption_signal) else signal.SIGTERM
-            signal.pidfd_send_signal(pidfd, number)
-            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it has just ended, and another process took its end
+                signal.pidfd_send_signal(pidfd, number)
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
         deadline = time.monotonic() + stop.preemption_grace
         while self._running() and (left := deadline - time.monotonic()) > 0:
             readable([*self._running().values(), self._parts.signals.fileno()], left)
