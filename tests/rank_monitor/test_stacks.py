@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,15 +54,21 @@ def test_a_deep_stack_is_cut() -> None:
     assert len(main_thread_frames(text)) == MAX_FRAMES
 
 
-def test_as_this_interpreter_writes_it(tmp_path: Path) -> None:
-    wait = threading.Event()
-    thread = threading.Thread(target=wait.wait)
-    thread.start()
-    with (tmp_path / "stacks").open("w+") as file:
+STACKS_OF_ITS_OWN = """
+import faulthandler, sys, threading
+def dump():
+    with open(sys.argv[1], "w") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(0)
-        frames = main_thread_frames(file.read())
-    wait.set()
-    thread.join()
-    assert frames[0].startswith("test_stacks.py:")
-    assert frames[0].endswith(" in test_as_this_interpreter_writes_it")
+wait = threading.Event()
+thread = threading.Thread(target=wait.wait)
+thread.start()
+dump()
+wait.set()
+"""
+
+
+def test_as_this_interpreter_writes_it(tmp_path: Path) -> None:
+    script, stacks = tmp_path / "own_stacks.py", tmp_path / "stacks"
+    script.write_text(STACKS_OF_ITS_OWN)
+    subprocess.run([sys.executable, str(script), str(stacks)], check=True, timeout=60)
+    assert main_thread_frames(stacks.read_text()) == ["own_stacks.py:5 in dump", "own_stacks.py:9 in <module>"]
