@@ -135,7 +135,8 @@ def test_a_new_group_in_every_iteration(ranks: int) -> None:
     total = sum(range(ranks))
     for one in told.values():
         assert one.result == (total, 3)
-        assert [note for note in one.notes if note[0] == "sum"] == [("sum", number, total) for number in range(4)]
+        sums = [note for note in one.notes if note[0] == "sum"]  # an interruption may come before one of them
+        assert set(sums) <= {("sum", number, total) for number in range(4)} and sums[-1] == ("sum", 3, total)
 
 
 def test_whoever_waits_for_a_group_that_is_never_made_is_freed() -> None:
