@@ -150,7 +150,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     @property
     def check_s(self) -> float:
         """How often `cut` is to be asked while ranks run."""
-        return self._terms.beat_s
+        return self._terms.beat_s / 4
 
     def cut(self, now: float) -> Cut | None:
         """Whether this node must end its ranks, because others may have gone on without it."""

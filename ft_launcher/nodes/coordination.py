@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.job_store import Head, JobStore
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Formed, Gone, decode, encode
+from ft_launcher.nodes.rhythm import look_every
 from ft_launcher.nodes.silence import Silence
 from ft_launcher.nodes.terms import Judge, Reply, Rules, Work
 from rank_monitor.contract.errors import ProtocolError, StoreLost
@@ -75,6 +76,7 @@ class Coordination:
         self._todo: list[Work] = []
         self._first = store
         self._turned_at, self._patience_s = time.monotonic(), timeout_s / 2
+        self._looked = False
         self._threads = [
             threading.Thread(target=self._keep_at, args=(loop,), daemon=True, name="ft_coordinator")
             for loop in (self._read_inbox, self._read_beats)
@@ -95,6 +97,11 @@ class Coordination:
     def may_beat(self) -> bool:
         """Whether the node may say in its name that it lives: it reads, or has only just been held up."""
         return time.monotonic() - self._turned_at < self._patience_s
+
+    def has_looked(self) -> bool:
+        """Whether it read the beats since this was asked last."""
+        looked, self._looked = self._looked, False
+        return looked
 
     def take_over(self, store: JobStore, before: Formed) -> None:
         """Before the work begins: tells again what `before` may not have come to tell, and counts it as lost.
@@ -174,27 +181,27 @@ class Coordination:
         return self._machine.on(message, time.monotonic())
 
     def _read_beats(self, store: JobStore) -> None:
-        """Every beat: who is silent; whether another took over; whether a dead writer holds up the inbox."""
+        """Every beat or two: who is silent; whether another took over; whether a dead writer holds up the inbox."""
         unread_since = 0
-        next_beat = time.monotonic()
+        next_look = time.monotonic()
         while self.at_work:
             self._deadline_changed.clear()
             with self._lock:
-                deadline = min(next_beat, self._machine.next_deadline() or next_beat)
+                deadline = min(next_look, self._machine.next_deadline() or next_look)
             self._deadline_changed.wait(max(_SHORT_S, deadline - time.monotonic()))
-            if time.monotonic() < next_beat:
+            if time.monotonic() < next_look:
                 with self._lock:
                     self._perform(store, self._machine.on_tick(time.monotonic()))
                 continue
-            next_beat = time.monotonic() + self._beat_s
             with self._lock:
+                self._silence.period_s = self._beat_s * (1 if self._hosts else look_every(self._machine.size))
                 self._silence.watch(self._machine.nodes - {self._me}, time.monotonic())
                 taken = self._machine.read
             counters, (count, *fence) = store.counters(
                 self._silence.nodes, ("inbox", *(() if self._hosts else (TERM,)))
             )
             self._must_have_term(fence)
-            self._turned_at = time.monotonic()
+            self._turned_at, self._looked = time.monotonic(), True
             unread = int(count or 0) > taken
             if unread and unread_since == taken:
                 store.give_up_missing(taken)
@@ -203,7 +210,9 @@ class Coordination:
                 counters = {node: beats for node, beats in counters.items() if (beats or 0) >= 0}
             now = time.monotonic()
             with self._lock:
-                for node in self._silence.read(counters, now):
+                lost = self._silence.read(counters, now)
+                next_look = self._silence.next_reading(now)
+                for node in lost:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))
                 forgotten, self._kept = self._kept, range(self._kept.stop, self._kept.stop)

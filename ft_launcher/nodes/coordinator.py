@@ -91,6 +91,11 @@ class Coordinator:
         return {node for node in self._members if node not in self._away} | set(self._waiting) | self.to_leave
 
     @property
+    def size(self) -> int:
+        """How many nodes the last cycle has, or had."""
+        return len(self._members)
+
+    @property
     def to_leave(self) -> set[str]:
         """Once the job is over: the other nodes that were told and have not left yet."""
         return self._told - {self._me} if self.phase is Phase.OVER else set()

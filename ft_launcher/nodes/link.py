@@ -18,7 +18,7 @@ from typing import TypeVar
 from ft_launcher.nodes.coordination import BEAT, HOST, LONG_S, REPLY, Coordination, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.messages import Arrive, CycleEnd, NodeMessage, Place, decode, encode
-from ft_launcher.nodes.rhythm import Rhythm
+from ft_launcher.nodes.rhythm import Rhythm, look_every
 from ft_launcher.nodes.silence import own_limit_s
 from ft_launcher.nodes.watch import Watch
 from rank_monitor.contract.errors import ProtocolError, StoreLost
@@ -134,7 +134,7 @@ class Link:
 
     def entered(self, place: Place, deputies: int) -> None:
         """This node takes part in a cycle now. Of its members, `deputies` watch the coordinator closely."""
-        self._watch.deputy = place.deputy
+        self._watch.period_s = look_every(place.nodes) * self._beat_s if place.deputy else None
         deputies = 0 if place.deputy or not self._watches else min(deputies, place.nodes - 1)
         self._rhythm.serve(place.rank, place.nodes, deputies)
         self._cycles.put(place.cycle)
@@ -155,7 +155,7 @@ class Link:
         return self.coordination is not None and self.coordination.at_work
 
     def cut(self, now: float) -> Cut | None:
-        """Whether this node is cut off. To be asked every beat; time in which nobody asked does not count."""
+        """Whether this node is cut off. To be asked four times a beat; time in which nobody asked does not count."""
         if self._hosts:
             failed = self.coordination is not None and not self.coordination.at_work and not self._closed.is_set()
             return Cut(self.coordination.why_ended, False) if self.coordination is not None and failed else None
@@ -261,7 +261,8 @@ class Link:
             return self._node
         if self._hosts:
             return ""
-        self._rhythm.looked()  # as the coordinator does at each beat
+        if self.coordination.has_looked():
+            self._rhythm.looked()
         return BEAT if self.coordination.may_beat else ""
 
     def _speak(self) -> None:
@@ -270,7 +271,7 @@ class Link:
         next_check = time.monotonic() + _CHECK_EVERY * self._timeout_s
         while True:
             with contextlib.suppress(queue.Empty):
-                message = self._outbox.get(timeout=self._beat_s)
+                message = self._outbox.get(timeout=self._until_look_s())
                 if message is None:
                     break
                 text = encode(message)
@@ -289,6 +290,11 @@ class Link:
             except StoreLost as lost:
                 store, self._trouble = None, lost
         self._until_done(store, lambda connected: connected.last_beat(self._node))
+
+    def _until_look_s(self) -> float:
+        if not self._watches or self._coordinates():
+            return self._beat_s
+        return min(max(self._watch.next_look - time.monotonic(), _LOOK_S), self._beat_s)
 
     def _check(self, store: JobStore) -> None:
         """A thread that waits on a connection which died unheard misses its key."""

@@ -1,10 +1,11 @@
 """Who has been silent for too long: counters of beats and the time they were read in, nodes that are lost out. Pure.
 
 Counters are compared with counters and the reader's own clock with itself: clocks of two hosts never meet. A counter
-read as new may have been written up to one reading earlier, hence a node is lost half a beat before `timeout_s` has
-passed since its last news was read. A node that cannot beat counts from the moment it sent its last beat that was
-answered, asks itself every beat, and gives up two beats before `timeout_s`: so it is the first of the two, by half a
-beat (`own_limit_s`). A counter below zero is a node's last word: it left.
+read as new may have been written up to one reading earlier, hence whoever reads seldom waits less long afterwards: in
+all a node is lost at most `timeout_s` and half a beat after its last beat. A node that cannot beat counts from the
+moment it sent its last beat that was answered, asks itself four times a beat, and gives up two beats before
+`timeout_s`: so it is the first of the two, by a quarter of a beat at least (`own_limit_s`). A counter below zero is a
+node's last word: it left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 
 def own_limit_s(timeout_s: float, beat_s: float) -> float:
-    """How long a node, asking itself every beat, may be without an answered beat before it ends its ranks."""
+    """How long a node, asking itself every quarter of a beat, may be without an answered beat."""
     return timeout_s - 2 * beat_s
 
 
@@ -22,12 +23,13 @@ class Silence:
 
     Args:
         timeout_s: a node silent for so long is lost.
-        beat_s: the period of beats, and of readings.
+        beat_s: the period of beats.
+        period_s: that of readings, two beats at most; by default each beat. It may be set anew.
     """
 
-    def __init__(self, timeout_s: float, beat_s: float) -> None:
-        self._limit_s = timeout_s - beat_s / 2
-        self._beat_s = beat_s
+    def __init__(self, timeout_s: float, beat_s: float, period_s: float | None = None) -> None:
+        self._timeout_s, self._beat_s = timeout_s, beat_s
+        self.period_s = beat_s if period_s is None else period_s
         self._last: dict[str, tuple[int | None, float]] = {}
         self._read_at: float | None = None
 
@@ -40,9 +42,17 @@ class Silence:
         """Who is watched."""
         return list(self._last)
 
+    def next_reading(self, now: float) -> float:
+        """When to read again: after a period, or as soon as a node would be lost."""
+        return min([now + self.period_s, *(since + self._limit_s for _, since in self._last.values())])
+
+    @property
+    def _limit_s(self) -> float:
+        return self._timeout_s + self._beat_s / 2 - self.period_s
+
     def read(self, counters: Mapping[str, int | None], now: float) -> list[str]:
         """Takes a reading of counters; returns the nodes that are lost, which are watched no more."""
-        overslept = 0.0 if self._read_at is None else max(0.0, now - self._read_at - 2 * self._beat_s)
+        overslept = 0.0 if self._read_at is None else max(0.0, now - self._read_at - 2 * self.period_s)
         self._read_at = now
         lost = []
         for node, (last, since) in list(self._last.items()):

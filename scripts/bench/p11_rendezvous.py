@@ -47,7 +47,7 @@ class Nodes:
     def __init__(self, kind: str, count: int, stack: ExitStack) -> None:
         server = stack.enter_context(process("serve"))
         assert server.stdout is not None
-        port, share = int(server.stdout.readline()), count // PROCESSES
+        port, share = int(server.stdout.readline()), max(1, count // PROCESSES)
         self._children = [
             stack.enter_context(process(kind, port, count, first, share)) for first in range(0, count, share)
         ]

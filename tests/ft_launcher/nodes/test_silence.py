@@ -53,21 +53,33 @@ def test_who_is_watched_anew_has_its_whole_time() -> None:
     assert set(watched.nodes) == {"b", "c"}
 
 
-@given(st.floats(0.1, 5.0), st.floats(6.0, 50.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+@given(st.floats(0.1, 5.0), st.floats(6.0, 50.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.sampled_from([1, 2]))
 def test_a_node_that_cannot_beat_gives_up_before_others_count_it_as_lost(
-    beat_s: float, beats_until_lost: float, own_phase: float, phase: float
+    beat_s: float, beats_until_lost: float, own_phase: float, phase: float, every: int
 ) -> None:
     """Its last beat reached the store at moment 0, at the earliest when it was sent."""
     timeout_s = beat_s * beats_until_lost
-    own, asked_at = own_limit_s(timeout_s, beat_s), own_phase * beat_s
+    own, asked_at = own_limit_s(timeout_s, beat_s), own_phase * beat_s / 4
     while asked_at < own:
-        asked_at += beat_s
-    watched, now = Silence(timeout_s, beat_s), phase * beat_s
-    watched.watch(["a"], now - beat_s)
+        asked_at += beat_s / 4
+    period_s = every * beat_s
+    watched, now = Silence(timeout_s, beat_s, period_s), phase * period_s
+    watched.watch(["a"], now - period_s)
     while not watched.read({"a": 7}, now):
-        now += beat_s
+        now = max(watched.next_reading(now), now + 1e-6)
     assert asked_at < now
-    assert now <= timeout_s + 1.5 * beat_s
+    assert now <= timeout_s + 0.5 * beat_s + 1e-5
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_beat_that_is_left_out_now_and_then_is_no_loss(every: int) -> None:
+    watched, lost = Silence(6.0, 1.0, every), []
+    watched.watch(["a"], 0.0)
+    now = 0.0
+    for _ in range(200):
+        now = watched.next_reading(now)
+        lost += watched.read({"a": int(now / 2)}, now)
+    assert lost == []
 
 
 @pytest.mark.parametrize("beat_s", [0.2, 2.0])
