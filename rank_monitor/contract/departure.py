@@ -64,7 +64,11 @@ def _depart_from(store: Store, number: int, member: int, record: str, timeout_s:
     while True:
         iteration = Iteration(store, number)
         if not iteration.may_have(member):
-            return
+            closed = iteration.closing()
+            if closed is None or not closed.has(member):
+                return
+            number += 1  # it was let in just now
+            continue
         iteration.interrupt(record)
         if store.get(iteration.outcome) == DONE.encode():
             return

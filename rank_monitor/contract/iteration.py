@@ -101,11 +101,13 @@ class Iteration:
             self._make_current()
             note = self._store.get(self._note).decode() if self._store.check([self._note]) else ""
             self._store.compare_set(self.started, "", GO + note)
+            self._must_be_kept()
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
         """The function returned on an active rank; the last one ends the call."""
         if self.returned.sign(entry) >= active_world_size:
             self._store.compare_set(self.outcome, "", DONE)
+            self._must_be_kept()
 
     def interrupt(self, record: str) -> None:
         """Writes why, and interrupts the iteration on every rank, wherever it is; no effect once it is over."""
@@ -158,18 +160,32 @@ class Iteration:
 
     def _make_current(self) -> None:
         """Unless a later one is: whoever writes this may have been stopped since."""
-        now = ""
-        while not now or int(now) < self.number:
-            now = self._store.compare_set(_CURRENT, now, str(self.number)).decode()
+        _raise_to(self._store, _CURRENT, self.number)
 
     def _recorded(self) -> int:
         return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
 
     def _before(self) -> Closed | None:
-        return Iteration(self._store, self.number - 1).closing() if self.number else None
+        """How the iteration before ended; None: there was none, or nothing was closed.
+
+        Raises:
+            ProtocolError: this one is forgotten.
+        """
+        before = Iteration(self._store, self.number - 1).closing() if self.number else None
+        self._must_be_kept()
+        return before
 
     def _members(self) -> set[int] | None:
         """The members that may take part; None: all there ever were.
+
+        Raises:
+            ProtocolError: the iteration is forgotten.
+        """
+        before = self._before()
+        return None if before is None else before.all_members
+
+    def _must_be_kept(self) -> None:
+        """To be called after what it guards: an iteration is marked as forgotten before anything of it is deleted.
 
         Raises:
             ProtocolError: the iteration was closed long since, and is forgotten. Whoever was stopped for so long must
@@ -177,13 +193,12 @@ class Iteration:
         """
         if self.number < (kept := first_kept(self._store)):
             raise ProtocolError(f"iteration {self.number} is forgotten: the others are beyond iteration {kept}")
-        before = self._before()
-        return None if before is None else before.all_members
 
     def _close_if_complete(self) -> None:
         """Closes when every rank is accounted for. A member counts as lost as soon as one entry says so."""
         entries = self.end.entries()
-        members = self._members()
+        before = self._before()
+        members = None if before is None else before.all_members
         lost = {entry.member for entry in entries if not entry.is_well}
         if members is not None:
             lost &= members
@@ -193,7 +208,7 @@ class Iteration:
             world_size = max((entry.world_size for entry in [*self.start.entries(), *entries]), default=0)
         if not world_size or len(well) + len(lost) < world_size:
             return
-        before, wishes = self._before(), joining(self._store).entries()
+        wishes = joining(self._store).entries()
         taken = 0 if before is None else before.taken
         joined = {entry.member: entry.is_well for entry in wishes[taken:]}
         closed = Closed(
@@ -204,6 +219,7 @@ class Iteration:
             len(wishes),
         )
         self._store.compare_set(self.closed, "", json.dumps(asdict(closed)))
+        self._must_be_kept()
 
 
 def current(store: Store) -> int:
@@ -229,9 +245,16 @@ def tidy(store: Store, number: int) -> None:
     if number < 2 or store.add(_OBSERVERS, 0):
         return
     first = first_kept(store)
-    store.set(_FORGOTTEN, str(number - 1))
+    _raise_to(store, _FORGOTTEN, number - 1)
     for old in range(first, number - 1):
         Iteration(store, old).forget()
+
+
+def _raise_to(store: Store, key: str, number: int) -> None:
+    """Makes the number at a key this one, unless it is greater."""
+    now = ""
+    while not now or int(now) < number:
+        now = store.compare_set(key, now, str(number)).decode()
 
 
 def first_kept(store: Store) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ft_client.inprocess.exception import InternalError, RestartAbort, RestartError
-from ft_client.inprocess.gather import GatherStore
+from ft_client.inprocess.gather import Gathers, GatherStore
 from ft_client.inprocess.state import Mode, State
 
 
@@ -26,13 +26,17 @@ class RankAssignmentCtx:
         state: of this rank.
         store: keys of this one assignment only, seen by every rank that takes part.
         terminated_ranks: ranks, as `state.rank` counts them, that do not take part; the same set on every rank.
-        gathers: how many gathers were made through `store`.
+
+    `gathers` are those made through `store`.
     """
 
     state: State
     store: GatherStore
     terminated_ranks: set[int]
-    gathers: int = 0
+    gathers: Gathers = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.gathers = self.gathers or Gathers(self.store)
 
 
 class RankAssignment(abc.ABC):
@@ -71,6 +75,7 @@ def assign(assignment: Callable[[RankAssignmentCtx], object], ctx: RankAssignmen
     Raises:
         RankDiscarded: this rank is out.
         RestartAbort: no rank would be active, so there is nothing to wait for.
+        GatherAbandoned: a rank that takes part is gone.
         InternalError: the terminated ranks do not exist, or the assignment left gaps or silly numbers.
         TypeError: it returned something else than a context.
     """

@@ -10,15 +10,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import distributed
 
-from ft_client.inprocess import feed, restarter_report
+from ft_client.inprocess import absent, feed, restarter_report
 from ft_client.inprocess.abort import cut_connections, forget_groups
 from ft_client.inprocess.arguments import Arguments
-from ft_client.inprocess.assignment import RankAssignmentCtx, RankDiscarded, assign
+from ft_client.inprocess.assigning import Assigning
+from ft_client.inprocess.assignment import RankDiscarded
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import BrokenCallback, called
@@ -26,16 +27,15 @@ from ft_client.inprocess.coordination import Coordination
 from ft_client.inprocess.exception import InternalError, RestartAbort
 from ft_client.inprocess.failure import below_ours, let_go, was_never_called
 from ft_client.inprocess.feed import Feed
-from ft_client.inprocess.gather import keys_left
+from ft_client.inprocess.gather import GatherAbandoned
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.iteration_environment import IterationEnvironment, Master
 from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
 from ft_client.inprocess.state import Mode, State
-from ft_client.inprocess.store import PrefixStore
 from rank_monitor.contract.departure import depart
 from rank_monitor.contract.iteration import Closed, Iteration, discarded, tidy
-from rank_monitor.contract.roll import Entry, Roll
+from rank_monitor.contract.roll import Entry
 
 logger = logging.getLogger("ft_client.inprocess")
 
@@ -68,6 +68,7 @@ class Call:
         if state.initial_rank is not None:
             self._member, self._all_members = state.initial_rank, state.initial_world_size or state.world_size
         self._store = coordination.store
+        self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
         self._wrapper = CallWrapper(state, guard)
         self._environment = IterationEnvironment()
         self._interrupter = Interrupter()
@@ -76,13 +77,10 @@ class Call:
         self._master: Master | None = None
         self._note = ""
         self._faulted = -1
-        self._gathers = 0
         self._result: Any = None
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
         self._abort_ended: BaseException | None = None
-        self._undecided = 0
-        """While the rank assignment decides: how many may take part."""
         self._is_over = False
 
     def run(self) -> Any:
@@ -143,26 +141,15 @@ class Call:
 
     def _assign(self) -> Event:
         """The new numbers of this rank, and the next iteration."""
-        closed, state = self._closed, self._state
-        if closed is not None:
-            if closed.joined:  # whoever keeps a memory of the ranks begins anew, on all of them
-                state.world_size = closed.world_size + len(closed.joined_members)
-                state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
-            state.iteration += 1
-        self._undecided = state.world_size if closed is None else len(closed.all_members)
-        store = PrefixStore(f"{state.iteration}/assign", self._store)
-        context = RankAssignmentCtx(state.copy(), store, closed.terminated_ranks if closed else set())
         try:
-            decided = assign(self._arguments.assignment, context)
+            self._assigning.assign(self._state, self._closed)
         except RankDiscarded as error:
             self._error = error
             return Event.DISCARDED
+        except GatherAbandoned:
+            return Event.INTERRUPTED
         except BaseException as error:
             return self._ended_by(error)
-        finally:
-            self._gathers = context.gathers
-        vars(state).update(vars(decided))
-        self._undecided = 0
         return Event.ASSIGNED
 
     def _arrive(self) -> Event:
@@ -176,8 +163,9 @@ class Call:
     def _prepare(self) -> Event:
         state = self._state
         state.fn_exception = None
-        if state.rank == 0:
-            self._tidy()
+        self._assigning.tidy(state.rank == 0)
+        if state.rank == 0:  # everybody has come here: nobody reads what is older than the end of the last
+            tidy(self._store, state.iteration)
         self._environment.set(state, self._note)
         if state.iteration:
             self._tell("handling_completed")
@@ -194,13 +182,6 @@ class Call:
         frozen = self._state.freeze()
         called("initialize", self._arguments.initialize, frozen)
         called("health_check", self._arguments.health_check, frozen)
-
-    def _tidy(self) -> None:
-        """Everybody has come to this iteration: nobody reads what is older than the end of the last."""
-        number = self._state.iteration
-        for key in keys_left(self._gathers):
-            self._store.delete_key(f"{number}/assign/{key}")
-        tidy(self._store, number)
 
     # The function.
 
@@ -283,6 +264,7 @@ class Call:
     def _interrupt(self) -> None:
         """Frees the main thread and interrupts it. Called in the watcher's thread."""
         self._guard.fault_seen()
+        self._assigning.abandon(self._feed.known_fault)
         time.sleep(self._arguments.last_call_wait.total_seconds())
         if self._is_over:  # this rank left before the others came to an end
             return
@@ -298,28 +280,16 @@ class Call:
     # Others that do not come.
 
     def _interrupt_for_absent(self) -> Event:
-        return self._expel_from(self._iteration.start)
+        absent.expel(self._iteration, self._iteration.start, self._all_members)
+        return self._next(self._arguments.barrier_timeout.total_seconds())
 
     def _expel(self) -> Event:
-        return self._expel_from(self._iteration.end)
-
-    def _expel_from(self, roll: Roll) -> Event:
-        iteration = self._iteration
-        for member in iteration.missing(roll, iteration.everybody(self._all_members)):
-            self._tell_unresponsive(iteration, [member])
-            iteration.account(Entry(member, is_well=False))
+        absent.expel(self._iteration, self._iteration.end, self._all_members)
         return self._next(self._arguments.barrier_timeout.total_seconds())
 
     def _interrupt_for_unfinished(self) -> Event:
-        iteration, size = self._iteration, self._state.active_world_size or 0
-        active = [entry.member for entry in iteration.start.entries() if entry.rank < size]
-        self._tell_unresponsive(iteration, iteration.missing(iteration.returned, active))
+        absent.interrupt_for_unfinished(self._iteration, self._state.active_world_size or 0)
         return self._next(self._arguments.barrier_timeout.total_seconds())
-
-    def _tell_unresponsive(self, iteration: Iteration, members: Iterable[int]) -> None:
-        for member in members:
-            logger.warning("rank %d (at entry) did not come in time in iteration %d", member, iteration.number)
-            iteration.interrupt(InterruptionRecord(member, Interruption.UNRESPONSIVE).to_json())
 
     # Leaving.
 
@@ -334,7 +304,7 @@ class Call:
 
     def _depart(self) -> Event:
         """Tells the others; they close the iteration meanwhile."""
-        record = InterruptionRecord(self._member, Interruption.BASE_EXCEPTION).to_json()
+        record = self._record(Interruption.BASE_EXCEPTION)
         timeout_s = self._arguments.barrier_timeout.total_seconds()
         telling = threading.Thread(target=self._tell_departure, args=(record, timeout_s), daemon=True)
         telling.start()
@@ -344,7 +314,7 @@ class Call:
 
     def _tell_departure(self, record: str, timeout_s: float) -> None:
         try:
-            depart(self._store, self._member, record, timeout_s, self._undecided)
+            depart(self._store, self._member, record, timeout_s, self._assigning.undecided)
         except Exception as problem:
             logger.warning("the others may not know that rank %d leaves: %s", self._member, problem)
 

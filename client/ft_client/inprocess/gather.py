@@ -1,7 +1,8 @@
 """One value of every rank, handed to all of them through a store: O(1) operations per rank.
 
 Each rank writes its value and counts itself; the last one reads them all and publishes them as one compressed value.
-What a value means, its writer knows.
+When a rank is gone that should come, whoever knows publishes that instead: whichever is first holds for all. What a
+value means, its writer knows.
 """
 
 from __future__ import annotations
@@ -21,14 +22,58 @@ class GatherStore(Protocol):
     def set(self, key: str, value: str | bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes, /) -> bytes: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def delete_key(self, key: str, /) -> bool: ...
     def wait(self, keys: list[str], timeout: datetime.timedelta = ..., /) -> None: ...
 
 
-def keys_left(gathers: int) -> list[str]:
-    """The keys that so many gathers leave in their store; whoever made the store deletes them."""
-    return [key for number in range(gathers) for key in (_arrived(number), _all(number))]
+_ABANDONED = b"abandoned"
+
+
+class GatherAbandoned(Exception):
+    """A rank that should have come is gone."""
+
+
+class Gathers:
+    """Those that one rank makes through the store of one rank assignment. Another thread may abandon them.
+
+    `left_here`: keys that this rank is to delete once all are past them.
+    """
+
+    def __init__(self, store: GatherStore) -> None:
+        self._store = store
+        self._made = 0
+        self.left_here: list[str] = []
+        self._are_abandoned = False
+
+    def make(self, ranks: Sequence[int], rank: int, value: str, timeout: datetime.timedelta | None) -> list[str]:
+        """The next one: see `gather`.
+
+        Raises:
+            GatherAbandoned: see `gather`.
+        """
+        self._made += 1
+        self.left_here = [_mine(self._made - 1, rank)]
+        if self._are_abandoned:  # set before the number is read there, as it is read here after the number
+            _publish(self._store, self._made - 1, _ABANDONED)
+        values = gather(self._store, self._made - 1, ranks, rank, value, timeout)
+        self.left_here = []
+        return values
+
+    def abandon(self, store: GatherStore) -> None:
+        """Frees the rank, and all others, from the gather it is in, and from those to come.
+
+        Args:
+            store: the same keys, through another connection.
+        """
+        self._are_abandoned = True
+        if self._made:
+            _publish(store, self._made - 1, _ABANDONED)
+
+    def keys_left(self) -> list[str]:
+        """What they leave in their store beside that, to be deleted by one rank."""
+        return [key for number in range(self._made) for key in (_arrived(number), _all(number))]
 
 
 def gather(
@@ -45,22 +90,34 @@ def gather(
         timeout: for the others; None: the store's own.
 
     Raises:
+        GatherAbandoned: a rank is gone that should have come; raised on all of them.
         RuntimeError: what the store raises when it is lost, or when others did not come in time.
         InternalError: more ranks came than were expected, or what was published is none of ours.
     """
-    mine = f"{number}/{rank}"
+    mine = _mine(number, rank)
     store.set(mine, value.encode())
     arrived = store.add(_arrived(number), 1)
     if arrived > len(ranks):
         raise InternalError(f"gather {number}: {arrived} ranks came, {len(ranks)} were expected")
     if arrived == len(ranks):
-        values = [found.decode() for found in store.multi_get([f"{number}/{other}" for other in ranks])]
-        store.set(_all(number), zlib.compress(json.dumps(values).encode(), 1))
+        values = [found.decode() for found in store.multi_get([_mine(number, other) for other in ranks])]
+        published = _publish(store, number, zlib.compress(json.dumps(values).encode(), 1))
     else:
         store.wait([_all(number)], *([] if timeout is None else [timeout]))
-        values = _values(store.get(_all(number)), len(ranks), number)
+        published = store.get(_all(number))
+    if published == _ABANDONED:  # the last one to come may still read the value of this rank
+        raise GatherAbandoned(f"gather {number}: a rank that should have come is gone")
     store.delete_key(mine)
-    return values
+    return _values(published, len(ranks), number)
+
+
+def _publish(store: GatherStore, number: int, value: bytes) -> bytes:
+    """Publishes a value unless there is one; what is published then."""
+    return store.compare_set(_all(number), "", value)
+
+
+def _mine(number: int, rank: int) -> str:
+    return f"{number}/{rank}"
 
 
 def _arrived(number: int) -> str:

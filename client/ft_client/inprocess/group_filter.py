@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx
-from ft_client.inprocess.gather import gather
 from ft_client.inprocess.group_key import KeyOrFn, check_key, group_key
 
 _KEPT, _GIVEN_UP = "1", "0"
@@ -58,8 +57,7 @@ class FilterCountGroupedByKey(RankAssignment):
 
     def _gather(self, ctx: RankAssignmentCtx, ranks: list[int], value: str) -> list[str]:
         assert ctx.state.rank is not None
-        ctx.gathers += 1
-        return gather(ctx.store, ctx.gathers - 1, ranks, ctx.state.rank, value, self.timeout)
+        return ctx.gathers.make(ranks, ctx.state.rank, value, self.timeout)
 
 
 FilterGroupedByKey = FilterCountGroupedByKey

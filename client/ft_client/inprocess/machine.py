@@ -105,6 +105,7 @@ ENDS = frozenset({Phase.DONE, Phase.LEFT})
 STEPS: dict[tuple[Phase, Event], _Next] = {
     (Phase.ASSIGNING, Event.ASSIGNED): (Phase.ARRIVING, (Action.ARRIVE,)),
     (Phase.ASSIGNING, Event.DISCARDED): (Phase.LEFT, (Action.DISCARD,)),
+    (Phase.ASSIGNING, Event.INTERRUPTED): _RECOVER,
     (Phase.ARRIVING, Event.STARTED): (Phase.PREPARING, (Action.PREPARE,)),
     (Phase.ARRIVING, Event.INTERRUPTED): _RECOVER,
     (Phase.ARRIVING, Event.LATE): (Phase.INTERRUPTING, (Action.INTERRUPT_FOR_ABSENT,)),

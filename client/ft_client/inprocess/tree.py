@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx, RankDiscarded
 from ft_client.inprocess.exception import InternalError
-from ft_client.inprocess.gather import gather
 from ft_client.inprocess.group_key import group_key
 from ft_client.inprocess.layer import Layer
 from ft_client.inprocess.state import Mode, State
@@ -71,8 +70,7 @@ class Tree(RankAssignment):
         assert state.rank is not None and state.initial_rank is not None
         healthy = [rank for rank in range(state.world_size) if rank not in ctx.terminated_ranks]
         mine = json.dumps([state.initial_rank, *(group_key(layer.key_or_fn, state) for layer in self.layers)])
-        ctx.gathers += 1
-        found = gather(ctx.store, ctx.gathers - 1, healthy, state.rank, mine, None)
+        found = ctx.gathers.make(healthy, state.rank, mine, None)
         paths = {int(rank): path for rank, *path in map(json.loads, found)}
         if len(paths) != len(healthy):
             raise InternalError(f"{len(healthy)} ranks have {len(paths)} different initial ranks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from ft_client.inprocess.health_check import FaultCounter
 from ft_client.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
+    FilterCountGroupedByKey,
     Layer,
     MaxActiveWorldSize,
     ShiftRanks,
@@ -59,6 +61,25 @@ def not_divisible_later(note: Note) -> Any:
 def all_discarded(note: Note) -> Any:
     """Two are too few for the tree."""
     return Wrapper(**QUICK, rank_assignment=Tree([Layer(min_ranks=3)]))(last_exits)()
+
+
+def killed_while_assigning(note: Note, at: int, tree: bool) -> Any:
+    """Member 1 dies between the others' arrival at a gather and its own, in iteration `at`."""
+    entry = me()[0]
+
+    def key(state: FrozenState) -> str:
+        if entry == 1 and state.iteration == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if call.iteration < at:
+            raise ValueError("the function failed")
+        return (*me(), call.iteration)
+
+    grouped = Compose(ActivateAllRanks(), ShiftRanks(), FilterCountGroupedByKey(key, lambda count: True))
+    assignment = Tree([Layer(key_or_fn=key)]) if tree else grouped
+    return Wrapper(**QUICK, rank_assignment=assignment)(function)()
 
 
 def with_a_spare(note: Note, active: int) -> Any:

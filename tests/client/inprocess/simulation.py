@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import distributed
 
+from ft_client.inprocess.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
 from rank_monitor.contract.departure import closing_of, depart, withdraw
 from rank_monitor.contract.errors import ProtocolError
@@ -195,7 +196,7 @@ class Plan:
     """What may go wrong: how many failures of the function, deaths and respawns.
 
     `active`: so many ranks are active, no more and no fewer; None: all. `impatient`: a rank may be stopped for so long
-    that the others give it up.
+    that the others give it up. `gathers`: each rank assignment makes so many.
     """
 
     ranks: int
@@ -204,6 +205,52 @@ class Plan:
     respawns: int
     active: int | None = None
     impatient: bool = False
+    gathers: int = 0
+
+
+class AssignmentStore:
+    """The keys of one rank assignment as one rank sees them; its watcher abandons the gathers when there is a fault."""
+
+    def __init__(self, rank: SimulatedRank) -> None:
+        self._rank, self._prefix = rank, f"{rank.number}/assign/"
+        self._fault = Iteration(rank.store, rank.number).started
+        self.gathers = Gathers(self)
+
+    def _key(self, key: str) -> str:
+        self._rank._die()
+        return self._prefix + key
+
+    def set(self, key: str, value: str | bytes, /) -> None:
+        self._rank.store.set(self._key(key), value.decode() if isinstance(value, bytes) else value)
+
+    def get(self, key: str, /) -> bytes:
+        return self._rank.store.get(self._key(key))
+
+    def add(self, key: str, amount: int, /) -> int:
+        return self._rank.store.add(self._key(key), amount)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes, /) -> bytes:
+        key, values = self._key(key), self._rank.store.values
+        self._rank.stage.pause(f"compare_set {key}")
+        assert expected == ""
+        assert isinstance(desired, bytes)
+        return values.setdefault(key, desired)
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def delete_key(self, key: str, /) -> bool:
+        return self._rank.store.delete_key(self._key(key))
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None, /) -> None:
+        (key,), values = [self._key(key) for key in keys], self._rank.store.values
+
+        def is_free() -> bool:
+            return key in values or values.get(self._fault) == FAULT.encode()
+
+        self._rank.stage.pause(f"wait {key}", is_free, patient=not self._rank.call.plan.impatient)
+        if key not in values:
+            self.gathers.abandon(self)
 
 
 class SimulatedCall:
@@ -218,6 +265,7 @@ class SimulatedCall:
         self.started: dict[str, int] = {}
         self.failures, self.deaths, self.respawns = plan.failures, plan.deaths, plan.respawns
         self.killed: set[int] = set()
+        self.abandoned = 0
 
     def run(self) -> None:
         """Plays the script.
@@ -275,6 +323,7 @@ class SimulatedRank:
         self.number, self.rank, self.size = 0, member, call.plan.ranks
         self.undecided = 0
         self.closed: Closed | None = None
+        self.keys: tuple[int, AssignmentStore] | None = None
 
     def play(self) -> None:
         """The process, and after its death whoever speaks for it."""
@@ -416,10 +465,29 @@ class SimulatedRank:
             self.size -= len(gone)
             self.number += 1
         self.undecided = self.size
+        try:
+            for _ in range(self.call.plan.gathers):
+                self._gather()
+        except GatherAbandoned:
+            self.call.abandoned += 1
+            return Event.INTERRUPTED
+        except (ProtocolError, distributed.DistStoreError):
+            if not self.call.plan.impatient:
+                raise
+            self.stage.lines.append("time passes")
+            return Event.ENDED
         if self.active < (self.call.plan.active or 0):
             return Event.ENDED
         self.undecided = 0
         return Event.ASSIGNED
+
+    def _gather(self) -> None:
+        """All ranks, without gaps by now, tell each other who they are."""
+        if self.keys is None or self.keys[0] != self.number:
+            self.keys = self.number, AssignmentStore(self)
+        found = self.keys[1].gathers.make(range(self.size), self.rank, str(self.member), None)
+        if found[self.rank] != str(self.member) or len(set(found)) != self.size:
+            raise Violation(f"{self.actor.name} gathered {found}")
 
     @property
     def active(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.inprocess import mains
+from tests.client.inprocess import corner_mains, mains
 from tests.client.inprocess.job import job, seconds
 
 SHORT = {
@@ -60,3 +60,11 @@ def test_a_spare_takes_the_place_of_the_dead() -> None:
     with job(3, mains.main, hosted=False, **options) as made:
         told = made.end()
     assert [told[rank].result for rank in (1, 2)] == [(0, 2, 1), (1, 2, 1)]
+
+
+@pytest.mark.parametrize(("tree", "at"), [(True, 0), (False, 0), (False, 1)])
+def test_one_that_dies_while_ranks_are_assigned_holds_up_nobody(tree: bool, at: int) -> None:
+    with job(3, corner_mains.killed_while_assigning, hosted=False, tree=tree, at=at) as made:
+        told = made.end()
+    assert told[1].exit_code == -9
+    assert [told[rank].result for rank in (0, 2)] == [(0, 2, at + 1), (1, 2, at + 1)]

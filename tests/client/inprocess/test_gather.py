@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from ft_client.inprocess.exception import InternalError
-from ft_client.inprocess.gather import gather, keys_left
+from ft_client.inprocess.gather import GatherAbandoned, Gathers, gather
 from tests.client.inprocess.ranks import WAIT
 
 
@@ -45,11 +45,12 @@ def test_every_rank_gets_all_values_in_order(kind: str, tmp_path: Path) -> None:
 
 def test_what_is_left_in_the_store() -> None:
     store = HashStore()
+    each = [Gathers(store) for _ in range(5)]
     with ThreadPoolExecutor(5) as threads:
-        for number in range(2):
-            list(threads.map(lambda rank, number=number: gather(store, number, range(5), rank, "v", WAIT), range(5)))
-    assert store.num_keys() == len(keys_left(2)) == 4
-    for key in keys_left(2):
+        for _ in range(2):
+            list(threads.map(lambda rank: each[rank].make(range(5), rank, "v", WAIT), range(5)))
+    assert store.num_keys() == len(each[3].keys_left()) == 4
+    for key in each[3].keys_left():
         store.delete_key(key)
     assert store.num_keys() == 0
 
@@ -77,6 +78,38 @@ def test_a_rank_too_many() -> None:
 )
 def test_what_none_of_us_published(published: bytes) -> None:
     store = HashStore()
-    store.set(keys_left(1)[1], published)
+    store.set("0/all", published)
     with pytest.raises(InternalError, match="what was published"):
         gather(store, 0, [0, 1], 0, "v", WAIT)
+
+
+@pytest.mark.parametrize("kind", ["hash", "file", "tcp"])
+def test_whoever_waits_for_a_rank_that_is_gone_is_freed(kind: str, tmp_path: Path) -> None:
+    one, two, watched = (PrefixStore("it", store) for store in stores(kind, 3, tmp_path))
+    early, late = Gathers(one), Gathers(two)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(early.make, [0, 1, 2], 0, "v", WAIT)
+        watched.wait(["0/0"], WAIT)
+        early.abandon(watched)
+        with pytest.raises(GatherAbandoned):
+            waits.result(60)
+    with pytest.raises(GatherAbandoned):
+        late.make([0, 1, 2], 1, "v", WAIT)
+
+
+def test_what_is_abandoned_before_it_begins_does_not_wait() -> None:
+    store = HashStore()
+    gathers = Gathers(store)
+    gathers.abandon(store)
+    with pytest.raises(GatherAbandoned):
+        gathers.make([0, 1], 0, "v", WAIT)
+
+
+def test_a_gather_that_all_came_to_holds_for_all_whoever_abandons_it_later() -> None:
+    store = HashStore()
+    first, second = Gathers(store), Gathers(store)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(first.make, [0, 1], 0, "a", WAIT)
+        assert second.make([0, 1], 1, "b", WAIT) == ["a", "b"]
+        second.abandon(store)
+        assert waits.result(60) == ["a", "b"]
