@@ -178,7 +178,9 @@ class Companion:
         if path is not None:
             self._pidfiles.add(path)
         for file in self._pidfiles:
-            file.write_text(f"{self.pid}\n")
+            whole = file.with_name(f".{file.name}.{os.getpid()}")  # nobody reads a part of it
+            whole.write_text(f"{self.pid}\n")
+            whole.replace(file)
 
     def _launch(self, make_store: MakeStore | None, forks: bool, reconnect: bool = False) -> None:
         """Makes the process, and a thread that hears of its end.
