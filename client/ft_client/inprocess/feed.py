@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iteration import DONE, GO, Closed, Iteration
+from rank_monitor.contract.iteration import DONE, GO, Closed, Iteration, first_kept
 
 logger = logging.getLogger(__name__)
 _EVER = datetime.timedelta(days=3650)
@@ -106,7 +106,8 @@ class Feed(threading.Thread):
         return not self.stopped and closed.has(self._member)
 
     def _await(self, key: str) -> str:
-        self._store.wait([key], _EVER)
+        if first_kept(self._store) <= self._number:  # else this process was stopped, and nobody sets the key again
+            self._store.wait([key], _EVER)
         if not self._store.check([key]):
             raise ProtocolError(f"{key} was there and is not any more: the others have gone on without this rank")
         return str(self._store.get(key).decode())

@@ -1,0 +1,44 @@
+"""The watcher: what it hands on, in which order, and when it must not wait."""
+
+from __future__ import annotations
+
+from torch.distributed import HashStore
+
+from ft_client.inprocess import feed
+from ft_client.inprocess.feed import Feed
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.iteration import Iteration, tidy
+from rank_monitor.contract.roll import Entry
+
+LIMIT_S = 60
+
+
+def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:
+    store, story = HashStore(), list[object]()
+    watcher = Feed(store, 0, 0, lambda: story.append("interrupted"))
+    watcher.start()
+    first, second = Iteration(store, 0), Iteration(store, 1)
+    first.arrive(Entry(0, 0, 1), "where")
+    story.append(watcher.news.get(timeout=LIMIT_S))
+    first.interrupt("{}")
+    story.append(watcher.news.get(timeout=LIMIT_S))
+    first.account(Entry(0, 0, 1))
+    closed = watcher.news.get(timeout=LIMIT_S)
+    second.arrive(Entry(0, 0, 1))
+    story.append(watcher.news.get(timeout=LIMIT_S))
+    second.announce_return(Entry(0, 0, 1), 1)
+    story.append(watcher.news.get(timeout=LIMIT_S))
+    watcher.join(LIMIT_S)
+    assert story == [feed.Started(0, "where"), "interrupted", feed.Fault(0), feed.Started(1, ""), feed.Done(1)]
+    assert closed == first.closing()
+
+
+def test_who_was_stopped_for_long_does_not_wait_for_what_is_forgotten() -> None:
+    store, calls = HashStore(), list[str]()
+    tidy(store, 4)
+    watcher = Feed(store, 1, 0, lambda: calls.append("freed"))
+    watcher.start()
+    news = watcher.news.get(timeout=LIMIT_S)
+    assert isinstance(news, feed.Lost)
+    assert isinstance(news.problem, ProtocolError)
+    assert calls == ["freed"]
