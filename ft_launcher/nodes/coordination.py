@@ -75,7 +75,7 @@ class Coordination:
         self._given_up: set[int] = set()
         self._todo: list[Work] = []
         self._first = store
-        self._turned_at, self._patience_s = time.monotonic(), timeout_s / 2
+        self._turned_at, self._patience_s = time.monotonic(), timeout_s / 2 + beat_s
         self._looked = False
         self._threads = [
             threading.Thread(target=self._keep_at, args=(loop,), daemon=True, name="ft_coordinator")

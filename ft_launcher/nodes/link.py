@@ -75,6 +75,7 @@ class Link:
         self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._answers_got: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self._look_for: tuple[str, Callable[[bytes], None]] | None = None
+        self._asked_at = ""
         self._closed = threading.Event()
         self._heard_at = self._checked_at = time.monotonic()
         self._trouble: Exception | None = None
@@ -195,9 +196,10 @@ class Link:
     def _await_answers(self) -> None:
         store: JobStore | None = None
         while (seq := self._asked.get()) is not None:
-            key = reply_key(self._node, seq)
+            key = self._asked_at = reply_key(self._node, seq)
             self._look_for = (key, lambda text, seq=seq: self._answers_got.put((seq, text)))
             store = self._found(store, *self._look_for)
+            self._asked_at = ""
             with contextlib.suppress(StoreLost):
                 if store is not None:
                     store.drop(key)
@@ -276,6 +278,8 @@ class Link:
                     break
                 text = encode(message)
                 store, _ = self._until_done(store, lambda connected: connected.post(text))  # noqa: B023 (called at once)
+                if isinstance(message, Arrive):
+                    store = self._give_up_earlier(store, reply_key(message.node, message.seq))
                 continue
             try:
                 store = store or self._first.another()
@@ -290,6 +294,12 @@ class Link:
             except StoreLost as lost:
                 store, self._trouble = None, lost
         self._until_done(store, lambda connected: connected.last_beat(self._node))
+
+    def _give_up_earlier(self, store: JobStore | None, key: str) -> JobStore | None:
+        """Frees the thread that awaits an answer which will not come: the coordinator that was asked was deposed."""
+        if (earlier := self._asked_at) not in ("", key):
+            store, _ = self._until_done(store, lambda connected: connected.publish({earlier: ""}))
+        return store
 
     def _until_look_s(self) -> float:
         if not self._watches or self._coordinates():
