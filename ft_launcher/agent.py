@@ -7,6 +7,7 @@ underscored hooks `_invoke_run`, `_rendezvous`, `_exit_barrier`.
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -14,10 +15,13 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher import cycle_store
 from ft_launcher.attribution import Fault
-from ft_launcher.cycle import Cycle, MembersWait, Phase, ToldToEnd
+from ft_launcher.cycle import AllZombies, Cycle, MembersWait, Phase, ToldToEnd
 from ft_launcher.cycle_store import CycleStore
+from ft_launcher.devices import Move, another_device
 from ft_launcher.health import judge
+from ft_launcher.last_words import await_cause
 from ft_launcher.rank_agent import RankAgent
+from ft_launcher.rank_count import gpu_uuids
 from ft_launcher.restart_policy import Action, Decision, after_request, decide
 from ft_launcher.wait import readable
 from rank_monitor.contract.exit_codes import ExitCode
@@ -70,7 +74,8 @@ class NodeAgent(RankAgent):
             self._parts.zygotes.handle()
             if self._ranks is not None:
                 self._ranks.attend()
-            self._take_ends(cycle, [rank for rank, pidfd in self._running().items() if pidfd in ready])
+            unreaped = self._zombies.unreaped
+            self._take_ends(cycle, [rank for rank, fd in self._running().items() if fd in ready or rank in unreaped])
             self._ask_members(cycle, bool(ready))
         return cycle.phase
 
@@ -82,11 +87,16 @@ class NodeAgent(RankAgent):
             self._monitors.snapshots()
             self._hear(cycle)
         for local_rank in ended:
-            if (end := self._ranks.reap(local_rank)) is not None:
+            if (end := self._ranks.reap(local_rank)) is None:
+                self._zombies.unreaped.add(local_rank)
+            else:
+                self._zombies.unreaped.discard(local_rank)
                 self._parts.recorder.rank_ended(self._cycle, self._global(local_rank), end.exit_code)
                 cycle.on(self._rung_one.ended(local_rank, end.exit_code))
         for event in self._rung_one.attend():
             cycle.on(event)
+        if self._zombies.attend(self._ranks):
+            cycle.on(AllZombies())
 
     def _ask_members(self, cycle: Cycle, woken: bool) -> None:
         """Asks what the other nodes want; torch's handlers know it after a store operation."""
@@ -94,16 +104,17 @@ class NodeAgent(RankAgent):
             cycle.on(MembersWait(self._waiting_nodes()))
 
     def _descriptors(self) -> set[int]:
-        ours = self._monitors.descriptors() | self._parts.zygotes.descriptors()
+        ours = self._monitors.descriptors() | self._parts.zygotes.descriptors() | self._parts.injected.descriptors()
         if self._ranks is not None:
             ours |= self._ranks.descriptors()
         if self._rung_one is not None:
             ours |= self._rung_one.descriptors()
-        return {self._parts.signals.fileno(), *self._running().values(), *ours}
+        pidfds = {pidfd for rank, pidfd in self._running().items() if rank not in self._zombies.unreaped}
+        return {self._parts.signals.fileno(), *pidfds, *ours}
 
     def _wait_limit(self) -> float | None:
         """How long to wait for an event; with several nodes, torch's membership is asked each monitor interval."""
-        sources = (self._monitors, self._ranks, self._rung_one)
+        sources = (self._monitors, self._ranks, self._rung_one, self._zombies)
         moments = [moment for source in sources if source and (moment := source.next_check()) is not None]
         checks = [moment - time.monotonic() for moment in moments]
         if self._parts.several_nodes:
@@ -173,6 +184,11 @@ class NodeAgent(RankAgent):
 
     def _after_failure(self, group: WorkerGroup) -> RunResult | None:
         """Stops the others, finds out what happened and decides; a result when the job ends here."""
+        if self._is_agreed:
+            self._let_end()
+        elif self._asked is None and self._ranks is not None and not self._parts.several_nodes:
+            told = self._parts.signals.fileno()
+            await_cause(group.workers, self._ranks, self._monitors, told, lambda: self._hear(None))
         found = self._end_cycle(group)
         if self._asked is not None:
             return self._as_asked(group, *self._asked)
@@ -180,10 +196,12 @@ class NodeAgent(RankAgent):
         fault, life = found
         restart, now = self._parts.settings.restart, time.monotonic()
         history = self._history.ended(fault, life, restart, now)
-        decision = decide(fault, history, restart, group.spec.max_restarts, now)
+        move = another_device(fault.doubt, self._nprocs, os.environ, gpu_uuids(), self._move)
+        decision = decide(fault, history, restart, group.spec.max_restarts, now, elsewhere=move is not None)
         self._history = history.after(decision, now)
         self._parts.recorder.failed(self._cycle, fault, decision, life)
         if decision.action is Action.RESTART:
+            self._move = move or Move(visible=self._move.visible)
             self._forgive_learned_limit(fault.limit if fault.learned_limit else "")
             if (number := self._parts.signals.wait(decision.wait_s)) is not None:
                 self._raise_told(number)

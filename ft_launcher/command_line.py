@@ -164,11 +164,16 @@ def parse(words: Sequence[str], script_if_none: str | None = None) -> Parsed:
     namespace = _read(parser, halves.options, rest)
     return Parsed(
         namespace=namespace,
-        texts={key: getattr(namespace, f"ft_{key}") for key in halves.spelled},
+        texts={key: _text(getattr(namespace, f"ft_{key}")) for key in halves.spelled},
         spelled=halves.spelled,
         accepted=halves.accepted,
         given=frozenset(_dests(table, halves.options)),
     )
+
+
+def _text(given: str | list[str]) -> str:
+    """The value of an option; of one that adds up, all that were given."""
+    return given if isinstance(given, str) else ";".join(given)
 
 
 def _read(parser: ArgumentParser, before: Sequence[str], rest: Sequence[str]) -> Namespace:

@@ -29,11 +29,12 @@ from ft_launcher.agent import NodeAgent
 from ft_launcher.config import DEFAULT
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.health import GpuMemory, NodeHealth
+from ft_launcher.injected import Injected
 from ft_launcher.logs import CycleLogs, RunFolder
 from ft_launcher.member_agent import MemberAgent
+from ft_launcher.node_parts import NodeParts
 from ft_launcher.node_rendezvous import NodeRendezvous
 from ft_launcher.process_tree import become_subreaper
-from ft_launcher.rank_agent import NodeParts
 from ft_launcher.recorder import Recorder
 from ft_launcher.rendezvous_check import is_file_store
 from ft_launcher.runtime import Runtime
@@ -92,7 +93,7 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         FtError: it cannot begin.
     """
     _set_up_logging(job)
-    _set_up_nccl(job)
+    _tell_nccl(job)
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
     recorder = Recorder(run_folder, job.settings.record.journal_dir)
     outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
@@ -126,6 +127,7 @@ def _run_recorded(
             zygotes=zygotes,
             health=NodeHealth(job.settings.health, _folders_in_use(job, runtime), runtime.tag),
             memory=GpuMemory(job.settings.stop, runtime.tag),
+            injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             several_nodes=config.rdzv_backend != one_node.BACKEND,
             adopt_orphans=not within,
         )
@@ -245,15 +247,16 @@ def _set_up_logging(job: Job) -> None:
         logger.warning(warning)
 
 
-def _set_up_nccl(job: Job) -> None:
-    """The ranks have these variables from the launcher's own environment, where torch's agent looks for one of them.
+def _tell_nccl(job: Job) -> None:
+    """Logs what NCCL's variables come to, where NCCL may be used: torch has it, or somebody asked for a setting of it.
 
-    What they come to is logged where NCCL may be used: torch has it, or somebody asked for a setting of it.
+    Raises:
+        ConfigError: as `nccl.variables`.
     """
-    os.environ.update(nccl.variables(job.settings.nccl, os.environ))
+    ranks = os.environ | nccl.variables(job.settings.nccl, os.environ)
     asked = any(job.sources.get(field.name, DEFAULT) != DEFAULT for field in fields(job.settings.nccl))
     if asked or is_nccl_available():
-        logger.info("%s", nccl.detection(os.environ, job.launch_config.max_restarts))
+        logger.info("%s", nccl.detection(ranks, job.launch_config.max_restarts))
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@
     RUNNING RankEnded(other)                  -> FAILED
             Condemned, then RankEnded         -> FAILED, whatever the code
             Lost, none is left                -> SUCCEEDED if one is done, else FAILED
-            RungTwo                           -> FAILED
+            RungTwo, AllZombies               -> FAILED
             ToldToEnd                         -> TOLD_TO_END
             MembersWait, EndedElsewhere       -> REFORM
             CutOff                            -> CUT_OFF
@@ -70,6 +70,11 @@ class RungTwo:
 
 
 @dataclass(frozen=True)
+class AllZombies:
+    """No rank runs, and no end of one will be told."""
+
+
+@dataclass(frozen=True)
 class ToldToEnd:
     """The launcher got a signal that ends it."""
 
@@ -101,7 +106,17 @@ class CutOff:
 
 
 Event: TypeAlias = (
-    RankEnded | Condemned | Lost | TakesPart | RungTwo | ToldToEnd | MembersWait | Asked | EndedElsewhere | CutOff
+    RankEnded
+    | Condemned
+    | Lost
+    | TakesPart
+    | RungTwo
+    | AllZombies
+    | ToldToEnd
+    | MembersWait
+    | Asked
+    | EndedElsewhere
+    | CutOff
 )
 
 
@@ -131,7 +146,7 @@ class Cycle:
                 self._end_if_none_runs()
             case TakesPart():
                 self._running.add(event.local_rank)
-            case RungTwo():
+            case RungTwo() | AllZombies():
                 self._end(Phase.FAILED)
             case ToldToEnd():
                 self._end(Phase.TOLD_TO_END)

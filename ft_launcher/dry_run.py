@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ft_launcher import nccl
+from ft_launcher.devices import Move
 from ft_launcher.torch_config import Job
-from ft_launcher.worker_env import rank_environment
+from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
 from rank_monitor.contract.config import MonitorSettings
 
 _AT_THE_START = "(known at the start)"
@@ -51,10 +51,11 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     yield "TORCHELASTIC_MAX_RESTARTS", str(config.max_restarts)
     if "OMP_NUM_THREADS" in environ:
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
-    yield from nccl.variables(job.settings.nccl, environ).items()
+    yield from start_environment(job.settings.start, environ).items()
+    yield from cycle_environment(job.settings.nccl, environ, {}, Move()).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
-    yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number, {}).items()
+    yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number).items()
 
 
 def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:

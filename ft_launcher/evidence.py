@@ -1,13 +1,17 @@
-"""Joins what a cycle left - exits and monitors' words - into evidence per rank. No decision."""
+"""Joins what a cycle left - exits, monitors' words, error files - into evidence per rank. No decision."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ft_launcher.attribution import RankEvidence
+from ft_launcher.attribution.error_text import of_error_file
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext
+from rank_monitor.contract.messages import RankException
 
 
 def gather(
@@ -25,6 +29,9 @@ def gather(
     for worker in workers:
         local_rank = int(worker.local_rank)
         found, end = monitors.found(local_rank), ranks.exits.get(local_rank)
+        exception, exception_at = found.exception, found.exception_at
+        if exception is None and end is not None and end.exit_code:
+            exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
         evidence.append(
             RankEvidence(
                 rank=int(worker.global_rank),
@@ -34,11 +41,21 @@ def gather(
                 died_at=end.at if end else None,
                 verdict=found.verdict,
                 verdict_at=found.verdict_at,
-                exception=found.exception,
-                exception_at=found.exception_at,
+                exception=exception,
+                exception_at=exception_at,
                 snapshot=found.snapshot,
                 was_stopped=local_rank in stopped,
                 killed_by_us=pids[local_rank] in killed,
             )
         )
     return evidence
+
+
+def _in_file(path: Path) -> tuple[RankException | None, float | None]:
+    """What torch's error file of a rank without a monitor's word says, and when it was written (monotonic seconds)."""
+    try:
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+        exception = of_error_file(path.read_text(errors="replace"))
+    except OSError:
+        return None, None
+    return (None, None) if exception is None else (exception, time.monotonic() - age_s)

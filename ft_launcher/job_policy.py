@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.nodes.terms import Case, Judge, Judgement
 from ft_launcher.restart_history import CycleLife, History
-from ft_launcher.restart_policy import Action, Decision, decide
+from ft_launcher.restart_policy import Action, Decision, decide, is_suspect
 from rank_monitor.contract.config import RestartSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.json_record import from_json
+from rank_monitor.contract.messages import ResultInDoubt
 
 _LIFE = "life"
-_FORGIVEN = "forgiven_limit"
+_FORGIVEN, _DOUBT = "forgiven_limit", "doubt"
 
 
 def fault_record(fault: Fault, life: CycleLife) -> dict[str, Any]:
@@ -32,9 +33,12 @@ def _fault_of(record: Mapping[str, Any]) -> tuple[Fault, CycleLife]:
     values = {name: value for name, value in record.items() if name in known}
     try:
         values["detail"], values["others"] = tuple(values.get("detail", ())), tuple(values.get("others", ()))
+        values["doubt"] = doubt_in(values)
         if type(agreed := values.get("agreed_exit_code")) not in (int, type(None)):
             raise ValueError(f"agreed_exit_code {agreed!r}")
-        fault = Fault(**(values | {"kind": FaultKind(values["kind"]), "exit_code": int(values["exit_code"])}))
+        values["kind"], values["exit_code"] = FaultKind(values["kind"]), int(values["exit_code"])
+        values["fault_class"] = FaultClass(values.get("fault_class", FaultClass.UNKNOWN))
+        fault = Fault(**values)
         return fault, from_json(CycleLife, record.get(_LIFE, {}))
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the fault of a node does not fit: {error}") from None
@@ -44,7 +48,7 @@ def decision_of(record: Mapping[str, Any]) -> Decision | None:
     """The decision in an answer of the coordinator; None: it holds none."""
     if not record:
         return None
-    values = {name: value for name, value in record.items() if name != _FORGIVEN}
+    values = {name: value for name, value in record.items() if name not in (_FORGIVEN, _DOUBT)}
     try:
         return Decision(**(values | {"action": Action(values["action"])}))
     except (KeyError, TypeError, ValueError) as error:
@@ -56,18 +60,32 @@ def forgiven_limit(record: Mapping[str, Any]) -> str:
     return str(record.get(_FORGIVEN, ""))
 
 
+def doubt_in(record: Mapping[str, Any]) -> ResultInDoubt | None:
+    """The result in doubt for whose sake the ranks move to other hardware.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    found = record.get(_DOUBT)
+    return from_json(ResultInDoubt, found) if found else None
+
+
 def judge_by(settings: RestartSettings, max_restarts: int) -> Judge:
     """What a coordinator judges faults by."""
 
     def judge(case: Case, now: float) -> Judgement:
         fault, life = _fault_of(case.fault)
         history = History.from_record(case.history, now - case.age_s).ended(fault, life, settings, now)
-        decision = decide(fault, history, settings, max_restarts, now, case.elsewhere)
+        in_doubt = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        elsewhere = case.elsewhere or (in_doubt and case.exchange)
+        decision = decide(fault, history, settings, max_restarts, now, elsewhere)
         record = asdict(decision) | {"action": decision.action.value}
         if fault.learned_limit:
             record[_FORGIVEN] = fault.limit
         after = history.after(decision, now).to_record(now)
-        moves = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        return Judgement(decision.reason, decision.exit_code, record, after, decision.wait_s, moves)
+        if in_doubt and fault.doubt is not None:
+            record[_DOUBT] = asdict(fault.doubt)
+        moves = is_suspect(fault)
+        return Judgement(decision.reason, decision.exit_code, record, after, decision.wait_s, moves, in_doubt)
 
     return judge

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -19,7 +19,8 @@ from ft_launcher.agent import NodeAgent, Unhealthy
 from ft_launcher.attribution import Fault
 from ft_launcher.cycle import CutOff, Cycle, EndedElsewhere
 from ft_launcher.cycle_store import CycleStore
-from ft_launcher.job_policy import decision_of, fault_record, forgiven_limit
+from ft_launcher.devices import Move
+from ft_launcher.job_policy import decision_of, doubt_in, fault_record, forgiven_limit
 from ft_launcher.node_rendezvous import JobOver, NodeRendezvous
 from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, How, Over, Place
@@ -31,6 +32,7 @@ from rank_monitor.contract.messages import ControlRequest
 
 logger = logging.getLogger(__name__)
 
+_TOLD_S = 5.0
 _REQUESTS = {"exclude_this_node": How.LEFT, "stop_job": How.STOP, "restart": How.RESTART}
 
 
@@ -46,6 +48,7 @@ class MemberAgent(NodeAgent):
         self._cut: Cut | None = None
         self._found: tuple[Fault, CycleLife] | None = None
         self._ended_cycle = 0
+        self._preempted = int(ExitCode.PREEMPTED)
         self._why_leaving = "its launcher ends"
 
     # The cycle loop.
@@ -95,6 +98,7 @@ class MemberAgent(NodeAgent):
         self._tell_story(place)
         if limit := forgiven_limit(place.decision):
             self._forgive_learned_limit(limit)
+        self._move = Move(doubt_in(place.decision))
 
     def _must_be_healthy(self) -> None:
         try:
@@ -125,7 +129,9 @@ class MemberAgent(NodeAgent):
     def _after_failure(self, group: WorkerGroup) -> RunResult | None:
         """Tells the others at once, so that all nodes stop together; the coordinator decides what follows."""
         if self._asked is None:
-            self._nodes.tell(How.FAILED, "a rank failed")
+            self._nodes.tell(How.AGREED if self._is_agreed else How.FAILED, "a rank failed")
+        if self._is_agreed:
+            self._let_end()
         found = self._end_cycle(group)
         if self._asked is not None:
             return self._as_asked(group, *self._asked)
@@ -140,11 +146,31 @@ class MemberAgent(NodeAgent):
     def _reform(self, group: WorkerGroup) -> RunResult | None:
         """Another node ended the cycle. A rank of this one may still be the cause: its death is seen late."""
         assert self._end is not None
+        if self._end.how == How.PREEMPTED:
+            return self._reform_preempted(self._end)
+        if self._end.how == How.AGREED:
+            self._let_end()
         found = self._end_cycle(group)
         if self._end.exit_code is not None:
             return self._over(Over(self._end.exit_code, self._end.reason))
         self._bring(found)
         return None
+
+    def _reform_preempted(self, end: CycleEnd) -> RunResult | None:
+        """Another node was told to end, and so are the ranks here: they stop together, and nobody is at fault."""
+        self._parts.recorder.preempted_elsewhere(self._cycle, end.reason)
+        self._preempted = self._preempt()
+        if self._told is not None:
+            self._end_as_told()
+        if end.exit_code is not None:
+            return self._over(Over(end.exit_code, end.reason))
+        self._bring(None)
+        return None
+
+    def _end_as_told(self) -> NoReturn:
+        if self._told != signal.SIGINT and self._running():
+            self._nodes.tell(How.PREEMPTED, f"told to end by signal {self._told}")
+        super()._end_as_told()
 
     def _as_asked(self, group: WorkerGroup, rank: int, request: ControlRequest) -> RunResult | None:
         how = _REQUESTS[request.action]
@@ -167,7 +193,9 @@ class MemberAgent(NodeAgent):
         found, decision = self._found, decision_of(over.decision)
         self._tell_story(over)
         self.exit_code, self.reason = over.exit_code, over.reason
-        if self._pcontext is None or over.exit_code == ExitCode.OK:
+        if over.exit_code == ExitCode.PREEMPTED:
+            self.exit_code = self._preempted
+        if self._pcontext is None or over.exit_code in (ExitCode.OK, ExitCode.PREEMPTED):
             return self._stopped()
         fault = found[0] if found else None
         return self._give_up(self._worker_group, fault, decision or self._gave_up(over))
@@ -195,6 +223,9 @@ class MemberAgent(NodeAgent):
             end = None
         if end is not None and end.how != How.SUCCEEDED:
             self._end = end
+            if self._told is not None:
+                self.exit_code = int(ExitCode.PREEMPTED)
+                return self._stopped()
             if end.exit_code is None:
                 self._parts.recorder.reform(self._cycle, end.reason)
                 return None
@@ -206,8 +237,10 @@ class MemberAgent(NodeAgent):
     def _await_end(self, limit_s: float) -> CycleEnd | None:
         """The cycle's end for all nodes; None: it was not told within `limit_s`, or this node is cut off.
 
+        When the launcher is told to end, it waits a little longer: the ranks may have been, and be done for that.
+
         Raises:
-            SignalException: the launcher was told to end.
+            SignalException: the launcher was told to end twice, or by Ctrl-C.
         """
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
@@ -218,7 +251,12 @@ class MemberAgent(NodeAgent):
                 return None
             readable({self._parts.signals.fileno(), *self._nodes.descriptors()}, min(left, self._nodes.check_s))
             for number in self._parts.signals.read():
-                self._raise_told(number)
+                if self._told is not None or number == signal.SIGINT:
+                    self._raise_told(number)
+                self._told, deadline = number, min(deadline, time.monotonic() + _TOLD_S)
+        if self._told is not None:
+            logger.warning("told to end by signal %d; the training is complete here, so this is no failure", self._told)
+            return None
         logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
         return None
 

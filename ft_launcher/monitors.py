@@ -32,6 +32,7 @@ from rank_monitor.contract.messages import (
     Message,
     RankException,
     Restarter,
+    ResultInDoubt,
     SectionTimes,
     Snapshot,
     SnapshotRequest,
@@ -45,7 +46,7 @@ STOPPED_GRACE_S = 1.0
 STALL = "stall"
 """The limit that only warns; any other one that does not condemn asks for a restart in process."""
 _SNAPSHOT_WAIT_S = 0.2
-_OF_THE_RANK = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes)
+_OF_THE_RANK = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes, ResultInDoubt)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Replaced:
     why: str
 
 
-News: TypeAlias = Verdict | RankException | ControlRequest | LimitsSet | Restarter | SectionTimes | Replaced
+News: TypeAlias = (
+    Verdict | RankException | ControlRequest | LimitsSet | Restarter | SectionTimes | ResultInDoubt | Replaced
+)
 
 
 @dataclass
@@ -67,6 +70,7 @@ class Found:
     verdict_at: float | None = None
     exception: RankException | None = None
     exception_at: float | None = None
+    doubt: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
 
 
@@ -111,6 +115,10 @@ class NodeMonitors:
         """Where a rank writes its stacks when asked."""
         return self._runtime.folder / f"stacks{local_rank}"
 
+    def pid(self, local_rank: int) -> int:
+        """Pid of a rank's monitor."""
+        return self._seats[local_rank].monitor.pid
+
     def pids(self) -> set[int]:
         """Pids of the template and the monitors."""
         template = self._runtime.template.pid
@@ -151,6 +159,10 @@ class NodeMonitors:
     def found(self, local_rank: int) -> Found:
         """What the rank's monitor told in this cycle."""
         return self._seats[local_rank].found
+
+    def doubts(self) -> dict[int, ResultInDoubt]:
+        """The results in doubt of this cycle, by local rank."""
+        return {rank: seat.found.doubt for rank, seat in enumerate(self._seats) if seat.found.doubt is not None}
 
     def limits(self, local_rank: int) -> LimitsSet | None:
         """The limits the rank set in this cycle."""
@@ -238,6 +250,9 @@ class NodeMonitors:
             case RankException():
                 if seat.found.exception is None:
                     seat.found.exception, seat.found.exception_at = message, now
+                return message
+            case ResultInDoubt():
+                seat.found.doubt = message
                 return message
             case Guard():
                 seat.guard = message

@@ -24,6 +24,9 @@ ALIASES = {
 }
 """Other names of settings -> key."""
 
+REPEATED = frozenset({"inject"})
+"""Settings of which each option on the command line adds one; of all others the last holds."""
+
 _WITHOUT_PREFIX = {
     "--fault-tol-cfg-path": "cfg_path",
     "--ignore-missing-fault-tol-cfg": "ignore_missing_cfg",
@@ -115,6 +118,7 @@ def add_group(parser: ArgumentParser) -> None:
             flag_of(key),
             dest=f"ft_{key}",
             metavar=form if " " not in form else "VALUE",
+            action="append" if key in REPEATED else "store",
             nargs="?" if is_switch(key) else None,
             const="true" if is_switch(key) else None,
             help=text,

@@ -70,6 +70,20 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.state in "Tt"
 
 
+def is_zombie(pid: int) -> bool:
+    """Whether the process has ended, or its main thread has, and nobody has taken its exit code; False: it is gone."""
+    stat = _read_stat(pid)
+    return stat is not None and stat.state == "Z"
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether threads of a process live on whose main thread has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208 (as above)
+    except OSError:
+        return False
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for a signal (SigCgt in /proc); False when that cannot be read."""
     try:
@@ -107,7 +121,7 @@ class ProcessTree:
         self._pidfds: dict[int, int] = {}
 
     def members(self) -> set[int]:
-        """Pids of the living (not zombie) processes of the cycle, found anew; reaps orphans that ended."""
+        """Pids of the processes of the cycle of which a thread lives, found anew; reaps orphans that ended."""
         stats = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
             if name.isdigit() and (stat := _read_stat(name)):
@@ -115,10 +129,12 @@ class ProcessTree:
         own = os.getpid()
         found = {pid for pid in stats if pid != own and self._belongs(pid, stats, own)}
         for pid in found - self._ranks:
-            if stats[pid].state == "Z" and stats[pid].parent == own:
+            if (
+                stats[pid].state == "Z" and stats[pid].parent == own
+            ):  # not one whose threads live on: it has no code yet
                 with contextlib.suppress(OSError):
                     os.waitpid(pid, os.WNOHANG)
-        return {pid for pid in found if stats[pid].state not in "ZX"}
+        return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
 
     def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
         ancestor = pid

@@ -22,7 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ft_launcher import composition, function_rank, nccl, script
+from ft_launcher import composition, function_rank, script
 from ft_launcher.config import Resolved
 from ft_launcher.launch_config import LaunchConfig, log_places
 from ft_launcher.rendezvous_check import check_members, check_rendezvous
@@ -35,7 +35,7 @@ from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
 
 _SOURCE = "launch()"
-_VARIABLES = ("RES_OPTIONS", "TORCHELASTIC_SIGNALS_TO_HANDLE", *nccl.VARIABLES)
+_VARIABLES = ("RES_OPTIONS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
 """What a run sets in this process: for the resolver, and torch for its own use."""
 
 _running = threading.Lock()

@@ -8,11 +8,12 @@ module, rebound while torch starts ranks.
 from __future__ import annotations
 
 import logging
+import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -21,49 +22,30 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher import in_process, node_evidence, progress
+from ft_launcher import grace, in_process, node_evidence, progress
 from ft_launcher.aside import ToldMeanwhile, run_aside
 from ft_launcher.attribution import Fault, attribute
 from ft_launcher.cycle import Asked, Condemned, Cycle
-from ft_launcher.cycle_store import CycleStore, PortHolder
+from ft_launcher.cycle_store import CycleStore
+from ft_launcher.devices import Move
+from ft_launcher.doubt import about_doubt
 from ft_launcher.evidence import gather
 from ft_launcher.function_context import FunctionContext
-from ft_launcher.health import GpuMemory, NodeHealth
 from ft_launcher.in_process import InProcess
 from ft_launcher.monitors import NodeMonitors
-from ft_launcher.process_tree import Ending, ProcessTree, catches, is_stopped
+from ft_launcher.node_parts import NodeParts
+from ft_launcher.process_tree import Ending, ProcessTree, is_stopped
 from ft_launcher.rank_context import RankContext
-from ft_launcher.recorder import Recorder
 from ft_launcher.restart_history import CycleLife, History
 from ft_launcher.restart_policy import is_known
-from ft_launcher.runtime import Runtime
-from ft_launcher.signals import SignalPipe
-from ft_launcher.wait import readable
-from ft_launcher.worker_env import rank_environment
-from ft_launcher.zygote_pool import ZygotePool
-from rank_monitor.contract.config import Settings
-from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
+from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
+from ft_launcher.zombies import Zombies
+from rank_monitor.contract.exit_codes import AGREED, INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.messages import ControlRequest, Restarter, Verdict
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-
-@dataclass
-class NodeParts:
-    """What the agent works with, made by `composition.py`."""
-
-    settings: Settings
-    runtime: Runtime
-    recorder: Recorder
-    signals: SignalPipe
-    ports: PortHolder
-    zygotes: ZygotePool
-    health: NodeHealth
-    memory: GpuMemory
-    several_nodes: bool
-    adopt_orphans: bool = True
 
 
 class RankAgent(LocalElasticAgent):  # type: ignore[misc]
@@ -77,8 +59,10 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._history = History()
         self._asked: tuple[int, ControlRequest] | None = None
         self._multipliers: dict[str, float] = {}
+        self._move = Move()
         self._store_of_cycle: CycleStore | None = None
         self._rung_one: InProcess | None = None
+        self._zombies = Zombies()
         self._attempt = 0
         self._told: int | None = None
         self._oom_kills: int | None = None
@@ -111,7 +95,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
     # Starting and hearing them.
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._oom_kills = node_evidence.oom_kills()
+        self._oom_kills, self._zombies = node_evidence.oom_kills(), Zombies()
         with self._our_context():
             pids: dict[int, int] = super()._start_workers(worker_group)
         assert self._ranks is not None
@@ -140,27 +124,24 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **rest: Any) -> RankContext:
         """Stands in for torch's function of that name."""
+        settings, tag = self._parts.settings, self._parts.runtime.tag
         for local_rank, rank_env in envs.items():
-            rank_env.update(
-                rank_environment(
-                    self._parts.runtime.tag,
-                    self._cycle,
-                    self._monitors.socket_path(local_rank),
-                    self._monitors.stack_file(local_rank),
-                    self._parts.settings.monitor.stack_signal,
-                    self._multipliers,
-                )
-            )
+            rank_env.update(start_environment(settings.start, os.environ))
+            rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self._move))
+            socket_path, stack_file = self._monitors.socket_path(local_rank), self._monitors.stack_file(local_rank)
+            ours = rank_environment(tag, self._cycle, socket_path, stack_file, settings.monitor.stack_signal)
+            rank_env.update(ours)
         kind: Any = RankContext
         if not isinstance(rest["entrypoint"], str):
-            stop_timeout_s = self._parts.settings.stop.workers_stop_timeout
-            kind = partial(FunctionContext, start_method=start_method, stop_timeout_s=stop_timeout_s)
+            stop_s = settings.stop.workers_stop_timeout
+            kind = partial(FunctionContext, start_method=start_method, stop_timeout_s=stop_s)
         context: RankContext = kind(envs=envs, zygotes=self._parts.zygotes, **rest)
         context.start()
         return context
 
     def _hear(self, cycle: Cycle | None) -> None:
         """Takes what the monitors say."""
+        self._parts.injected.attend(self._cycle, self._parts.recorder, self._monitors, self._parts.zygotes)
         for local_rank, news in self._monitors.handle():
             stack_file = self._monitors.stack_file(local_rank)
             self._parts.recorder.heard(self._cycle, local_rank, self._global(local_rank), news, stack_file)
@@ -219,9 +200,11 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         assert self._rung_one is not None
         evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
         evidence = self._rung_one.of_the_end(evidence)
-        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began) or self._rung_one.fault(evidence)
+        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
+        fault = fault or self._rung_one.fault(evidence) or self._zombies.fault(evidence)
         if fault is None:
             return None
+        fault = about_doubt(fault, evidence, self._monitors.doubts())
         reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
         return fault, CycleLife(stop_began - self._ranks.started_ns / 1e9, reached)
 
@@ -247,28 +230,44 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         Raises:
             SignalException: always; torch then leaves the rendezvous open for others.
         """
-        assert self._told is not None and self._ranks is not None
-        stop = self._parts.settings.stop
+        assert self._told is not None
         self._parts.recorder.told(self._told)
         if self._told == signal.SIGINT:
-            self._stop_ranks(signal.SIGINT, stop.workers_stop_timeout)
+            self._stop_ranks(signal.SIGINT, self._parts.settings.stop.workers_stop_timeout)
             self._raise_told(self._told)
-        self._monitors.end_cycle()
-        for pidfd, pid in ((fd, self._ranks.pids()[rank]) for rank, fd in self._running().items()):
-            number = stop.preemption_signal if catches(pid, stop.preemption_signal) else signal.SIGTERM
-            with suppress(ProcessLookupError):  # it has just ended, and another process took its end
-                signal.pidfd_send_signal(pidfd, number)
-                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-        deadline = time.monotonic() + stop.preemption_grace
-        while self._running() and (left := deadline - time.monotonic()) > 0:
-            readable([*self._running().values(), self._parts.signals.fileno()], left)
-            if self._parts.signals.read():
-                deadline = min(deadline, time.monotonic() + stop.workers_stop_timeout)
-            self._ranks.reap_all()
-        by_themselves = not self._running()
-        self._stop_ranks(signal.SIGTERM, stop.workers_stop_timeout if by_themselves else 0.0)
-        self.exit_code = int(ExitCode.PREEMPTED if by_themselves else ExitCode.PREEMPTED_KILLED)
+        self.exit_code = self._preempt()
         raise SignalException(f"told to end by signal {self._told}", signal.Signals(self._told))
+
+    def _preempt(self) -> int:
+        """The ranks get their signal once, and time to save; no limit is judged meanwhile. The launcher's exit code."""
+        assert self._ranks is not None
+        stop = self._parts.settings.stop
+        self._monitors.end_cycle()
+        grace.tell(self._ranks, stop.preemption_signal)
+        by_themselves = grace.wait(self._ranks, stop.preemption_grace, self._parts.signals, self._heed)
+        self._stop_ranks(signal.SIGTERM, stop.workers_stop_timeout if by_themselves else 0.0)
+        return int(ExitCode.PREEMPTED if by_themselves else ExitCode.PREEMPTED_KILLED)
+
+    def _heed(self, number: int) -> float:
+        """A signal to the launcher while ranks are to end: the second one, and any Ctrl-C, shortens their time."""
+        was_told, self._told = self._told is not None, self._told or number
+        return self._parts.settings.stop.workers_stop_timeout if was_told or number == signal.SIGINT else math.inf
+
+    @property
+    def _is_agreed(self) -> bool:
+        """Whether a rank exited as all ranks do after the same step: the others are about to."""
+        return self._ranks is not None and any(end.exit_code in AGREED for end in self._ranks.exits.values())
+
+    def _let_end(self) -> None:
+        """Lets ranks that have agreed to exit save and end; what does not is stopped as ever.
+
+        Raises:
+            SignalException: the launcher was told to end meanwhile.
+        """
+        assert self._ranks is not None
+        grace.wait(self._ranks, self._parts.settings.stop.workers_stop_timeout, self._parts.signals, self._heed)
+        if self._told is not None:
+            self._end_as_told()
 
     def _raise_told(self, number: int) -> NoReturn:
         """Leaves because of a signal while no rank runs."""
@@ -294,6 +293,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         if not self._closed:
             self._closed = True
             self._parts.zygotes.close()
+            self._parts.injected.close()
             self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
             self._monitors.close()
             self._parts.ports.close()

@@ -34,12 +34,12 @@ def guess(word: str, environ: Mapping[str, str], places: Places = Places()) -> i
     if word == "cpu":
         return processors
     if word in ("gpu", "auto"):
-        gpus, _ = visible(environ.get("CUDA_VISIBLE_DEVICES"), _uuids(places))
+        gpus, _ = visible(environ.get("CUDA_VISIBLE_DEVICES"), gpu_uuids(places))
         return len(gpus) or (processors if word == "auto" else None)
     return None
 
 
-def _uuids(places: Places) -> list[str | None]:
+def gpu_uuids(places: Places = Places()) -> list[str | None]:
     """One per GPU of the node, where it is known."""
     found: list[str | None] = []
     for gpu in _names(places.gpus):

@@ -24,7 +24,15 @@ from ft_launcher.process_tree import Ending
 from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Action, Decision
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, SectionTimes, Verdict
+from rank_monitor.contract.injection import Told
+from rank_monitor.contract.messages import (
+    ControlRequest,
+    LimitsSet,
+    RankException,
+    ResultInDoubt,
+    SectionTimes,
+    Verdict,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +101,11 @@ class Recorder:
         """A cycle is over."""
         self.journal.write("cycle_end", cycle=cycle, how=how, **facts)
 
+    def on_purpose(self, cycle: int, told: Told) -> None:
+        """A fault on purpose strikes a rank."""
+        report.show(f"ft_launcher: a fault on purpose strikes rank {told.rank} {told.at}: {told.fault}")
+        self.journal.write("fault_on_purpose", cycle=cycle, **vars(told))
+
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""
         self.journal.write("rank_exit", cycle=cycle, rank=rank, exit_code=exit_code)
@@ -115,6 +128,8 @@ class Recorder:
                 self.journal.write("limits", cycle=cycle, rank=rank, **asdict(news))
             case SectionTimes():
                 self.journal.write("section_times", cycle=cycle, rank=rank, **asdict(news))
+            case ResultInDoubt():
+                self.journal.write("result_in_doubt", cycle=cycle, **asdict(news))
             case ControlRequest():
                 logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
                 self.journal.write("control_request", cycle=cycle, rank=rank, **asdict(news))
@@ -125,6 +140,7 @@ class Recorder:
         what = "was killed by the launcher" if killed_by_us else f"exited with code {end.exit_code}"
         what = fault.what if fault else what
         known = {"what": what, "where": fault.where if fault else "", "hint": fault.hint if fault else ""}
+        known["fault_class"] = fault.fault_class.value if fault else ""
         self.journal.write(
             "in_process_fault", cycle=cycle, rank=end.rank, pid=end.pid, exit_code=end.exit_code, **known
         )
@@ -214,6 +230,11 @@ class Recorder:
         """The group forms anew, for no fault of this node's ranks."""
         logger.warning("the group forms anew: %s", why)
         self.cycle_ended(cycle, "membership changed", why=why)
+
+    def preempted_elsewhere(self, cycle: int, why: str) -> None:
+        """Another node was told to end, and the ranks of this one with it."""
+        report.show(f"ft_launcher: {why}; the ranks here are told to end too")
+        self.journal.write("preempted_elsewhere", cycle=cycle, why=why)
 
     def told(self, number: int) -> None:
         """A signal ends the launcher."""

@@ -27,7 +27,8 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
     tail = [next_step(decision)]
     if record is not None:
         tail.append(f"record: {record}")
-    lines = [f"cycle {cycle}, pid {fault.pid}" + (f", {fault.where}" if fault.where else "")]
+    place = f", {fault.where}" if fault.where else ""
+    lines = [f"cycle {cycle}, pid {fault.pid}{place}; class: {fault.fault_class.value}"]
     if fault.hint:
         lines.append(f"likely: {fault.hint}")
     room = _MAX_LINES - 1 - len(lines) - len(tail)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ft_launcher.attribution import Fault
+from ft_launcher.attribution import Fault, FaultClass
 from rank_monitor.contract.config import RestartSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
@@ -44,6 +44,8 @@ class History:
         same_errors: how many times in a row it was that one.
         moves: cycles in a row that ended with exit code 16.
         young: cycles in a row that died young.
+        fault_class: of the fault that ended the last cycle; empty: none did.
+        same_class: how many times in a row it was that one.
     """
 
     charged: tuple[float, ...] = ()
@@ -54,6 +56,8 @@ class History:
     same_errors: int = 0
     moves: int = 0
     young: int = 0
+    fault_class: str = ""
+    same_class: int = 0
 
     def ended(self, fault: Fault, life: CycleLife, settings: RestartSettings, now: float) -> History:
         """The history with a failed cycle in it, before it is decided what follows.
@@ -65,26 +69,33 @@ class History:
             now: monotonic seconds.
         """
         moves = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        error = (fault.error, fault.iteration) if fault.iteration != NO_ITERATION else ("", NO_ITERATION)
-        same = error == (self.error, self.error_iteration)
-        measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), moves)
+        excused = moves or fault.fault_class is FaultClass.PREEMPTION
+        measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), excused)
+        same_class = fault.fault_class.value == self.fault_class
         return replace(
-            measured,
+            measured._with_error(fault),
             charged=measured.within(settings.restart_window, now),
-            error=error[0],
-            error_iteration=error[1],
-            same_errors=0 if not error[0] else self.same_errors + 1 if same else 1,
             moves=self.moves + 1 if moves else 0,
             young=self.young + 1 if life.lived_s < YOUNG * settings.backoff[1] else 0,
+            fault_class=fault.fault_class.value,
+            same_class=self.same_class + 1 if same_class else 1,
         )
 
-    def _measured(self, iteration: int | None, least: int, is_move: bool) -> History:
-        """Progress gives the budget back. A cycle that moves to other hardware is not held against the job."""
+    def _with_error(self, fault: Fault) -> History:
+        """Counts the error where an iteration says that it is the same."""
+        if not fault.error or fault.iteration == NO_ITERATION:
+            return replace(self, error="", error_iteration=NO_ITERATION, same_errors=0)
+        same = (fault.error, fault.iteration) == (self.error, self.error_iteration)
+        times = self.same_errors + 1 if same else 1
+        return replace(self, error=fault.error, error_iteration=fault.iteration, same_errors=times)
+
+    def _measured(self, iteration: int | None, least: int, excused: bool) -> History:
+        """Progress gives the budget back. A cycle that is excused is not held against the job."""
         if iteration is None or (self.mark is None and iteration == NO_ITERATION):
             return self
         if self.mark is None or iteration >= self.mark + least:
             return replace(self, mark=iteration, no_progress=0, charged=())
-        return self if is_move else replace(self, no_progress=self.no_progress + 1)
+        return self if excused else replace(self, no_progress=self.no_progress + 1)
 
     def within(self, window_s: float | None, now: float) -> tuple[float, ...]:
         """The charged restarts of the last `window_s` seconds; None: of the whole job."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.doubt import words
 from ft_launcher.restart_history import History
 from rank_monitor.contract.config import RestartSettings
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
@@ -17,6 +18,9 @@ from rank_monitor.contract.messages import ControlRequest
 
 MOST_MOVES = 3
 """So many exits with code 16 in a row are not charged."""
+
+MOST_EXCUSED = 3
+"""So many cycles in a row that ended by preemption, or by hardware that a waiting node replaces, are not charged."""
 
 _MOST_WORDS = 200
 _MIN_HEALTHY = "min-healthy"
@@ -73,12 +77,13 @@ def decide(
     if (final := _not_restarted(fault, history, settings, elsewhere)) is not None:
         return final
     left = _left(history, settings, max_restarts, now)
-    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
-        reason = f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware, not charged"
-        return Decision(Action.RESTART, reason, restarts_left=left)
+    if (free := _why_free(fault, history, max_restarts, elsewhere)) is not None:
+        return Decision(Action.RESTART, f"{free}, not charged", restarts_left=left)
     span = "" if settings.restart_window is None else f" within {settings.restart_window:g} s"
     if left > 0:
         reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
+        if elsewhere and is_suspect(fault):
+            reason += ", on other hardware"
         wait_s = backoff_s(history.young, *settings.backoff)
         return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
     reason = (
@@ -87,10 +92,30 @@ def decide(
     return Decision(Action.GIVE_UP, reason, exit_code=_final_code(fault, settings))
 
 
+def is_suspect(fault: Fault) -> bool:
+    """Whether the ranks that ran where the fault arose should run on other hardware, if there is some."""
+    return fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE or fault.fault_class is FaultClass.HARDWARE
+
+
+def _why_free(fault: Fault, history: History, max_restarts: int, elsewhere: bool) -> str | None:
+    """Why the job does not pay for the restart; None: it does."""
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
+        return f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware"
+    if history.same_class > MOST_EXCUSED:
+        return None
+    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_EXCUSED} in a row"
+    if fault.fault_class is FaultClass.HARDWARE and elsewhere:
+        return f"{times}: another node takes the place"
+    if fault.fault_class is FaultClass.PREEMPTION and max_restarts > 0:
+        return f"{times}: a rank was told to end"
+    return None
+
+
 def _not_restarted(fault: Fault, history: History, settings: RestartSettings, elsewhere: bool) -> Decision | None:
     """The end of the job where a restart would not help, whatever the budget."""
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
-        reason = "the rank failed on result validation (exit code 17); a restart would compute the same"
+        about = f": {words(fault.doubt)}" if fault.doubt else "; a restart would compute the same"
+        reason = f"the rank failed on result validation (exit code 17){about}"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not elsewhere:
         reason = "the rank wants to go on on other hardware (exit code 16), and there is none"

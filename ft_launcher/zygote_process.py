@@ -159,8 +159,9 @@ class ZygoteProcess:
             descriptors += [] if order.channel is None else [order.channel]
         try:
             self.connection.settimeout(_ANSWER_S)
-            zygote.send(self.connection, {"all": _surroundings(), "ranks": ranks}, descriptors)
-            with subreaper():  # a user's program is none at other times
+            surroundings = _surroundings()
+            with subreaper():  # a user's program is none at other times; from before the first rank can be an orphan
+                zygote.send(self.connection, {"all": surroundings, "ranks": ranks}, descriptors)
                 taken = zygote.receive(self.connection)
         except (OSError, ValueError) as error:
             raise ZygoteLost("it ended" if self.ended(0.1) else f"it gave no answer ({error})") from None

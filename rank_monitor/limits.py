@@ -17,6 +17,8 @@ from rank_monitor.contract.messages import LimitsSet
 from rank_monitor.rest import LONGEST_NS
 
 _PARTS = 4
+_LONGEST_S = 1e9
+"""Thirty years are for ever; much more is no number of nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -101,4 +103,4 @@ def _checked(name: str, value: object) -> float | None:
 
 def nanoseconds(seconds: float) -> int:
     """A duration for arithmetic with moments."""
-    return round(seconds * 1e9)
+    return round(min(seconds, _LONGEST_S) * 1e9)

@@ -36,6 +36,7 @@ from rank_monitor.contract.messages import (
     RankException,
     Ready,
     Restarter,
+    ResultInDoubt,
     Sections,
     SectionTimes,
     Snapshot,
@@ -52,7 +53,7 @@ from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
 
-_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes)
+_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes, ResultInDoubt)
 _REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 

@@ -51,7 +51,12 @@ def prepare() -> Report:
     try:
         from ft_client import collective_timeout, process
         from ft_client.exception_report import report  # now: later, the script's folder comes first in sys.path
+        from rank_monitor.contract import env
 
+        if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
+            from ft_client.integrations import nvrx_alias
+
+            nvrx_alias.install_if_asked()
         collective_timeout.apply()
         process.start(own=True)
         return report
@@ -91,6 +96,8 @@ def carry_out(main: Main, report: Report) -> None:
     from ft_client.script import hide_frames
 
     try:
+        begin_drill = _set_up_faults()
+        begin_drill()
         main.run()
     except SystemExit:
         raise
@@ -101,6 +108,19 @@ def carry_out(main: Main, report: Report) -> None:
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
         raise
+
+
+def _set_up_faults() -> Callable[[], None]:
+    """Sets up the faults on purpose that were asked for, if any; returns what starts their clocks."""
+    env = sys.modules.get("rank_monitor.contract.env")  # not there when `prepare` failed
+    try:
+        if env is not None and not os.environ.keys().isdisjoint((env.INJECT, env.SIMULATED_FAULT)):
+            from ft_client.inject import drill
+
+            return drill.begin()
+    except Exception as error:
+        print(f"ft_client: no fault was set up: {type(error).__name__}: {error}", file=sys.stderr)
+    return lambda: None
 
 
 def _take_first_path() -> str | None:

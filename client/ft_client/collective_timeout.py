@@ -7,14 +7,11 @@ has run. A group that is made with a timeout of its own keeps that.
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from ft_client.after_import import after_import
 from rank_monitor.contract import env
 
 _CONSTANTS = "torch.distributed.constants"
@@ -41,35 +38,9 @@ def apply() -> None:
     for module in loaded:
         _set(module, timeout)
     if not loaded:
-        sys.meta_path.insert(0, _Later(timeout))
+        after_import(_CONSTANTS, lambda module: _set(module, timeout))
 
 
 def _set(module: ModuleType, timeout: datetime.timedelta) -> None:
     for name in _NAMES:
         setattr(module, name, timeout)
-
-
-class _Later(MetaPathFinder):
-    """Waits for the one module; it is found and loaded as ever, and set afterwards."""
-
-    def __init__(self, timeout: datetime.timedelta) -> None:
-        self._timeout = timeout
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _CONSTANTS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        loader, timeout = spec.loader, self._timeout
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the loader is its own again
-            loader.exec_module(module)
-            _set(module, timeout)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

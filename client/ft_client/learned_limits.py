@@ -7,7 +7,6 @@ It lives in the client and not in the monitor: it is the client that observes, r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +17,8 @@ from rank_monitor.contract.messages import LimitsSet
 INITIAL, SUBSEQUENT, OUT_OF_SECTION, SECTION = "initial", "subsequent", "out_of_section", "section:"
 STEP = "step"
 _NS = 1e9
+_LONGEST_S = 1e8
+"""Three years: a limit beyond is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class HeartbeatTimeouts:
     subsequent: float | None
     were_calculated: bool = False
 
+    @property
+    def are_valid(self) -> bool:
+        """Whether both are set."""
+        return self.initial is not None and self.subsequent is not None
+
 
 @dataclass(frozen=True)
 class SectionTimeouts:
@@ -37,6 +43,16 @@ class SectionTimeouts:
     out_of_section: float | None
     calculated_sections: tuple[str, ...] = ()
     is_out_of_section_calculated: bool = False
+
+    @property
+    def were_calculated(self) -> bool:
+        """Whether all of them were learned."""
+        return self.is_out_of_section_calculated and set(self.calculated_sections) == set(self.section)
+
+    @property
+    def are_valid(self) -> bool:
+        """Whether all are set."""
+        return None not in (self.out_of_section, *self.section.values())
 
 
 @dataclass(frozen=True)
@@ -145,14 +161,14 @@ def _mapping(state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def positive(name: str, value: object) -> float:
-    """`value` as a finite number above zero.
+    """`value` as a number above zero and below what no training waits for.
 
     Raises:
         ValueError: naming `name`.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S:
         return float(value)
-    raise ValueError(f"{name} is {value!r}, not a finite number above zero")
+    raise ValueError(f"{name} is {value!r}, not a finite number above zero, at most {_LONGEST_S:g}")
 
 
 class Observed:

@@ -30,6 +30,8 @@ from rank_monitor.contract.config import MonitorSettings
 
 logger = logging.getLogger("ft_client")
 
+_TIMEOUTS = "current_timeouts"
+
 
 class LimitsInForce:
     """What is in force now; before `settle`, what was loaded."""
@@ -46,16 +48,19 @@ class LimitsInForce:
         self._adopt({name: limit for name in before.learned if (limit := before.seconds[name])}, loaded=False)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over the limits that another run learned.
+        """Takes over the limits that another run learned; a state that makes no sense is left out, with a warning.
 
         Raises:
-            RankMonitorClientError: it is no state of a client.
+            RankMonitorClientError: it is no mapping.
         """
+        if not isinstance(state, Mapping):
+            raise RankMonitorClientError(f"not a state of this client: {type(state).__name__} is no mapping")
         try:
-            learned = learned_in(state)
+            if _TIMEOUTS not in state:
+                raise ValueError(f"it has no {_TIMEOUTS}")
+            self._adopt(learned_in(state), loaded=True)
         except ValueError as problem:
-            raise RankMonitorClientError(f"not a state of this client: {problem}") from None
-        self._adopt(learned, loaded=True)
+            logger.warning("learned limits are not loaded, and the configured ones hold: %s", problem)
 
     def learn_heartbeats(self, seen: Mapping[str, float], skip_if_not_ready: bool) -> bool:
         """As `RankMonitorClient.calculate_and_set_hb_timeouts`; `seen` are the longest intervals of this rank."""

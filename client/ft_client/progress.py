@@ -124,5 +124,7 @@ class Watchdog:
 def megatron_iteration() -> int | None:
     """The iteration of a Megatron training in this process, read off its global arguments."""
     module = sys.modules.get("megatron.training.global_vars")
+    if module is None:
+        return None
     iteration = getattr(getattr(module, "_GLOBAL_ARGS", None), "curr_iteration", None)
     return iteration if isinstance(iteration, int) else None

@@ -137,13 +137,15 @@ class RankMonitorClient(SignsOfLife):
         """The learned limits, as JSON values; the same on every rank."""
         return self._limits.now.state()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the limits learned by another run; what it does not hold stays as it is.
 
+        A state that makes no sense, of another version, say, is left out with a warning: the training goes on.
+
         Raises:
-            RankMonitorClientError: it is no state of a client.
+            RankMonitorClientError: it is no mapping.
         """
-        self._limits.load(state_dict)
+        self._limits.load(state)
         if self.is_initialized:
             self._set_limits()
 
@@ -157,7 +159,7 @@ class RankMonitorClient(SignsOfLife):
         """The limits of sections in force; None before `init_workload_monitoring`."""
         return None if self.cfg is None else self._limits.now.sections
 
-    def send_workload_control_request(self, request: WorkloadControlRequest) -> None:
+    def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
         """Asks the launcher to restart, to exclude this node, or to end the job.
 
         Raises:
@@ -166,9 +168,9 @@ class RankMonitorClient(SignsOfLife):
         if not self.is_initialized:
             raise not_initialized("send_workload_control_request")
         if (link := self._link) is not None:
-            message = ControlRequest(request.action.value, str(request.description)[:_MAX_DESCRIPTION])
+            message = ControlRequest(req.action.value, str(req.description)[:_MAX_DESCRIPTION])
             if not link.post(message, monotonic_ns(), _REQUEST_PATIENCE_S):
-                logger.warning("the monitor does not answer: the request %s was not sent", request.action.name)
+                logger.warning("the monitor does not answer: the request %s was not sent", req.action.name)
 
     def shutdown_workload_monitoring(self) -> None:
         """Ends the watch: the monitor judges no more. May be called at any time, and twice."""

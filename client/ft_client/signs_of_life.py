@@ -15,6 +15,7 @@ from types import TracebackType
 from ft_client.errors import RankMonitorClientError
 from ft_client.learned_limits import Observed
 from ft_client.link import Link
+from ft_client.progress import megatron_iteration
 from rank_monitor.contract import codec
 from rank_monitor.contract.messages import NO_ITERATION, IterationReached
 
@@ -59,7 +60,7 @@ class SignsOfLife:
         else:
             link.send(codec.heartbeat(next(link.sequence), now_ns))
 
-    def start_section(self, name: str) -> None:
+    def start_section(self, section: str) -> None:
         """Opens a section of any name; sections may overlap.
 
         Raises:
@@ -70,19 +71,21 @@ class SignsOfLife:
         link = self._link
         if link is None:
             return
-        if name in self._open:
-            raise RankMonitorClientError(f"section {name!r} is open already")
-        if name not in self._names or len(self._open) >= codec.MAX_OPEN_SECTIONS:
-            self._check_name(name)
+        if section in self._open:
+            raise RankMonitorClientError(f"section {section!r} is open already")
+        if section not in self._names or len(self._open) >= codec.MAX_OPEN_SECTIONS:
+            self._check_name(section)
+        if (iteration := megatron_iteration()) is not None:
+            self.iteration = iteration
         now_ns = monotonic_ns()
         if not self._open:
             self._observed.entered(now_ns)
         self._observed.sign(now_ns)
-        self._open[name] = now_ns
+        self._open[section] = now_ns
         self._last_change = next(self._changes)
         self._send_sections(link, now_ns)
 
-    def end_section(self, name: str) -> None:
+    def end_section(self, section: str) -> None:
         """Closes a section.
 
         Raises:
@@ -94,12 +97,12 @@ class SignsOfLife:
         if link is None:
             return
         now_ns = monotonic_ns()
-        since_ns = self._open.pop(name, None)
+        since_ns = self._open.pop(section, None)
         if since_ns is None:
-            if name in self._left_open:
+            if section in self._left_open:
                 return
-            raise RankMonitorClientError(f"section {name!r} is not open")
-        self._note_closed(name, since_ns, now_ns)
+            raise RankMonitorClientError(f"section {section!r} is not open")
+        self._note_closed(section, since_ns, now_ns)
         self._last_change = next(self._changes)
         self._send_sections(link, now_ns)
 

@@ -12,11 +12,14 @@ Fault = Mapping[str, Any]
 def culprit(faults: Mapping[str, Fault], gone: bool) -> str | None:
     """The node whose fault is the cause: the first that failed by itself; with a node gone, the others had to.
 
+    Where all ranks exit for the sake of a result in doubt, it is the node of that one.
+
     Args:
         faults: by node, those who told of theirs first coming first.
         gone: whether a node was lost or left.
     """
     own = [node for node, fault in faults.items() if _own(fault)]
+    own = [node for node in own if faults[node].get("doubt")] or own
     any_fault = [node for node, fault in faults.items() if fault]
     return next(iter(own or ([] if gone else any_fault)), None)
 

@@ -3,8 +3,9 @@
 Knows no store, no thread and no clock, so a fault that takes weeks to occur is a line of a test.
 
     FORMING   who came is kept until a cycle can form: at once when all of the last cycle that live are back, or the
-              maximum is there; else `last_call_s` after the minimum was reached. Too few for `join_s`: OVER.
-    RUNNING   ended by the first failure, loss or departure of a member, by a request, or to grow: FORMING.
+              maximum is there; else `last_call_s` after the minimum was reached. Too few for `join_s`, or too few
+              once a member was preempted: OVER.
+    RUNNING   ended by the first failure, loss, preemption or departure of a member, by a request, or to grow: FORMING.
               All members succeeded, or one asked to stop: OVER.
     OVER      whoever comes is told so, by whoever takes over too.
 
@@ -33,9 +34,12 @@ from ft_launcher.nodes.messages import (
     arrivals_of,
     over_of,
 )
+from ft_launcher.nodes.moves import can_exchange, choose_moved
 from ft_launcher.nodes.terms import Judge, Reply, Rules, Work
 from ft_launcher.nodes.verdict import Verdict
 from rank_monitor.contract.exit_codes import ExitCode
+
+_NOT_BACK = (How.LEFT, How.LOST, How.PREEMPTED)
 
 
 class Phase(Enum):
@@ -65,6 +69,7 @@ class Coordinator:
         self._told: set[str] = set()
         self._first_fault: list[str] = []
         self._why = "the first nodes came"
+        self._preemption = ""
         self._since = now
         self._enough_since: float | None = None
         self._not_before = now
@@ -192,8 +197,10 @@ class Coordinator:
     def _part_ended(self, ended: Ended, now: float) -> list[Work]:
         if ended.cycle != self._cycle or ended.node not in self._members or ended.node in self._away:
             return []
-        if ended.how == How.FAILED:
+        if ended.how in (How.FAILED, How.AGREED):
             self._first_fault.append(ended.node)
+        if ended.how == How.PREEMPTED:
+            return self._preempted(ended, now)
         if self.phase is not Phase.RUNNING:
             return []
         match ended.how:
@@ -205,7 +212,17 @@ class Coordinator:
             case How.RESTART:
                 return self._end_cycle(How.RESTART, ended.reason, now)
         reason = f"node {self._members[ended.node].name}: {ended.reason}"
-        return self._lose_member(ended.node, How.FAILED, reason, now)
+        return self._lose_member(ended.node, How(ended.how), reason, now)
+
+    def _preempted(self, ended: Ended, now: float) -> list[Work]:
+        """A node was told to end. The others go on without it if they are enough: nobody says that it will be back."""
+        self._preemption = f"node {self._members[ended.node].name} is preempted: {ended.reason}"
+        if self.phase is Phase.RUNNING and self._rules.hosts and ended.node == self._me:
+            return self._finish(How.PREEMPTED, int(ExitCode.PREEMPTED), self._preemption)
+        if self.phase is Phase.RUNNING:
+            return self._lose_member(ended.node, How.PREEMPTED, self._preemption, now)
+        self._away[ended.node] = How.PREEMPTED
+        return self.on_tick(now)
 
     def _away_now(self, node: str, how: How, reason: str, now: float) -> list[Work]:
         self._told.discard(node)
@@ -215,7 +232,7 @@ class Coordinator:
             return self._finish(
                 How.LEFT, int(ExitCode.STORE_HOST_LOST), f"the node that hosts the store left: {reason}"
             )
-        if node not in self._members or self._away.get(node) in (How.LEFT, How.LOST):
+        if node not in self._members or self._away.get(node) in _NOT_BACK:
             return self.on_tick(now)
         if self.phase is not Phase.RUNNING or node in self._done:
             self._away[node] = how
@@ -242,13 +259,13 @@ class Coordinator:
         self._since = self._not_before = now
         self._enough_since, self._why = None, reason
         self._verdict.forget()
-        self._away = {node: why for node, why in self._away.items() if why in (How.LEFT, How.LOST)}
+        self._away = {node: why for node, why in self._away.items() if why in _NOT_BACK}
         self._done = set()
         return [CycleEnd(self._cycle, how.value, reason), *self._try_form(now)]
 
     def _finish(self, how: How, exit_code: int, reason: str) -> list[Work]:
         ended = CycleEnd(self._cycle, how.value, reason, exit_code)
-        self._told |= {node for node in self._members if self._away.get(node) not in (How.LEFT, How.LOST)}
+        self._told |= {node for node in self._members if self._away.get(node) not in _NOT_BACK}
         return [ended, *self._give_up(Over(exit_code, reason))]
 
     def _give_up(self, over: Over) -> list[Work]:
@@ -293,28 +310,26 @@ class Coordinator:
         count = how_many(self._waiting.values(), len(self._members), self._rules.size)
         if count == 0:
             self._enough_since = None
-            return self._give_up(self._too_few()) if overdue else []
+            return self._give_up(self._too_few()) if overdue or self._preemption else []
         if self._enough_since is None:
             self._enough_since = now
         at_once = count == self._rules.size.maximum or now >= self._enough_since + self._last_call_s()
         if (not at_once and not overdue) or now < self._not_before:
             return []
-        return self._form(self._chosen(count))
+        return self._form(self._chosen())
 
-    def _chosen(self, count: int) -> list[Arrive]:
-        """The members of the next cycle; without the faulty node where it is to be replaced and can be."""
+    def _chosen(self) -> list[Arrive]:
+        """The members of the next cycle; where ranks are to move, on other hardware."""
         came, former, size = list(self._waiting.values()), list(self._members), self._rules.size
         if self._verdict.moves:
-            others = [node for node in came if node.node != self._verdict.culprit]
-            if how_many(others, len(former), size) == count:
-                return choose(others, former, size)
+            return choose_moved(came, former, size, self._verdict.culprit, self._verdict.may_exchange)
         return choose(came, former, size)
 
     def _judge_now(self, now: float) -> list[Work]:
         """Has the fault judged that ended the cycle; work when the job is over by it."""
         gone = any(node in self._away for node in self._members)
-        elsewhere = len(self._waiting) > len(self._members)
-        judged = self._verdict.find(self._faults(), bool(self._first_fault), gone, elsewhere, self._why, now)
+        places = len(self._waiting) > len(self._members), can_exchange(self._waiting.values(), self._members)
+        judged = self._verdict.find(self._faults(), bool(self._first_fault), gone, places, self._why, now)
         self._why, self._not_before = judged.reason, now + judged.wait_s
         if judged.exit_code is None:
             return []
@@ -328,6 +343,8 @@ class Coordinator:
 
     def _too_few(self) -> Over:
         size = self._rules.size
+        if self._preemption:
+            return Over(int(ExitCode.PREEMPTED), f"{self._preemption}, and the others are too few without it")
         text = f"{len(self._waiting)} of at least {size.minimum} nodes came within {self._rules.join_s:g} s"
         if self._rules.hint:
             text = f"{text}; {self._rules.hint}"
@@ -340,7 +357,7 @@ class Coordinator:
         self._members = {came.node: replace(came, fault={}) for came in members}
         for came in members:
             del self._waiting[came.node]
-        self._away, self._first_fault, self._enough_since = {}, [], None
+        self._away, self._first_fault, self._enough_since, self._preemption = {}, [], None, ""
         self._verdict.owe(self._waiting)
         return [self.formed(), *self._places()]
 

@@ -25,6 +25,10 @@ class How(str, Enum):
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    AGREED = "agreed"
+    """Its ranks exit after the same step, each when it has saved, since one of them has to speak to the launcher."""
+    PREEMPTED = "preempted"
+    """It was told to end: all ranks stop after the same step, each when it has saved."""
     LEFT = "left"
     LOST = "lost"
     GREW = "grew"

@@ -45,7 +45,7 @@ class Rules:
 class Judgement:
     """What follows a fault: go on (`exit_code` None), after `wait_s`, or give up; and the new history of restarts.
 
-    `moves`: another node that waits is to have the faulty one's place.
+    `moves`: another node that waits is to have the faulty one's place; `exchange`: a member, where none waits.
     """
 
     reason: str
@@ -54,19 +54,21 @@ class Judgement:
     history: dict[str, Any]
     wait_s: float = 0.0
     moves: bool = False
+    exchange: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
     """What is judged: a fault, and the history of restarts as it was `age_s` ago.
 
-    `elsewhere`: a node waits that could take the place of the faulty one.
+    `elsewhere`: a node waits that could take the faulty one's place. `exchange`: a member could change places with it.
     """
 
     fault: dict[str, Any]
     history: dict[str, Any]
     age_s: float
     elsewhere: bool
+    exchange: bool = False
 
 
 Judge: TypeAlias = Callable[[Case, float], Judgement]

@@ -53,7 +53,7 @@ class Verdict:
         self.judgement, self.culprit = None, ""
 
     def find(
-        self, faults: Mapping[str, cause.Fault], told: bool, gone: bool, elsewhere: bool, why: str, now: float
+        self, faults: Mapping[str, cause.Fault], told: bool, gone: bool, places: tuple[bool, bool], why: str, now: float
     ) -> Judgement:
         """Judges the cycle that ended; keeps what it found.
 
@@ -61,14 +61,14 @@ class Verdict:
             faults: those that nodes brought, by node, the first to tell of one first.
             told: whether a node said that the cycle failed on it.
             gone: whether a node was lost or left.
-            elsewhere: whether a node waits that could take the place of the faulty one.
+            places: whether a node waits that could take the faulty one's place; whether a member could change with it.
             why: why the cycle ended.
         """
         culprit = cause.culprit(faults, gone)
         self._in_vain = self._in_vain + 1 if told and culprit is None and not gone else 0
         self.culprit = culprit or ""
         if culprit is not None:
-            self.judgement = self._ask(cause.as_one(faults[culprit], faults.values()), elsewhere, now)
+            self.judgement = self._ask(cause.as_one(faults[culprit], faults.values()), places, now)
         elif self._in_vain >= self._most_in_vain:
             reason = f"{self._in_vain} cycles in a row could not begin: {why}"
             self.judgement = Judgement(reason, int(ExitCode.RENDEZVOUS_FAILED), {}, self.history)
@@ -76,9 +76,9 @@ class Verdict:
             self.judgement = Judgement(why, None, {}, self.history)
         return self.judgement
 
-    def _ask(self, fault: dict[str, Any], elsewhere: bool, now: float) -> Judgement:
+    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float) -> Judgement:
         try:
-            judgement = self._judge(Case(fault, self.history, now - self._history_at, elsewhere), now)
+            judgement = self._judge(Case(fault, self.history, now - self._history_at, *places), now)
         except ProtocolError as error:
             judgement = Judgement(str(error), int(ExitCode.LAUNCHER_ERROR), {}, self.history)
         self._history_at, self.history = now, judgement.history
@@ -88,6 +88,11 @@ class Verdict:
     def moves(self) -> bool:
         """Whether another node is to have the culprit's place."""
         return self.judgement is not None and self.judgement.moves
+
+    @property
+    def may_exchange(self) -> bool:
+        """Whether that may be another member."""
+        return self.judgement is not None and self.judgement.exchange
 
     @property
     def decision(self) -> dict[str, Any]:

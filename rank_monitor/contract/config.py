@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from rank_monitor.contract import kinds
+from rank_monitor.contract import injection, kinds
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings import setting
 
@@ -65,8 +65,8 @@ class StartSettings:
     rejoin: bool = setting(True, kinds.BOOLEAN, "a rank that died in process is started again as a spare")
     port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")
     dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
-    alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours", "the alias")
-    inject: tuple[str, ...] = setting((), kinds.WORDS, "faults on purpose", "faults on purpose")
+    alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours")
+    inject: tuple[str, ...] = setting((), injection.SETTING, "a fault on purpose, for drills; may be given again")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ STACK_FILE = "FT_STACK_FILE"
 STACK_SIGNAL = "FT_STACK_SIGNAL"
 LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
 DEBUG = "FT_DEBUG"
+RESULT_IN_DOUBT = "FT_RESULT_IN_DOUBT"
+"""JSON of `ResultInDoubt`: why the ranks moved, and where the one in doubt ran before."""
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
@@ -29,7 +31,7 @@ INJECT = "FT_INJECT"
 ALIAS_NVRX = "FT_ALIAS_NVRX"
 
 SET_FOR_RANKS = frozenset(
-    {RANK_MONITOR_SOCKET, LAUNCHER_SOCKET, JOB_TAG, CYCLE, STACK_FILE, LIMIT_MULTIPLIERS, REJOIN},
+    {RANK_MONITOR_SOCKET, LAUNCHER_SOCKET, JOB_TAG, CYCLE, STACK_FILE, LIMIT_MULTIPLIERS, RESULT_IN_DOUBT, REJOIN},
 )
 """Variables with our prefix that are not settings; a launcher started inside a rank drops them."""
 

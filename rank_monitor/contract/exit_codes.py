@@ -27,6 +27,8 @@ class ExitCode(IntEnum):
 
 
 OURS = range(80, 100)
+AGREED = frozenset({ExitCode.RESUME_TO_DISAMBIGUATE, ExitCode.FAILED_ON_RESULT_VALIDATION})
+"""By these all ranks leave together, after the same step and each when it has saved."""
 INTERRUPTED = 130
 
 

@@ -148,6 +148,21 @@ class SectionTimes:
     gpu: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class ResultInDoubt:
+    """A step of this rank gave an unexpected result, and its device may be why: the job is about to end for it.
+
+    `finding`: `reproducible` (another device has to compute the step), `same_device` (the next one was the same), or
+    `persistent_error` (another device computed something else). `rank` had it, on `device` of `node`.
+    """
+
+    finding: str
+    rank: int
+    iteration: int
+    node: str
+    device: str
+
+
 # Monitor to client.
 
 
@@ -312,6 +327,7 @@ Message: TypeAlias = (
     | Restarter
     | InterruptAsked
     | SectionTimes
+    | ResultInDoubt
     | Welcome
     | Refused
     | CycleStart

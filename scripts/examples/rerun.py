@@ -4,7 +4,7 @@
     python scripts/examples/rerun.py --folder /tmp/rerun --node b --broken-node a    names node a, exits with 17
     python scripts/examples/rerun.py --folder /tmp/rerun --node b                    goes on to the end
 
-With several ranks: `ft_launcher --nproc-per-node=2 scripts/examples/rerun.py --folder /tmp/rerun`.
+Under `ft_launcher`, with two nodes or a spare, one command does it all: after 16 the launcher has rank 0 run elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def microbatches(rank: int, start: int) -> Iterator[torch.Tensor]:
         yield torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
-def train(folder: Path, node: str, broken_node: str | None) -> int:
+def train(folder: Path, node: str, broken: bool) -> int:
     """Runs to the end, or to the exit that the rerun machine asks for; the exit code."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     torch.manual_seed(rank)
@@ -55,8 +55,8 @@ def train(folder: Path, node: str, broken_node: str | None) -> int:
         while machine.should_run_forward_backward(data):
             model.zero_grad()
             loss = model(next(data)).square().mean()
-            if step == BROKEN_STEP and node == broken_node and rank == 0:
-                loss = loss * float("nan")  # what a broken device does
+            if step == BROKEN_STEP and broken and rank == 0:
+                loss = loss * float("nan")  # what a broken device does, or broken data
             config.validate_loss(loss)
             loss.backward()
         save, leave, code = machine.should_checkpoint_and_exit()
@@ -68,7 +68,7 @@ def train(folder: Path, node: str, broken_node: str | None) -> int:
         for parameter in model.parameters():
             if dist.is_initialized():
                 dist.all_reduce(parameter.grad)
-            parameter.data.sub_(0.1 * parameter.grad)
+            parameter.data.sub_(0.1 * parameter.grad.nan_to_num())
         step += 1
     print(f"rank {rank}: {STEPS} steps done, weights {model[0].weight.sum().item():.6f}", flush=True)
     return 0
@@ -81,10 +81,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the checkpoint is")
     parser.add_argument("--node", default="a", help="the name of this node")
     parser.add_argument("--broken-node", help="the node on which the loss of rank 0 is NaN in step 3")
+    parser.add_argument("--broken-data", action="store_true", help="it is NaN there on any node")
     options = parser.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    code = train(options.folder, options.node, options.broken_node)
+    code = train(options.folder, options.node, options.broken_data or options.node == options.broken_node)
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.exit(code)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,11 @@ from rank_monitor.contract.messages import (
 )
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.story import STATE, connected_anew
+
+
+def learned_step(limit: float) -> dict[str, Any]:
+    """A state in which the limit of section `step` was learned."""
+    return {"current_timeouts": {"section": {"section": {"step": limit}, "calculated_sections": ["step"]}}}
 
 
 def test_loaded_limits_are_in_force_before_and_after_init(monitor: FakeMonitor) -> None:
@@ -49,6 +56,29 @@ def test_a_learned_limit_that_killed_is_doubled_and_the_log_says_so(
     client.shutdown_workload_monitoring()
     client.init_workload_monitoring()
     assert client.hb_timeouts.subsequent == 40.0, "once"
+
+
+BAD_STATES = {
+    "another version": ({"version": 9, "limits": {"step": 1}}, "it has no current_timeouts"),
+    "another form": ({"current_timeouts": 1}, "current_timeouts is not a mapping"),
+    "negative": (learned_step(-1.0), "section:step is -1.0, not a finite number above zero"),
+    "huge": (learned_step(1e300), "section:step is 1e\\+300, not a finite number above zero, at most 1e\\+08"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_STATES)
+def test_a_state_that_makes_no_sense_is_left_out_with_one_warning(
+    monitor: FakeMonitor, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    monitor.settings = MonitorSettings(rank_section_timeouts={"step": 180.0})
+    state, problem = BAD_STATES[case]
+    client = RankMonitorClient()
+    client.load_state_dict(state)
+    client.init_workload_monitoring()
+    assert client.section_timeouts is not None
+    assert client.section_timeouts.section == {"step": 180.0}
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.search(problem, said)
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"subsequent": "2"}', '{"subsequent": -1}'])

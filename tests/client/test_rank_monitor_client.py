@@ -69,7 +69,7 @@ MISUSE: dict[str, tuple[Callable[[RankMonitorClient], object], str]] = {
     "iteration is huge": (lambda client: client.report_iteration(2**63), "out of range"),
     "no interval yet": (lambda client: client.calculate_and_set_hb_timeouts(), "at least two signs of life"),
     "no section yet": (lambda client: client.calculate_and_set_section_timeouts(["x"], False), "has seen any of"),
-    "no state": (lambda client: client.load_state_dict({"current_timeouts": 1}), "not a state of this client"),
+    "no state": (lambda client: client.load_state_dict([]), "not a state of this client"),  # type: ignore[arg-type]
 }
 
 

@@ -25,6 +25,10 @@ def _exception(client: Any) -> None:
     raise Struck("struck on purpose")
 
 
+def _gpu_fault(client: Any) -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
 def _exit_3(client: Any) -> None:
     sys.exit(3)
 
@@ -93,6 +97,7 @@ def _strangers(client: Any) -> None:
 
 STRIKES: dict[str, Callable[[Any], None]] = {
     "exception": _exception,
+    "GPU fault": _gpu_fault,
     "exit 3": _exit_3,
     "exit 16": _exit_16,
     "SIGKILL": _sigkill,

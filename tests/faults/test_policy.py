@@ -121,7 +121,7 @@ def test_a_signal_ends_the_wait(start_job: StartJob, number: int, code: int) -> 
 
 
 def test_exit_16_goes_elsewhere_and_there_is_nowhere(start_job: StartJob) -> None:
-    holds(start_job(strikes("exit 16"), NPROC, "--max-restarts=3"), 16, story("exit", 0))
+    holds(start_job(strikes("exit 16"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2"), 16, story("exit", 0))
 
 
 def test_a_code_that_ends_the_job(start_job: StartJob) -> None:

@@ -55,6 +55,13 @@ TABLE = [
         ("--rdzv-conf", "ca_cert=/no/ca.pem", "no such file"),
     ),
     Row("no beat within the timeout", "--ft-node-beat 20 train.py", ("node_beat=20", "below node_timeout=15")),
+    Row(
+        "unknown fault", "--ft-inject kind:sigkil train.py", ("--ft-inject", "did you mean sigkill?", "kinds: sigkill,")
+    ),
+    Row(
+        "unknown fault to validate", "validate --ft-inject kind:sleep --ft-inject=step:3", ("step:3: kind is missing",)
+    ),
+    Row("unknown fault of a variable", "train.py", ("FT_INJECT", "step:x"), variables={"FT_INJECT": "step:x"}),
     Row("no integer", "--max-restarts some train.py", ("--max-restarts", "'some'")),
     Row("unknown YAML key", "--ft-cfg-path {folder}/key.yaml train.py", ("key.yaml", "hartbeat=1", "allow-unknown")),
     Row("YAML list", "--ft-cfg-path {folder}/list.yaml train.py", ("list.yaml", "is a list")),

@@ -3,6 +3,7 @@
 import pytest
 
 from ft_launcher.cycle import (
+    AllZombies,
     Asked,
     Condemned,
     Cycle,
@@ -51,6 +52,7 @@ CASES: list[tuple[str, list[Event], Phase]] = [
     ("lost twice", [Lost(0), Lost(0), RankEnded(1, 0)], Phase.SUCCEEDED),
     ("rung 2 takes over", [Lost(0), RungTwo(0)], Phase.FAILED),
     ("rung 2 stands", [RungTwo(1), RankEnded(0, 0), RankEnded(1, 0)], Phase.FAILED),
+    ("all are zombies", [RankEnded(0, 0), AllZombies()], Phase.FAILED),
     ("told when one is lost", [Lost(0), ToldToEnd(15)], Phase.TOLD_TO_END),
     ("asked when others wait", [MembersWait(1), Asked(0)], Phase.REFORM),
 ]

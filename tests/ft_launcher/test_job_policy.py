@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.job_policy import decision_of, fault_record, forgiven_limit, judge_by
 from ft_launcher.nodes.terms import Case, Judgement
 from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Action
 from rank_monitor.contract.config import RestartSettings
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.messages import ResultInDoubt
 
 FAULT = Fault(FaultKind.EXIT, 3, 1, 4711, 7, "rank 3 exited", "node b", "", detail=("a",), agreed_exit_code=7)
 
@@ -62,6 +63,13 @@ def test_a_wait_and_a_forgiven_limit_come_along() -> None:
     assert forgiven_limit({}) == "" and decision_of({}) is None
 
 
+@pytest.mark.parametrize("fault_class", FaultClass)
+def test_the_class_crosses_and_only_a_suspected_node_is_left(fault_class: FaultClass) -> None:
+    judgement = judged(replace(FAULT, fault_class=fault_class), {}, 1, CycleLife(60.0))
+    assert judgement.history["fault_class"] == fault_class.value
+    assert judgement.moves is (fault_class is FaultClass.HARDWARE)
+
+
 words, numbers = st.text(max_size=10), st.integers(-(2**40), 2**40)
 
 
@@ -79,6 +87,8 @@ words, numbers = st.text(max_size=10), st.integers(-(2**40), 2**40)
         st.none() | numbers,
         words,
         st.booleans(),
+        st.sampled_from(FaultClass),
+        st.none() | st.builds(ResultInDoubt),
     ),
     st.builds(CycleLife, st.floats(0, 1e6), st.none() | numbers),
 )
@@ -110,6 +120,8 @@ def test_what_does_not_fit_is_a_protocol_error(changes: dict[str, Any]) -> None:
         {"life": {"more": 1}},
         {"life": 5},
         {"kind": "dance"},
+        {"fault_class": "dance"},
+        {"fault_class": []},
         {"exit_code": "x"},
         {"agreed_exit_code": "x"},
         {"detail": 5},

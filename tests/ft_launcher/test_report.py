@@ -3,14 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.report import block
 from ft_launcher.restart_policy import Action, Decision
 
 FAULT = Fault(
     FaultKind.HANG, 3, 1, 4711, -9, "hangs: section step open for 5.0 s", "in section step at iteration 9",
     "the process is stopped", detail=tuple(f"train.py:{n} in f{n}" for n in range(20)),
-    others=tuple(f"rank {n} was running" for n in range(9)),
+    others=tuple(f"rank {n} was running" for n in range(9)), fault_class=FaultClass.HANG,
 )  # fmt: skip
 RESTART = Decision(Action.RESTART, "restart 1 of 3", True, 2)
 
@@ -20,7 +20,7 @@ def test_says_everything_in_ten_lines() -> None:
     assert len(text.splitlines()) == 10
     for part in (
         "rank 3 on node7 hangs",
-        "iteration 9",
+        "iteration 9; class: hang",
         "stopped",
         "train.py:0",
         "restart 1 of 3, 2 left",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.restart_history import CycleLife, History
 from ft_launcher.restart_policy import Action, decide
 from rank_monitor.contract.config import RestartSettings
@@ -91,6 +91,21 @@ def test_moves_in_a_row_are_not_held_against_progress() -> None:
     assert history.ended(CRASH, CycleLife(1.0, 5), ONCE, now=1.0).moves == 0
 
 
+def test_a_rank_told_to_end_is_not_held_against_progress() -> None:
+    told = replace(CRASH, fault_class=FaultClass.PREEMPTION)
+    history = History(mark=5, no_progress=2).ended(told, CycleLife(1.0, 5), ONCE, now=1.0)
+    assert history.no_progress == 2
+    assert history.ended(CRASH, CycleLife(1.0, 5), ONCE, now=1.0).no_progress == 3
+
+
+def test_the_class_of_the_last_fault_and_how_often_it_was_that() -> None:
+    history, seen = History(), []
+    for fault_class in (FaultClass.MEMORY, FaultClass.MEMORY, FaultClass.HANG, FaultClass.MEMORY):
+        history = history.ended(replace(CRASH, fault_class=fault_class), CycleLife(), ONCE, now=1.0)
+        seen.append((history.fault_class, history.same_class))
+    assert seen == [("memory", 1), ("memory", 2), ("hang", 1), ("memory", 1)]
+
+
 @pytest.mark.parametrize(
     ("backoff", "lived_s", "young"),
     [((1.0, 60.0), 119.0, 4), ((1.0, 60.0), 120.0, 0), ((0.0, 0.0), 0.0, 0)],
@@ -145,6 +160,8 @@ RECORDS = st.builds(
     same_errors=st.integers(0, 99),
     moves=st.integers(0, 99),
     young=st.integers(0, 99),
+    fault_class=st.sampled_from(["", *(one.value for one in FaultClass)]),
+    same_class=st.integers(0, 99),
 )
 
 
@@ -169,6 +186,8 @@ def test_a_record_keeps_ages_over_clocks(history: History, now: float, other_now
         {"mark": "5"},
         {"young": None},
         {"error": 1},
+        {"moves": "1"},
+        {"fault_class": None},
         {"colour": "red"},
     ],
     ids=str,

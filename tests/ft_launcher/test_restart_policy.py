@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_client.control import WorkloadAction
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.restart_history import History
 from ft_launcher.restart_policy import (
+    MOST_EXCUSED,
     MOST_MOVES,
     Action,
     Uncharged,
@@ -23,6 +24,7 @@ from ft_launcher.restart_policy import (
     decide,
     goes_on,
     is_known,
+    is_suspect,
 )
 from rank_monitor.contract.config import RestartSettings
 from rank_monitor.contract.messages import ControlRequest
@@ -129,6 +131,42 @@ def test_too_many_moves_in_a_row_are_charged() -> None:
     assert (decision.action, decision.exit_code) == (Action.GIVE_UP, 16)
 
 
+TOLD = replace(CRASH, kind=FaultKind.SIGNAL, exit_code=-15, agreed_exit_code=-15, fault_class=FaultClass.PREEMPTION)
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "budget", "action", "charged"),
+    [
+        (1, 1, Action.RESTART, False),
+        (MOST_EXCUSED, 1, Action.RESTART, False),
+        (MOST_EXCUSED + 1, 1, Action.RESTART, True),
+        (1, 0, Action.GIVE_UP, False),
+    ],
+)
+def test_a_rank_that_was_told_to_end(in_a_row: int, budget: int, action: Action, charged: bool) -> None:
+    decision = decide(TOLD, History(same_class=in_a_row), ONCE, budget, now=0.0)
+    assert (decision.action, decision.charged) == (action, charged)
+    assert decision.exit_code == (143 if action is Action.GIVE_UP else None)
+
+
+def test_it_goes_on_although_the_budget_is_spent() -> None:
+    assert decide(TOLD, History((1.0,), same_class=1), ONCE, 1, now=5.0).action is Action.RESTART
+    assert decide(TOLD, History((1.0,), same_class=MOST_EXCUSED + 1), ONCE, 1, now=5.0).action is Action.GIVE_UP
+
+
+def test_suspected_hardware_is_left_where_there_is_other() -> None:
+    suspect = replace(CRASH, fault_class=FaultClass.HARDWARE)
+    assert is_suspect(suspect) and is_suspect(MOVE) and not is_suspect(CRASH)
+    decision = decide(suspect, History(), ONCE, 0, now=0.0, elsewhere=True)
+    assert decision.action is Action.RESTART and not decision.charged and "another node" in decision.reason
+    often = History(same_class=MOST_EXCUSED + 1)
+    decision = decide(suspect, often, ONCE, 1, now=0.0, elsewhere=True)
+    assert decision.charged and decision.reason == "restart 1 of 1, on other hardware"
+    assert decide(suspect, often, ONCE, 0, now=0.0, elsewhere=True).action is Action.GIVE_UP
+    assert decide(suspect, History(), ONCE, 1, now=0.0).reason == "restart 1 of 1"
+    assert decide(CRASH, History(), ONCE, 1, now=0.0, elsewhere=True).reason == "restart 1 of 1"
+
+
 @pytest.mark.parametrize(
     ("young", "bounds", "wait_s"),
     [
@@ -226,11 +264,15 @@ HISTORIES = st.builds(
     same_errors=st.integers(0, 5),
     moves=st.integers(0, 5),
     young=st.integers(0, 5),
+    same_class=st.integers(0, 5),
 )
 FAULTS = st.builds(
-    lambda code, kind: replace(CRASH, exit_code=code, agreed_exit_code=code, kind=kind),
+    lambda code, kind, fault_class: replace(
+        CRASH, exit_code=code, agreed_exit_code=code, kind=kind, fault_class=fault_class
+    ),
     st.sampled_from([1, 2, 3, 16, 17, 85, 93, -9, -15]),
     st.sampled_from(FaultKind),
+    st.sampled_from(FaultClass),
 )
 
 

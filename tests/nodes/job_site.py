@@ -16,6 +16,8 @@ from tests.nodes.netns import Network
 from tests.nodes.slow_proxy import Line, SlowProxy
 
 STORE = "store"
+NODE = "NODE_OF_TEST"
+"""What the processes of a node find its name in: the machine has one name for all of them."""
 _PORT = 29400
 _STORE_HOST = Path(__file__).with_name("store_host.py")
 
@@ -53,7 +55,8 @@ class Site:
 
     def place(self, number: int) -> Place:
         """Where a node's processes run."""
-        environ: Mapping[str, str] = self.clocks[number].environ if number in self.clocks else {}
+        clock = self.clocks[number].environ if number in self.clocks else {}
+        environ: Mapping[str, str] = {NODE: node_name(number), **clock}
         if self.network is None:
             return Place(environ=environ)
         name = node_name(number)

@@ -40,7 +40,8 @@ def test_a_spare_takes_the_place_of_a_node_that_falls_ill(on_loopback: StartAgen
 def test_a_rank_that_wants_other_hardware_gets_the_spare(on_loopback: StartAgents) -> None:
     """Exit code 16: not charged, so no restart is needed for it; the node it left is the spare now."""
     plan = Plan((Strike("exit 16", iteration=6, rank=3),), hold=4)
-    agents = on_loopback(1, plan, "--nnodes=2", "--ft-spares=1", "--max-restarts=0", *QUICK, store_apart=True)
+    flags = ("--nnodes=2", "--ft-spares=1", "--max-restarts=0", "--workers-stop-timeout=2", *QUICK)
+    agents = on_loopback(1, plan, *flags, store_apart=True)
     left = agents.join("--node-rank=1")
     agents.until_train(4, world=4)
     spare = agents.join()

@@ -21,7 +21,7 @@ class RankFilter(abc.ABC):
 class MaxActiveWorldSize(RankFilter):
     """At most so many ranks are active; None: no limit."""
 
-    def __init__(self, max_active_world_size: int | None) -> None:
+    def __init__(self, max_active_world_size: int | None = None) -> None:
         self.max_active_world_size = at_least_one("max_active_world_size", max_active_world_size)
 
     def __call__(self, state: State) -> State:
@@ -31,7 +31,7 @@ class MaxActiveWorldSize(RankFilter):
         return state
 
 
-class WorldSizeDivisibleBy(RankFilter):
+class ActiveWorldSizeDivisibleBy(RankFilter):
     """As many ranks are active as are divisible by `divisor`."""
 
     def __init__(self, divisor: int = 1) -> None:
@@ -41,6 +41,10 @@ class WorldSizeDivisibleBy(RankFilter):
         """Returns the state, this rank being active or a spare."""
         limit_activity(state, lambda size: size - size % self.divisor)
         return state
+
+
+WorldSizeDivisibleBy = ActiveWorldSizeDivisibleBy
+"""Its older name."""
 
 
 class FilteredAssignment(RankAssignment):

@@ -19,6 +19,8 @@ from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import (
     Connected,
+    ControlRequest,
+    CycleEnd,
     CycleStart,
     Guard,
     LimitsSet,
@@ -42,6 +44,7 @@ class Sidecar:
         listener: where the rank connects.
         start: the rank, as its monitor is told of it.
         say: called with a line for the log.
+        settings: of the monitor; None: the defaults.
     """
 
     def __init__(
@@ -52,18 +55,21 @@ class Sidecar:
         local_rank: int,
         start: CycleStart,
         say: Callable[[str], None],
+        settings: MonitorSettings | None = None,
     ) -> None:
         self.condemned = ""
         """Why the monitor condemned the rank; empty: it did not."""
         self.state = ""
         """What the rank's wrapper said last that it is doing."""
+        self.client_pid = 0
+        """The process that connected as the rank; 0: none did."""
         self._folder, self._listener, self._local_rank, self._start = folder, listener, local_rank, start
-        self._say = say
+        self._say, self._settings = say, settings or MonitorSettings()
         self._limits: LimitsSet | None = None
         self._guard: Guard | None = None
         self._sequence = 0
         self._template = template
-        self._monitor = template.fork_monitor(listener, MonitorSettings(), local_rank)
+        self._monitor = template.fork_monitor(listener, self._settings, local_rank)
         self._tell(start)
 
     def descriptors(self) -> set[int]:
@@ -78,11 +84,18 @@ class Sidecar:
         if readable([self._monitor.pidfd], 0.0):
             self._say("the monitor of this rank is gone: another takes its place")
             self._monitor.close(goodbye_s=0)
-            self._monitor = self._template.fork_monitor(self._listener, MonitorSettings(), self._local_rank)
+            self._monitor = self._template.fork_monitor(self._listener, self._settings, self._local_rank)
             self._tell(replace(self._start, reconnect=True))
             for said in (self._limits, self._guard):
                 if said is not None:
                     self._tell(said)
+
+    def begin(self, start: CycleStart) -> None:
+        """Another process takes the rank's place: nothing of the one before counts."""
+        self._start, self._limits, self._guard = start, None, None
+        self.condemned, self.state, self.client_pid = "", "", 0
+        self._tell(CycleEnd())
+        self._tell(start)
 
     def hear_last_words(self) -> None:
         """Takes what the monitor has to say of a rank that ended; waits a bounded time for it."""
@@ -124,6 +137,9 @@ class Sidecar:
                 self._guard = message
             case Connected():
                 self._start = replace(self._start, attached=message.attached)
+                self.client_pid = message.pid
+            case ControlRequest():
+                self._say(f"the request {message.action} is not acted on: no launcher started this rank")
 
     def _tell(self, message: Message) -> None:
         self._sequence += 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         initialize_rerun_state_machine,
     )
     from ft_client.rerun.state_machine import RerunStateMachine
+    from ft_client.rerun.told import ran_before
 
 __all__ = [
     "EXIT_CODE_FAILED_ON_RESULT_VALIDATION",
@@ -39,6 +40,7 @@ __all__ = [
     "destroy_rerun_state_machine",
     "get_rerun_state_machine",
     "initialize_rerun_state_machine",
+    "ran_before",
 ]
 
 _HOMES = {
@@ -51,6 +53,7 @@ _HOMES = {
     "RerunState": "machine",
     "RerunStateMachine": "state_machine",
     "RerunStateMachineConfig": "loss_check",
+    "ran_before": "told",
 }
 
 

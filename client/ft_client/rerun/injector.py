@@ -5,9 +5,11 @@ Draws from a generator of its own: the training's random numbers stay as they ar
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 
-from ft_client.rerun.arguments import check_count, choice
+from ft_client.rerun.arguments import Check, check_count, choice
 from ft_client.rerun.judgement import RerunDiagnostic
 
 
@@ -42,3 +44,21 @@ def reproduces(injected: RerunDiagnostic, on_another_device: bool) -> bool:
     if injected is RerunDiagnostic.PERSISTENT_ERROR:
         return not on_another_device
     return injected is RerunDiagnostic.CORRECT_RESULT
+
+
+_to_spoil = 0
+
+
+def spoil_next() -> None:
+    """The next check of this process, in the first run of a step, finds NaN in the place of its result."""
+    global _to_spoil
+    _to_spoil += 1
+
+
+def spoiled(check: Check) -> Check:
+    """The check as it is to be made: with its own result, or with NaN."""
+    global _to_spoil
+    if not _to_spoil:
+        return check
+    _to_spoil -= 1
+    return dataclasses.replace(check, result=check.result * math.nan)

@@ -15,6 +15,10 @@ class Place:
     node: str
     device: str
 
+    def is_same(self, other: Place) -> bool:
+        """Whether both are one device: a GPU is known by its UUID, whatever its node is called by now."""
+        return self.device == other.device and ("-" in self.device or self.node == other.node)
+
     def __str__(self) -> str:
         return f"node {self.node}, device {self.device}"
 

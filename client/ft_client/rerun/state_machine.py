@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_client import group
-from ft_client.rerun import checkpoint, rng, tracker
+from ft_client.rerun import checkpoint, rng, told, tracker
 from ft_client.rerun import result as results
 from ft_client.rerun.arguments import Check, check_callable, check_large, choice
 from ft_client.rerun.checkpoint import Checkpoint
@@ -240,6 +240,8 @@ class RerunStateMachine:
         self.state, self.current_iteration = loaded.state, loaded.current_iteration
         self._validation.failure, self._loaded = loaded.failure, loaded
         self._largest.load_state_dict(loaded.largest)
+        if loaded.state in IN_DOUBT and (before := told.ran_before()) is not None and group.rank() == 0:
+            logger.warning("The launcher moved this job: rank %d ran on %s before", *before)
 
     def _check_thread(self) -> None:
         """The backward pass of a device runs in threads of torch, one after the other with the training's own."""

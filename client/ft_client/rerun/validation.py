@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 
 from ft_client import group
-from ft_client.rerun import injector, judgement, result, tracker
+from ft_client.rerun import injector, judgement, result, told, tracker
 from ft_client.rerun.arguments import Check
 from ft_client.rerun.failure import Call, Failure
 from ft_client.rerun.injector import RerunErrorInjector
@@ -61,7 +61,7 @@ class Validation:
 
     def first_run(self, call: Call, check: Check, iteration: int) -> Failure | None:
         """Checks a result; a rejected one is said, written down and returned."""
-        injected = None
+        check, injected = injector.spoiled(check), None
         if not check.rejects():
             if not self._injector.strikes():
                 return None
@@ -91,13 +91,14 @@ class Validation:
         else:
             reproduced = check.reproduces(failure.result)
         if elsewhere:
-            found = judgement.second_rerun(reproduced, here(self._node_name) == failure.computed_at)
+            found = judgement.second_rerun(reproduced, here(self._node_name).is_same(failure.computed_at))
         else:
             found = judgement.first_rerun(reproduced, failure.fatal)
         self._was_judged, self.diagnostic, self.votes = True, found.diagnostic, found.votes
         for line in found.lines:
             at = f"rank {failure.rank}, iteration #{failure.iteration}, {failure.computed_at}"
             logger.error("%s (%s, message='%s')", line, at, failure.message)
+        told.tell(found.status, failure)
         self._track(found.status, failure)
 
     def note(self, call: Call, check: Check, is_rerun: bool) -> None:

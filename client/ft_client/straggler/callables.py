@@ -6,17 +6,35 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
-from ft_client.straggler.sections import Section
+
+class Around(Protocol):
+    """A context manager that knows whether its body runs."""
+
+    is_open: bool
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
 class CallableId:
-    """A function, method, class method or static method `name` of a module, class or object `obj`."""
+    """A function, method, class method or static method `name` of a module, class or object `obj`.
+
+    The other fields are accepted for code written against NVIDIA's class; its version 0.4.1 makes no use of them
+    either.
+    """
 
     obj: Any
     name: str
+    arg_filter_fn: Callable[..., Any] | None = None
+    extra_args_fn: Callable[..., Any] | None = None
+    ignored_args: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         return f"{getattr(self.obj, '__name__', type(self.obj).__name__)}.{self.name}"
@@ -44,7 +62,7 @@ class Wrapped:
                 raise ValueError(f"callable_ids: {one} is wrapped already")
             seen.append((id(one.obj), one.name))
 
-    def wrap(self, one: CallableId, section: Section) -> None:
+    def wrap(self, one: CallableId, section: Around) -> None:
         """Puts the wrapper in the callable's place. A call inside another of the same section is not timed.
 
         Raises:
@@ -75,7 +93,7 @@ class Wrapped:
                 delattr(one.obj, one.name)
 
 
-def _timed(call: Callable[..., Any], section: Section) -> Callable[..., Any]:
+def _timed(call: Callable[..., Any], section: Around) -> Callable[..., Any]:
     @functools.wraps(call)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if section.is_open:

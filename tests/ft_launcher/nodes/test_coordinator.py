@@ -200,6 +200,61 @@ def test_a_fault_is_charged_once() -> None:
         assert story.formed is not None and story.formed.history == {"restarts": cycle}
 
 
+def test_ranks_that_agreed_to_exit_are_about_the_one_in_doubt() -> None:
+    story = running("abc")
+    assert story.ended("ac", How.AGREED) == ["end 0: agreed"]
+    exit_16 = {"kind": "exit"}
+    assert restarted_by(story, a=exit_16, c=exit_16, b={**exit_16, "doubt": {"node": "b"}})[0] == "b"
+
+
+# Preemption.
+
+
+def test_with_a_preempted_node_all_stop_and_the_job_is_over_when_the_others_are_too_few() -> None:
+    story = running("abc")
+    assert story.ended("b", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.left("b") == []
+    assert story.come("a") == []
+    assert story.come("c") == ["over for a: 86", "over for c: 86"]
+
+
+def test_those_that_are_enough_go_on_without_a_preempted_node_at_no_charge() -> None:
+    story = running("abc", minimum=2)
+    assert story.ended("b", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.come("ac") == ["cycle 1: ac"]
+    assert story.formed is not None and story.formed.history == {}
+    assert story.left("b") == [], "late"
+
+
+def test_a_spare_takes_the_place_of_a_preempted_node() -> None:
+    story = running("ab")
+    assert story.come("s") == []
+    assert story.ended("a", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.come("b") == ["cycle 1: sb"]
+
+
+def test_all_are_preempted_one_after_the_other() -> None:
+    story = running("ab")
+    assert story.ended("a", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.ended("b", How.PREEMPTED) == []
+    assert story.left("a") + story.left("b") == []
+    assert story.come("c") == ["over for c: 86"]
+
+
+def test_ranks_that_were_done_before_their_node_heard_of_a_preemption() -> None:
+    story = running("ab", minimum=1)
+    assert story.ended("a", How.SUCCEEDED) == []
+    assert story.ended("b", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.come("a") == ["cycle 1: a"]
+
+
+def test_the_preemption_of_the_stores_host_ends_the_job() -> None:
+    story = running("ab", minimum=1, hosts=True)
+    assert story.ended("a", How.PREEMPTED) == ["end 0: preempted 86"]
+    assert story.come("b") == ["over for b: 86"]
+    assert story.left("a") == []
+
+
 # Losses, spares and size.
 
 

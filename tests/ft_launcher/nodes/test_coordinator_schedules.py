@@ -121,8 +121,16 @@ class World:
 
     def fail(self, one: Simulated) -> None:
         if one.state == "in":
-            self.post(Ended(one.name, one.cycle, How.FAILED, "boom"))
+            self.post(Ended(one.name, one.cycle, How.AGREED if one.seq % 3 == 0 else How.FAILED, "boom"))
             one.state = "ended"
+
+    def preempt(self, one: Simulated) -> None:
+        """Its process leaves, with a word or without."""
+        if one.state in ("in", "ended"):
+            self.post(Ended(one.name, one.cycle, How.PREEMPTED, "told to end"))
+            one.state = "dead"
+            if one.seq % 2:
+                self.post(Gone(one.name, "bye"))
 
     def succeed(self, one: Simulated) -> None:
         if one.state == "in":
@@ -196,6 +204,7 @@ HAPPENINGS = [
     World.succeed,
     World.succeed,
     World.lose,
+    World.preempt,
     World.sleep,
     World.leave,
     World.ask,

@@ -1,0 +1,46 @@
+"""The fault that ended a cycle, as policy, journal and console take it: a value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ft_launcher.fault_class import FaultClass
+from rank_monitor.contract.messages import NO_ITERATION, ResultInDoubt
+
+
+class FaultKind(Enum):
+    """What happened to the rank that failed first."""
+
+    HANG = "hang"
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Who failed first (`rank`), what, where, and the likely cause with its evidence; `collateral`: by another's.
+
+    `error` names an error of the program by type and place, the same whenever the same line raises it.
+    `doubt`: the result for whose sake all ranks agreed to exit.
+    """
+
+    kind: FaultKind
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    what: str
+    where: str
+    hint: str
+    iteration: int = NO_ITERATION
+    limit: str = ""
+    learned_limit: bool = False
+    detail: tuple[str, ...] = field(default=())
+    others: tuple[str, ...] = field(default=())
+    agreed_exit_code: int | None = None
+    error: str = ""
+    collateral: bool = False
+    fault_class: FaultClass = FaultClass.UNKNOWN
+    doubt: ResultInDoubt | None = None

@@ -1,0 +1,188 @@
+"""Finds, among the ranks of a node, the one that failed first, and says what its failure was. Pure.
+
+What a rank did after the launcher began to stop it, or because a peer was gone, is not a cause.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ft_launcher import hints
+from ft_launcher.attribution import known_errors
+from ft_launcher.attribution.error_text import excerpt, place
+from ft_launcher.attribution.fault import Fault, FaultKind
+from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
+from ft_launcher.fault_class import Cause, FaultClass
+from ft_launcher.hints import NodeEvidence
+from rank_monitor.contract.messages import NO_ITERATION, RankException
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_IN_COLLECTIVE = ("distributed_c10d.py", "_engine_run_backward", "all_reduce", "barrier")
+_MOST_NAMED = 4
+_OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
+"""Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
+
+
+def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None) -> Fault | None:
+    """The fault that ended a cycle.
+
+    Args:
+        ranks: evidence of every local rank.
+        node: evidence of the node.
+        stop_began: when the launcher began to stop the ranks; what came later is no cause.
+
+    Returns:
+        The fault of the rank that failed first; None when no rank failed by itself.
+    """
+    ranks = [_as_by_itself(rank, stop_began) for rank in ranks]
+    own = [rank for rank in ranks if _failed_by_itself(rank, stop_began)]
+    if not own:
+        return None
+    first = _first(own, ranks)
+    kind, cause = _kind(first), _cause(first, ranks, node)
+    return Fault(
+        kind=kind,
+        rank=first.rank,
+        local_rank=first.local_rank,
+        pid=first.pid,
+        exit_code=first.exit_code if first.exit_code is not None else 1,
+        what=_what(kind, first),
+        where=where(first),
+        hint=cause.hint + (_to_look_at(ranks, own) if cause.hint and _collateral(first) == 1 else ""),
+        iteration=iteration(first),
+        limit=first.verdict.limit if first.verdict else "",
+        learned_limit=bool(first.verdict and first.verdict.learned),
+        detail=_detail(kind, first),
+        others=tuple(state(rank) for rank in ranks if rank.rank != first.rank),
+        agreed_exit_code=_agreed_code([rank for rank in own if _collateral(rank) < 1] or own),
+        error=_error(kind, first, cause),
+        collateral=_collateral(first) == 1,
+        fault_class=cause.fault_class,
+    )
+
+
+def _first(own: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> RankEvidence:
+    """The first of those that failed by themselves; one that is stopped has the others hang."""
+    first = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
+    if _kind(first) is FaultKind.HANG:
+        return next((rank for rank in ranks if rank.was_stopped), first)
+    return first
+
+
+def _as_by_itself(rank: RankEvidence, stop_began: float | None) -> RankEvidence:
+    """A rank that the stop ended while it was on its way out with an exception: as Python would have ended it."""
+    if rank.exception is None or rank.condemned or stop_began is None or (rank.died_at or 0.0) <= stop_began:
+        return rank
+    stopped = rank.signal_number in _STOP_SIGNALS or rank.killed_by_us
+    return replace(rank, exit_code=1) if stopped else rank
+
+
+def _failed_by_itself(rank: RankEvidence, stop_began: float | None) -> bool:
+    if rank.failed_at is None:
+        return False
+    return stop_began is None or rank.failed_at <= stop_began or _died_of_no_stop(rank)
+
+
+def _died_of_no_stop(rank: RankEvidence) -> bool:
+    """Whether it died of a signal that the stop did not send: its end was only seen late."""
+    return rank.signal_number > 0 and rank.signal_number not in _STOP_SIGNALS and not rank.killed_by_us
+
+
+def _collateral(rank: RankEvidence) -> float:
+    """How much what the rank did looks like the consequence of another's failure: 1 wholly, 0 not.
+
+    A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
+    """
+    if rank.verdict and rank.verdict.condemned:
+        return float(any(mark in frame for frame in rank.verdict.frames[:4] for mark in _IN_COLLECTIVE))
+    return known_errors.is_about_peers(rank.exception) if rank.exception else 0.0
+
+
+def _kind(rank: RankEvidence) -> FaultKind:
+    if rank.was_stopped or rank.condemned:
+        return FaultKind.HANG
+    if rank.signal_number:
+        return FaultKind.SIGNAL
+    return FaultKind.EXCEPTION if rank.exception else FaultKind.EXIT
+
+
+def _agreed_code(own: list[RankEvidence]) -> int | None:
+    """The exit code all ranks that failed by themselves agree on; None when they differ."""
+    codes = {rank.exit_code for rank in own if rank.exit_code}
+    return codes.pop() if len(codes) == 1 else None
+
+
+def _what(kind: FaultKind, rank: RankEvidence) -> str:
+    raised = _raised(rank.exception) if rank.exception else ""
+    match kind:
+        case FaultKind.HANG:
+            found = rank.verdict.reason if rank.verdict else "it is stopped, and the others wait for it"
+            what = f"hangs: {found}"
+        case FaultKind.SIGNAL:
+            what = f"died of {signal_name(rank.signal_number)}"
+        case FaultKind.EXCEPTION:
+            return raised
+        case FaultKind.EXIT:
+            return f"exited with code {rank.exit_code}"
+    return f"{what}, after it {raised}" if raised else what
+
+
+def _raised(exception: RankException) -> str:
+    lines = exception.message.strip().splitlines()
+    return f"raised {exception.type}: {lines[0][:200] if lines else ''}"
+
+
+def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence) -> Cause:
+    """Class and hint: an exception says most, also when the rank hung or died of a signal after it."""
+    if rank.exception is not None:
+        return known_errors.of_exception(rank.exception, node)
+    if _kind(rank) is FaultKind.HANG:
+        return _of_hang(rank, ranks)
+    if not rank.signal_number:
+        return hints.of_exit(rank.exit_code or 0, node)
+    if len(ranks) > 1 and all(one.signal_number == signal.SIGABRT for one in ranks):
+        return hints.ALL_ABORTED
+    return hints.of_signal(rank.signal_number, node)
+
+
+def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
+    if rank.was_stopped or rank.verdict is None:
+        return hints.of_hang((), "T")
+    cause = hints.of_hang(rank.verdict.frames, str(rank.verdict.process.get("state", "")))
+    if not cause.hint and _collateral(rank) == 1 and len(ranks) > 1:
+        words = "every rank that hangs here waits in a collective: they are out of step, a rank of another node"
+        return Cause(FaultClass.HANG, f"{words} is gone, or the network is")
+    return cause
+
+
+def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> str:
+    """Which ranks others may have waited for, or lost: those behind, else the few that did not fail. Empty: none."""
+    reached = {rank.rank: iteration(rank) for rank in ranks if iteration(rank) != NO_ITERATION}
+    late = [f"rank {rank} at iteration {at}" for rank, at in reached.items() if at < max(reached.values())]
+    if late:
+        return f"; behind the others: {', '.join(late[:_MOST_NAMED])}"
+    silent = [f"rank {rank.rank}" for rank in ranks if rank not in own]
+    return f"; without an error: {', '.join(silent[:_MOST_NAMED])}" if 0 < len(silent) <= len(own) else ""
+
+
+def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
+    if kind is FaultKind.HANG and rank.verdict:
+        return tuple(rank.verdict.frames[:4])
+    return excerpt(rank.exception.traceback) if rank.exception else ()
+
+
+def _name(rank: RankEvidence) -> str:
+    """Type and innermost frame of its exception, else its exit code."""
+    if rank.exception is None:
+        return f"exit code {rank.exit_code}"
+    at = place(rank.exception.traceback)
+    return rank.exception.type + (f" at {at}" if at else "")
+
+
+def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
+    """Its name, where it is an exception of the program; empty where that only says that a peer is gone, say."""
+    if kind is not FaultKind.EXCEPTION or _collateral(rank) == 1 or cause.fault_class not in _OF_PROGRAM:
+        return ""
+    return _name(rank)

@@ -1,0 +1,161 @@
+"""What exceptions of Python, torch, NCCL, gloo and CUDA mean: class and hint by their words, then by their type. Pure.
+
+The first row that fits counts. Knows one exception at a time, and no rank.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import re
+
+from ft_launcher import hints
+from ft_launcher.attribution.error_text import chain, raised_by_program
+from ft_launcher.fault_class import NO_CAUSE, Cause, FaultClass
+from ft_launcher.hints import NodeEvidence
+from rank_monitor.contract.messages import RankException
+
+_USER, _MEMORY, _HARDWARE = FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.HARDWARE
+_INFRASTRUCTURE, _HANG, _UNKNOWN = FaultClass.INFRASTRUCTURE, FaultClass.HANG, FaultClass.UNKNOWN
+
+_WAITED = re.compile(
+    r"collective operation timeout|timed out waiting \d+ ?ms for (recv|send) operation|failed to pass monitoredBarrier"
+    r"|wait timeout after \d+ ?ms, keys|seconds waiting for clients|Dist\w*Error: Socket Timeout"
+    r"|Application timeout caused pair closure",
+    re.IGNORECASE,
+)
+_PEER_LOST = re.compile(
+    r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|reset by peer"
+    r"|remote (process|side|peer)|ncclRemoteError|NCCL.*abort|recvValue failed|sendBytes failed|recvBytes failed"
+    r"|socket has failed to connect to|while trying to connect to|connectFullMesh failed|Got completion from peer",
+    re.IGNORECASE,
+)
+_LOADER = re.compile(r"DataLoader worker .*killed by signal: (.+?)\.")
+_SHARED_MEMORY = re.compile(
+    r"(/torch_\w+|/dev/shm|shared memory).*No space left|No space left.*/dev/shm|shared memory segment /dev/shm"
+    r"|unable to mmap \d+ bytes from file </torch_",
+    re.DOTALL | re.IGNORECASE,
+)
+
+_GPU_FULL = "the GPU's memory is full: the batch is too large, or another process has memory on this GPU"
+_KERNEL = "a fault of a kernel, or of the GPU: run with CUDA_LAUNCH_BLOCKING=1, and on another node"
+_OUT_OF_STEP = "ranks are out of step: they do not call the same collectives"
+_NO_GPU = "no GPU is to be seen: it is lost, its driver is, or the container has none"
+
+_BY_WORDS: tuple[tuple[str, Cause], ...] = (
+    (r"OutOfMemoryError|(CUDA|HIP) out of memory|CUDA error: out of memory|C\w+_STATUS_ALLOC_FAILED",
+     Cause(_MEMORY, _GPU_FULL)),
+    (r"^MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|unable to mmap",
+     Cause(_MEMORY, "the memory of the host, or of its group, is full")),
+    (r"uncorrectable|fallen off the bus|GPU is lost|hardware stack error|NVLink.*error|row remap",
+     Cause(_HARDWARE, "the GPU reports a fault of its own; look at nvidia-smi -q and at the kernel's log for Xid")),
+    (r"no CUDA-capable device|No CUDA GPUs are available|no GPUs found|system not yet initialized|CUDA unknown error"
+     r"|driver initialization failed|Driver/library version mismatch", Cause(_HARDWARE, _NO_GPU)),
+    (r"NET/IB : (Unable to open device|.*(async|port) error)|ibv_\w+ failed|No RDMA",
+     Cause(_HARDWARE, "the network card, or its link")),
+    (r"Found no NVIDIA driver", Cause(_INFRASTRUCTURE, "no driver of NVIDIA's is here, or none is passed in")),
+    (r"device-side assert", Cause(_USER, "an index out of range in a kernel, say: run with CUDA_LAUNCH_BLOCKING=1")),
+    (r"no kernel image is available", Cause(_USER, "torch, or an extension, is built for other GPUs than this one")),
+    (r"Duplicate GPU detected", Cause(_USER, "two ranks use the same GPU: set the device by the local rank")),
+    (r"invalid device ordinal", Cause(_UNKNOWN, "more ranks than GPUs, or a GPU of this node is gone")),
+    (r"Detected mismatch between collectives|ncclInvalidUsage|expects same model across all ranks",
+     Cause(_USER, _OUT_OF_STEP)),
+    (r"shapes? .*cannot be|size mismatch|must (match the size|have the same dtype)|all tensors to be on the same device"
+     r"|loading state_dict|does not require grad|inplace operation|backward through the graph a second time"
+     r"|Expected to have finished reduction|expected scalar type|should be the same|Given groups="
+     r"|process group has not been initialized|doesn't have NCCL built in|not compiled with CUDA"
+     r"|invalid configuration argument", Cause(_USER)),
+    (r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction"
+     r"|C\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|ncclUnhandledCudaError",
+     Cause(_UNKNOWN, _KERNEL)),
+    (r"ncclSystemError", Cause(_INFRASTRUCTURE, "a call of NCCL to the system failed; run with NCCL_DEBUG=WARN")),
+    (r"No space left on device|Disk quota exceeded", Cause(_INFRASTRUCTURE, "the disk, or the quota on it, is full")),
+    (r"Stale file handle|Input/output error|Remote I/O error|Transport endpoint is not connected|Read-only file system",
+     Cause(_INFRASTRUCTURE, "storage does not answer as it should; look at its server and at the kernel's log")),
+    (r"Too many open files|received 0 items of ancdata",
+     Cause(_INFRASTRUCTURE, "too many open files: raise ulimit -n")),
+    (r"can't start new thread|Resource temporarily unavailable",
+     Cause(_INFRASTRUCTURE, "too many threads or processes: look at ulimit -u and the group's pids.max")),
+    (r"Address already in use|failed to listen|EADDRINUSE", Cause(_INFRASTRUCTURE, "another process has that port")),
+    (r"name resolution|Name or service not known|No route to host|Network is unreachable|Connection timed out"
+     r"|Max retries exceeded|Host is down", Cause(_INFRASTRUCTURE, "the network, a name or a service")),
+    (r"cannot open shared object file", Cause(_UNKNOWN, "a library is not on this node, or not on its path")),
+    (r"got signal: 1[05]?\b|SignalException", Cause(FaultClass.PREEMPTION, "somebody outside the launcher ended it")),
+)  # fmt: skip
+_WORDS = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), cause) for pattern, cause in _BY_WORDS)
+
+_VAGUE = {
+    "Exception",
+    "BaseException",
+    "RuntimeError",
+    "OSError",
+    "SystemError",
+    "FileNotFoundError",
+    "PermissionError",
+}
+"""Types that libraries raise for anything, and of files that may be away with their mount."""
+
+_SERVICES = re.compile(
+    r"(urllib3?|requests|http|ssl|socket|aiohttp|httpx|botocore|huggingface_hub|google\.api_core|etcd3gw)\."
+)
+_PROGRAM = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NameError"}
+
+
+def of_exception(exception: RankException, node: NodeEvidence) -> Cause:
+    """Class and likely cause; by the words of any exception of its chain, the last first, else by its type."""
+    links = chain(exception)
+    for link in reversed(links):
+        if (known := _by_words(link.words, node)) is not None:
+            return known
+    return Cause(_by_type(exception))
+
+
+@functools.lru_cache(maxsize=64)
+def is_about_peers(exception: RankException) -> float:
+    """How much an exception looks like the consequence of another rank's end: 1 wholly, 0.5 perhaps, 0 not.
+
+    An exception is what the first of those is that caused it. What was raised while another was handled says less: the
+    other may be the real error and this a collective of its `finally`, or this one's cause without a `from`.
+    """
+    links = chain(exception)
+    first = len(links) - 1
+    while first > 0 and links[first - 1].caused_next:
+        first -= 1
+    if _tells_of_peers(links[first].words):
+        return 1.0 if first == 0 else 0.5
+    return 0.5 if any(_tells_of_peers(link.words) for link in links[:first]) else 0.0
+
+
+def _tells_of_peers(words: str) -> bool:
+    return bool(_PEER_LOST.search(words) or _WAITED.search(words))
+
+
+def _by_words(words: str, node: NodeEvidence) -> Cause | None:
+    if words.partition(":")[0] in _PROGRAM and "shared object file" not in words:
+        return Cause(_USER)
+    if (worker := _LOADER.search(words)) is not None:
+        number = hints.number_of(worker[1])
+        cause = hints.of_signal(number, node) if number else NO_CAUSE
+        return Cause(cause.fault_class, f"a loader worker died: {cause.hint}" if cause.hint else "")
+    if _SHARED_MEMORY.search(words):
+        roomy = "shared memory was full; look at /dev/shm, and at a container's limit"
+        return Cause(_MEMORY, hints.full(node) if hints.is_full(node) else roomy)
+    if _WAITED.search(words):
+        return Cause(_HANG, "a rank did not take part in the collective in time: it died, hangs, or is out of step")
+    if (known := next((cause for pattern, cause in _WORDS if pattern.search(words)), None)) is not None:
+        return known
+    if _PEER_LOST.search(words):
+        return Cause(_INFRASTRUCTURE, "the other end is gone: another rank or service ended first, or the network did")
+    return None
+
+
+def _by_type(exception: RankException) -> FaultClass:
+    module, _, name = exception.type.rpartition(".")
+    kind = getattr(builtins, exception.type, None)
+    if isinstance(kind, type) and issubclass(kind, (ConnectionError, TimeoutError)):
+        return _INFRASTRUCTURE
+    if _SERVICES.match(exception.type) or name in ("DistNetworkError", "DistStoreError"):
+        return _INFRASTRUCTURE
+    if exception.type in _VAGUE or module:
+        return _USER if raised_by_program(exception.traceback) else _UNKNOWN
+    return _USER

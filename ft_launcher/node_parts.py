@@ -1,0 +1,31 @@
+"""What the agent of a node works with, made by `composition.py`. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ft_launcher.cycle_store import PortHolder
+from ft_launcher.health import GpuMemory, NodeHealth
+from ft_launcher.injected import Injected
+from ft_launcher.recorder import Recorder
+from ft_launcher.runtime import Runtime
+from ft_launcher.signals import SignalPipe
+from ft_launcher.zygote_pool import ZygotePool
+from rank_monitor.contract.config import Settings
+
+
+@dataclass
+class NodeParts:
+    """The parts. `adopt_orphans`: every child of this process is the job's, as it is not inside a user's program."""
+
+    settings: Settings
+    runtime: Runtime
+    recorder: Recorder
+    signals: SignalPipe
+    ports: PortHolder
+    zygotes: ZygotePool
+    health: NodeHealth
+    memory: GpuMemory
+    injected: Injected
+    several_nodes: bool
+    adopt_orphans: bool = True

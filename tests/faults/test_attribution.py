@@ -1,0 +1,110 @@
+"""Who is blamed, of what, and what the user sees first, by real jobs: one rank fails, and its gloo peers lose it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.job import Job
+from tests.faults.training import Plan
+
+LOST = "Connection closed by peer"
+
+GLOO = """
+import os, sys, time
+import torch, torch.distributed as dist
+
+def load(step):
+    if step == 3 and rank == world - 1 and cycle < 2:
+        raise ValueError(f"bad sample in cycle {cycle}")
+    return torch.ones(1)
+
+def train():
+    for step in range(6):
+        sample = load(step)
+        dist.all_reduce(sample)
+
+cycle = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+try:
+    train()
+finally:
+    if cycle != 0:  # the others lose this rank, say so and end before it has said why
+        dist.destroy_process_group()
+        time.sleep(rank == world - 1)
+"""
+
+
+def script(folder: Path, text: str) -> Path:
+    file = folder / "train.py"
+    file.write_text(f"#!{sys.executable}\n{text}")
+    file.chmod(0o755)
+    return file
+
+
+def faults(job: Job) -> list[dict[str, Any]]:
+    return job.journal("fault")
+
+
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_the_failed_ranks_own_error_is_what_the_user_sees(start_job: StartJob, tmp_path: Path, nproc: int) -> None:
+    job = start_job(Plan(), nproc, "--max-restarts=2", script=script(tmp_path, GLOO))
+    assert job.finish(120) == 0, job.tail()
+    last = nproc - 1
+    told = [(fault["cycle"], fault["rank"], fault["kind"], fault["fault_class"]) for fault in faults(job)]
+    assert told == [(0, last, "exception", "user error"), (1, last, "exception", "user error")], job.tail()
+    for cycle in (0, 1):
+        (block,) = [part for part in job.output.split("ft_launcher: rank ")[1:] if f"  cycle {cycle}, pid" in part]
+        head, about, frame, source, words = block.splitlines()[:5]
+        assert head.startswith(f"{last} on ") and head.endswith(f"raised ValueError: bad sample in cycle {cycle}")
+        assert about.endswith("; class: user error")
+        assert "train.py" in frame and frame.endswith("in load") and "raise ValueError" in source
+        assert words.strip() == f"| ValueError: bad sample in cycle {cycle}"
+        assert "next: restart" in block and LOST not in block.partition("record:")[0]
+    first = job.output.partition("  cycle 0, pid")[0]
+    assert "ValueError: bad sample in cycle 0" in first.partition(LOST)[0], job.tail()
+
+
+OUTSIDE = """
+import os, signal, sys
+cycle = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if cycle == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+if cycle == 1:
+    raise OSError(28, "No space left on device", "/data/x")
+"""
+
+
+def test_a_rank_told_to_end_from_outside_is_not_charged(start_job: StartJob, tmp_path: Path) -> None:
+    job = start_job(Plan(), 1, "--max-restarts=1", script=script(tmp_path, OUTSIDE))
+    assert job.finish() == 0, job.tail()
+    assert [fault["fault_class"] for fault in faults(job)] == ["preemption", "infrastructure"], job.tail()
+    assert [decision["charged"] for decision in job.journal("decision")] == [False, True]
+
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    raise MemoryError("no room")
+
+main()
+"""
+
+
+def test_without_our_python_torchs_error_file_tells(start_job: StartJob, tmp_path: Path) -> None:
+    job = start_job(Plan(), 1, "--no-python", script=script(tmp_path, RECORDED))
+    assert job.finish() == 1, job.tail()
+    (fault,) = faults(job)
+    assert (fault["kind"], fault["fault_class"], fault["what"]) == (
+        "exception",
+        "memory",
+        "raised MemoryError: no room",
+    )

@@ -1,0 +1,300 @@
+"""Evidence to fault, by tables."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ft_launcher.attribution import FaultClass, FaultKind, NodeEvidence, RankEvidence, attribute
+from rank_monitor.contract.messages import RankException, Snapshot, Verdict
+
+
+def rank(number: int, **facts: Any) -> RankEvidence:
+    return RankEvidence(rank=number, local_rank=number, pid=100 + number, **facts)
+
+
+def verdict(number: int, frames: list[str] | None = None, state: str = "S", limit: str = "section:step") -> Verdict:
+    return Verdict(
+        0, number, 100 + number, limit, 5.0, 5.1, False, 7, {"step": 5.1}, f"in {limit} for 5.1 s", "", frames or [],
+        {"state": state}, True,
+    )  # fmt: skip
+
+
+def raised(message: str, kind: str = "RuntimeError") -> RankException:
+    return RankException(kind, message, f"Traceback\n  line\n{kind}: {message}", 0.0)
+
+
+NODE = NodeEvidence()
+
+
+def test_nobody_failed() -> None:
+    assert attribute([rank(0), rank(1, exit_code=0, died_at=1.0)], NODE) is None
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind", "what", "code"),
+    [
+        ({"exit_code": 3}, FaultKind.EXIT, "exited with code 3", 3),
+        ({"exit_code": -9}, FaultKind.SIGNAL, "died of SIGKILL", -9),
+        ({"exit_code": -41}, FaultKind.SIGNAL, "died of signal 41", -41),
+        ({"exit_code": 1, "exception": raised("bad\nlines"), "exception_at": 1.0}, FaultKind.EXCEPTION,
+         "raised RuntimeError: bad", 1),
+        ({"exit_code": -9, "verdict": verdict(1), "verdict_at": 1.0}, FaultKind.HANG,
+         "hangs: in section:step for 5.1 s", -9),
+        ({"exit_code": 0, "verdict": verdict(1), "verdict_at": 1.0}, FaultKind.HANG,
+         "hangs: in section:step for 5.1 s", 0),
+    ],
+)  # fmt: skip
+def test_what_one_rank_did(evidence: dict[str, Any], kind: FaultKind, what: str, code: int) -> None:
+    fault = attribute([rank(0), rank(1, died_at=2.0, **evidence)], NODE)
+    assert fault is not None
+    assert (fault.kind, fault.what, fault.exit_code, fault.rank) == (kind, what, code, 1)
+
+
+TRACE = 'Traceback\n  File "run.py", line 3, in <module>\n  File "/a b/train.py", line 7, in step\nValueError: {}'
+
+
+@pytest.mark.parametrize(
+    ("exception", "error"),
+    [
+        (RankException("ValueError", "bad 1", TRACE.format("bad 1"), 0.0), "ValueError at /a b/train.py:7"),
+        (RankException("ValueError", "bad 2", TRACE.format("bad 2"), 9.0), "ValueError at /a b/train.py:7"),
+        (raised("no frames"), "RuntimeError"),
+        (raised("Connection reset by peer"), ""),
+        (None, ""),
+    ],
+)
+def test_type_and_place_of_an_error(exception: RankException | None, error: str) -> None:
+    fault = attribute([rank(0, exit_code=1, died_at=2.0, exception=exception, exception_at=1.0)], NODE)
+    assert fault is not None and fault.error == error
+
+
+def test_a_death_by_signal_is_no_error_of_the_user() -> None:
+    told = RankException("ValueError", "bad", TRACE, 0.0)
+    fault = attribute([rank(0, exit_code=-9, died_at=2.0, exception=told, exception_at=1.0)], NODE)
+    assert fault is not None and fault.error == ""
+
+
+def test_the_first_death_is_the_cause() -> None:
+    fault = attribute([rank(0, exit_code=1, died_at=2.0), rank(1, exit_code=-11, died_at=1.0)], NODE)
+    assert fault is not None and fault.rank == 1
+
+
+def test_what_came_after_the_stop_is_no_cause() -> None:
+    ranks = [rank(0, exit_code=-15, died_at=5.0), rank(1, exit_code=3, died_at=4.0)]
+    fault = attribute(ranks, NODE, stop_began=4.5)
+    assert fault is not None and fault.rank == 1 and fault.agreed_exit_code == 3
+    assert fault.others == ("rank 0 ended by SIGTERM",)
+
+
+def test_an_exception_about_a_lost_peer_is_collateral_though_it_comes_first() -> None:
+    lost = raised("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+    ranks = [rank(0, exit_code=1, died_at=9.0, exception=lost, exception_at=1.0), rank(1, exit_code=-9, died_at=1.02)]
+    fault = attribute(ranks, NODE, stop_began=1.03)
+    assert fault is not None and fault.rank == 1 and fault.kind is FaultKind.SIGNAL
+    assert fault.agreed_exit_code == -9
+
+
+def test_a_rank_that_waits_in_a_collective_is_not_the_hanging_one() -> None:
+    waiting = verdict(0, frames=["distributed_c10d.py:2962 in all_reduce", "train.py:3 in step"])
+    sleeping = verdict(1, frames=["train.py:9 in load"])
+    ranks = [rank(0, verdict=waiting, verdict_at=1.0), rank(1, verdict=sleeping, verdict_at=1.01)]
+    fault = attribute(ranks, NODE)
+    assert fault is not None and fault.rank == 1
+
+
+def test_a_stopped_rank_is_the_hanging_one_without_a_verdict_of_its_own() -> None:
+    ranks = [rank(0, exit_code=-9, died_at=1.0, verdict=verdict(0), verdict_at=0.9), rank(1, was_stopped=True)]
+    fault = attribute(ranks, NODE)
+    assert fault is not None
+    assert (fault.rank, fault.kind) == (1, FaultKind.HANG)
+    assert "stopped" in fault.hint
+
+
+def test_where_it_was_comes_from_the_verdict_else_the_snapshot() -> None:
+    snapshot = Snapshot(1, True, True, 12, {"checkpointing": 0.5}, 0.1)
+    fault = attribute([rank(0, exit_code=1, died_at=1.0, snapshot=snapshot)], NODE)
+    assert fault is not None and fault.where == "in section checkpointing (0.5 s) at iteration 12"
+    fault = attribute([rank(0, verdict=verdict(0), verdict_at=1.0, snapshot=snapshot)], NODE)
+    assert fault is not None and fault.where == "in section step (5.1 s) at iteration 7"
+
+
+def test_a_verdict_that_does_not_condemn_is_no_failure() -> None:
+    stall = replace(verdict(0, limit="stall"), condemned=False)
+    assert attribute([rank(0, verdict=stall, verdict_at=1.0)], NODE) is None
+
+
+def test_ranks_that_differ_agree_on_no_code() -> None:
+    fault = attribute([rank(0, exit_code=3, died_at=1.0), rank(1, exit_code=4, died_at=1.0)], NODE)
+    assert fault is not None and fault.agreed_exit_code is None
+
+
+@pytest.mark.parametrize(
+    ("late", "blamed"),
+    [({"exit_code": -9}, 1), ({"exit_code": -15}, 0), ({"exit_code": -9, "killed_by_us": True}, 0)],
+)
+def test_a_death_seen_after_the_stop_began_may_be_the_cause(late: dict[str, Any], blamed: int) -> None:
+    lost = raised("Connection closed by peer")
+    ranks = [rank(0, exit_code=1, died_at=1.0, exception=lost, exception_at=0.9), rank(1, died_at=1.02, **late)]
+    fault = attribute(ranks, NODE, stop_began=1.01)
+    assert fault is not None and fault.rank == blamed
+
+
+# Class, by what is known of all ranks.
+
+USER, HANG, HARDWARE, MEMORY = FaultClass.USER_ERROR, FaultClass.HANG, FaultClass.HARDWARE, FaultClass.MEMORY
+TOLD, AROUND, UNSURE = FaultClass.PREEMPTION, FaultClass.INFRASTRUCTURE, FaultClass.UNKNOWN
+
+PAIR = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
+WATCHDOG = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=37, OpType=ALLREDUCE)"
+IN_ALL_REDUCE = ["distributed_c10d.py:2962 in all_reduce", "train.py:3 in step"]
+
+
+def dies(code: int, at: float = 2.0, **more: Any) -> dict[str, Any]:
+    return {"exit_code": code, "died_at": at, **more}
+
+
+def raises(message: str, kind: str = "RuntimeError", at: float = 1.0, **more: Any) -> dict[str, Any]:
+    return dies(1, at + 1.0, **{"exception": raised(message, kind), "exception_at": at, **more})
+
+
+def hangs(number: int, at: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"verdict": verdict(number, **more), "verdict_at": at}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node", "blamed", "fault_class", "hint"),
+    [
+        # A rank fails, and its peers lose it.
+        ([raises(PAIR, at=0.9), dies(-9)], NodeEvidence(oom_kills=1), 1, MEMORY, "out of memory"),
+        ([raises(PAIR, at=0.9), dies(-9)], NODE, 1, UNSURE, "no kill counted"),
+        ([raises(PAIR, at=0.9), dies(-9)], NodeEvidence(oom_kills=None), 1, UNSURE, "cannot be read"),
+        ([raises(PAIR, at=0.9), dies(-7)], NodeEvidence(shm_free=0), 1, MEMORY, "/dev/shm is full"),
+        ([raises(PAIR, at=0.9), dies(-11)], NODE, 1, UNSURE, "native"),
+        ([raises(PAIR, at=0.9), dies(-15)], NODE, 1, TOLD, "outside"),
+        ([raises(PAIR, at=0.9), raises("bad", "ValueError", at=1.0)], NODE, 1, USER, ""),
+        ([raises(PAIR, at=0.9), raises("CUDA out of memory.", at=1.0)], NODE, 1, MEMORY, "GPU"),
+        ([raises(PAIR, at=0.9), raises("[Errno 116] Stale file handle", "OSError")], NODE, 1, AROUND, "storage"),
+        ([raises(PAIR, at=0.9), raises("CUDA error: uncorrectable ECC error")], NODE, 1, HARDWARE, "fault of its own"),
+        ([raises(PAIR, at=0.9), dies(16)], NODE, 1, HARDWARE, "other hardware"),
+        ([raises(PAIR, at=0.9), dies(17)], NODE, 1, HARDWARE, "computes wrongly"),
+        ([raises(PAIR, at=0.9), dies(5)], NODE, 1, UNSURE, ""),
+        # Nobody here failed by itself: the cause is on another node.
+        ([raises(PAIR, at=0.9), raises(PAIR, at=0.8)], NODE, 1, AROUND, "other end is gone"),
+        ([raises(WATCHDOG), raises(WATCHDOG, at=1.1)], NODE, 0, HANG, "did not take part"),
+        # Some wait for one that hangs, or did not come.
+        ([raises(WATCHDOG), hangs(1, at=1.2, frames=["train.py:9 in load"])], NODE, 1, HANG, ""),
+        ([hangs(0, frames=IN_ALL_REDUCE), hangs(1, at=1.1, frames=["train.py:9 in load"])], NODE, 1, HANG, ""),
+        ([hangs(0, frames=IN_ALL_REDUCE), hangs(1, frames=["queue.py:171 in get"])], NODE, 1, HANG, "data loader"),
+        ([hangs(0, frames=IN_ALL_REDUCE), hangs(1, frames=["io.py:1 in read"], state="D")], NODE, 1, HANG, "kernel"),
+        ([hangs(0, frames=IN_ALL_REDUCE), hangs(1, frames=IN_ALL_REDUCE)], NODE, 0, HANG, "out of step"),
+        ([hangs(0, frames=IN_ALL_REDUCE), {"was_stopped": True}], NODE, 1, HANG, "stopped"),
+        # All at once.
+        ([dies(-6), dies(-6, 2.1)], NODE, 0, HANG, "all ranks aborted"),
+        ([dies(-6), dies(-9, 2.1)], NODE, 0, UNSURE, "collective"),
+        ([dies(-15), dies(-15, 2.1)], NODE, 0, TOLD, "outside"),
+        ([dies(-9), dies(-9, 2.1)], NodeEvidence(oom_kills=2), 0, MEMORY, "killed 2"),
+        ([raises("No module named 'a'", "ModuleNotFoundError"), dies(-15, 3.0)], NODE, 0, USER, ""),
+        # What it raised says more than what ended it.
+        ([raises("bad", "ValueError", exit_code=-6), raises(PAIR, at=1.1)], NODE, 0, USER, ""),
+        ([raises("bad", "ValueError") | hangs(0, at=3.0), {}], NODE, 0, USER, ""),
+        # A launcher inside a rank.
+        ([dies(83)], NODE, 0, HARDWARE, "unhealthy"),
+        ([dies(85)], NODE, 0, HANG, "hang"),
+        ([dies(86)], NODE, 0, TOLD, "told to end"),
+        ([dies(137)], NodeEvidence(oom_kills=1), 0, MEMORY, "died of SIGKILL: out of memory"),
+    ],
+)  # fmt: skip
+def test_who_failed_first_and_of_what(
+    ranks: list[dict[str, Any]], node: NodeEvidence, blamed: int, fault_class: FaultClass, hint: str
+) -> None:
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], node, stop_began=2.5)
+    assert fault is not None
+    assert (fault.rank, fault.fault_class) == (blamed, fault_class)
+    assert hint in fault.hint and bool(hint) == bool(fault.hint)
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (raises("bad\nluck", "ValueError", exit_code=-6), "died of SIGABRT, after it raised ValueError: bad"),
+        (raises("", "KeyError"), "raised KeyError: "),
+        (raises("bad") | hangs(0, at=3.0), "hangs: in section:step for 5.1 s, after it raised RuntimeError: bad"),
+    ],
+)
+def test_what_it_raised_before_is_told(facts: dict[str, Any], what: str) -> None:
+    fault = attribute([rank(0, **facts)], NODE)
+    assert fault is not None and fault.what == what
+
+
+def test_an_error_after_a_lost_peer_comes_behind_a_clean_one_and_before_the_others() -> None:
+    unclear = RankException("Failed", "no", f"RuntimeError: {PAIR}\n\n{MEANWHILE}\n\nFailed: no", 0.0)
+    perhaps = dies(1, exception=unclear, exception_at=1.1)
+    clean, lost = raises("bad", "ValueError", at=1.2), raises(PAIR, at=1.0)
+    for ranks, blamed, collateral in [
+        ([lost, perhaps, clean], 2, False),
+        ([lost, perhaps], 1, False),
+        ([lost], 0, True),
+    ]:
+        fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE)
+        assert fault is not None and (fault.rank, fault.collateral) == (blamed, collateral)
+
+
+MEANWHILE = "During handling of the above exception, another exception occurred:"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "counts"),
+    [
+        ("bad", "ValueError", True),
+        ("something else", "RuntimeError", True),
+        ("CUDA out of memory.", "RuntimeError", True),
+        ("[Errno 116] Stale file handle", "OSError", False),
+        ("CUDA error: uncorrectable ECC error", "RuntimeError", False),
+        (PAIR, "RuntimeError", False),
+        (WATCHDOG, "RuntimeError", False),
+    ],
+)
+def test_only_what_the_program_does_again_is_its_error(message: str, kind: str, counts: bool) -> None:
+    fault = attribute([rank(0, **raises(message, kind))], NODE)
+    assert fault is not None and bool(fault.error) is counts
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "code"),
+    [
+        ({"exit_code": -15, "died_at": 5.1}, FaultKind.EXCEPTION, 1),
+        ({"exit_code": -9, "died_at": 5.1, "killed_by_us": True}, FaultKind.EXCEPTION, 1),
+        ({"exit_code": -9, "died_at": 5.1}, FaultKind.SIGNAL, -9),
+        ({"exit_code": -15, "died_at": 4.9}, FaultKind.SIGNAL, -15),
+    ],
+)
+def test_the_stop_is_not_held_against_a_rank_on_its_way_out(end: dict[str, Any], kind: FaultKind, code: int) -> None:
+    on_its_way_out = raises("bad", "ValueError", at=3.0) | end
+    fault = attribute([rank(0, **raises(PAIR)), rank(1, **on_its_way_out)], NODE, stop_began=5.0)
+    assert fault is not None
+    assert (fault.rank, fault.kind, fault.exit_code, fault.agreed_exit_code) == (1, kind, code, code)
+    assert bool(fault.error) is (kind is FaultKind.EXCEPTION)
+
+
+def at_iteration(iteration: int) -> dict[str, Any]:
+    return {"snapshot": Snapshot(1, True, True, iteration, {}, 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hint"),
+    [
+        (
+            [raises(WATCHDOG) | at_iteration(4), at_iteration(3)],
+            "out of step; behind the others: rank 1 at iteration 3",
+        ),
+        ([raises(WATCHDOG) | at_iteration(4), at_iteration(4)], "out of step; without an error: rank 1"),
+        ([raises(WATCHDOG), {}, {}], "out of step"),
+        ([raises(PAIR), raises(PAIR, at=1.1), dies(-15, 9.0)], "the network did; without an error: rank 2"),
+        ([raises(PAIR), raises(PAIR, at=1.1)], "the network did"),
+        ([raises("bad") | at_iteration(4), at_iteration(3)], ""),
+    ],
+)
+def test_who_was_waited_for(ranks: list[dict[str, Any]], hint: str) -> None:
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
+    assert fault is not None and fault.rank == 0 and fault.hint.endswith(hint) and bool(fault.hint) == bool(hint)

@@ -1,0 +1,117 @@
+"""Preemption of a job on two nodes: whichever agent is told, all ranks stop after the same step, saved."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.job import ROOT
+from tests.faults.training import Plan
+from tests.nodes.agents import Agent, Agents
+from tests.nodes.conftest import StartAgents
+
+EXAMPLE = ROOT / "scripts" / "examples" / "preemption.py"
+QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
+PAIR = ("--nnodes=2", *QUICK)
+PREEMPTED, KILLED = 86, 87
+LIMIT_S = 240.0
+MANY, MORE = 2000, 3  # steps: more than are made before the signal, and those that come after all
+SCRIPT = """
+import runpy, sys
+sys.argv = [{example!r}, "--folder", sys.argv[1] + "/{state}", "--steps", "{steps}", "--step-s", "{step_s}"]
+if __name__ == "__main__":
+    runpy.run_path({example!r}, run_name="__main__")
+"""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A TMPDIR with a short path: loader workers make Unix sockets in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+class Runs:
+    """Jobs of two agents, one after the other, over the same checkpoints unless another `state` is named."""
+
+    def __init__(self, on_loopback: StartAgents, folder: Path, short: Path) -> None:
+        self._start, self._folder, self._short, self._count = on_loopback, folder, short, 0
+
+    def begin(
+        self, *flags: str, steps: int = MANY, step_s: float = 0.05, state: str = "state", store_apart: bool = False
+    ) -> Agents:
+        """The next job."""
+        self._count += 1
+        script = self._folder / f"script{self._count}.py"
+        script.write_text(SCRIPT.format(example=str(EXAMPLE), state=state, steps=steps, step_s=step_s))
+        for file in (*self._folder.glob("agent*.output"), *self._folder.glob("agent*.journal/*")):
+            file.unlink()
+        more = {"nproc": 1, "script": script, "tmp": self._short, "store_apart": store_apart}
+        return self._start(2, Plan(), *flags, **more)  # type: ignore[arg-type]
+
+
+def step_of(agent: Agent) -> int:
+    """The last step that the rank of a node told of."""
+    return max(map(int, re.findall(r"^rank \d: step (\d+)$", agent.output, re.MULTILINE)), default=0)
+
+
+def is_preempted(agents: Agents, told: Collection[int], after: int) -> int:
+    """Tells some agents to end once the ranks have come so far; returns the step that all have saved."""
+    agents.until(lambda: min(map(step_of, agents)) > after, f"step {after + 1}", LIMIT_S)
+    for number in told:
+        agents[number].process.send_signal(signal.SIGTERM)
+    agents.end(PREEMPTED, PREEMPTED, limit_s=LIMIT_S)
+    assert step_of(agents[0]) == step_of(agents[1]), agents.tail()
+    for agent in agents:
+        assert not agent.journal("decision") and not agent.journal("fault"), agents.tail()
+        assert agent.cycles == [0] and "Traceback" not in agent.output, agents.tail()
+    return step_of(agents[0])
+
+
+def weights(agents: Agents) -> set[str]:
+    agents.end(0, 0, limit_s=LIMIT_S)
+    return {found for agent in agents for found in re.findall(r"steps done, weights (.+)", agent.output)}
+
+
+def test_whoever_is_told_all_stop_and_resume_with_the_same_weights(
+    on_loopback: StartAgents, tmp_path: Path, short: Path
+) -> None:
+    runs, step = Runs(on_loopback, tmp_path, short), 0
+    for told in ((1,), (0,), (0, 1)):
+        agents = runs.begin(*PAIR)
+        former, step = step, is_preempted(agents, told, step)
+        assert all(agent.output.count(f"resumed after step {former}") == int(former > 0) for agent in agents)
+    resumed = weights(runs.begin(*PAIR, steps=step + MORE, step_s=0))
+    calm = weights(runs.begin(*PAIR, steps=step + MORE, step_s=0, state="calm"))
+    assert resumed == calm and len(calm) == 1
+
+
+@pytest.mark.parametrize(("told", "apart"), [(1, False), (0, True)], ids=["a member", "the coordinator"])
+def test_those_that_are_enough_go_on_and_nothing_is_charged(
+    on_loopback: StartAgents, tmp_path: Path, short: Path, told: int, apart: bool
+) -> None:
+    agents = Runs(on_loopback, tmp_path, short).begin("--nnodes=1:2", *QUICK, steps=60, store_apart=apart)
+    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of two nodes", LIMIT_S)
+    agents.until(lambda: min(map(step_of, agents)) > 0, "step 1", LIMIT_S)
+    left, stayed = agents[told], agents[1 - told]
+    left.process.send_signal(signal.SIGTERM)
+    agents.end(*(PREEMPTED if agent is left else 0 for agent in agents), limit_s=LIMIT_S)
+    assert f"resumed after step {step_of(left)}" in stayed.output and step_of(stayed) == 60, agents.tail()
+    assert not stayed.journal("decision", "fault"), agents.tail()
+
+
+@pytest.mark.parametrize(("before", "code"), [("", PREEMPTED), ("signal.signal(15, signal.SIG_IGN)", KILLED)])
+def test_ranks_that_do_not_stop_by_themselves(on_loopback: StartAgents, tmp_path: Path, before: str, code: int) -> None:
+    """Without a handler they end at once, and those that ignore the signal are killed: on both nodes."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import signal, time\n{before}\nprint('runs', flush=True)\ntime.sleep(3600)\n")
+    agents = on_loopback(2, Plan(), *PAIR, "--ft-preemption-grace=2", nproc=1, script=script)
+    agents.until(lambda: all("runs" in agent.output for agent in agents), "the ranks")
+    agents[1].process.send_signal(signal.SIGTERM)
+    agents.end(code, code)
+    assert "is preempted: told to end by signal 15" in agents[0].journal("job_end")[0]["reason"], agents.tail()

@@ -1,0 +1,78 @@
+"""A result in doubt under two launchers: the job moves to other hardware, which says what it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.faults.job import ROOT
+from tests.faults.training import Plan
+from tests.nodes.agents import Agents
+from tests.nodes.conftest import StartAgents
+from tests.nodes.job_site import NODE
+
+EXAMPLE = ROOT / "scripts" / "examples" / "rerun.py"
+QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
+LIMIT_S = 240.0
+VERDICT = "node n0, device cpu computed iteration 3 of rank 0 wrongly; another device did not"
+REASON = f"the rank failed on result validation (exit code 17): {VERDICT}"
+SCRIPT = """
+import os, runpy, sys
+words = ["--folder", sys.argv[1] + "/checkpoints", "--node", os.environ[{node!r}], *{words!r}]
+print("told", os.environ["RANK"], os.environ[{node!r}], os.environ.get("FT_RESULT_IN_DOUBT", "nothing"), flush=True)
+sys.argv = [{example!r}, *words]
+if __name__ == "__main__":
+    runpy.run_path({example!r}, run_name="__main__")
+"""
+
+
+def start(on_loopback: StartAgents, folder: Path, *flags: str, nproc: int, words: tuple[str, ...]) -> Agents:
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(node=NODE, example=str(EXAMPLE), words=words))
+    return on_loopback(2, Plan(), *flags, *QUICK, nproc=nproc, script=script)
+
+
+def told(agents: Agents) -> set[tuple[str, str, str]]:
+    """What each rank of each cycle was told: its number, its node, and where the one in doubt ran before."""
+    lines = [
+        line.split(" ", 3)[1:] for agent in agents for line in agent.output.splitlines() if line.startswith("told")
+    ]
+    return {(rank, node, text if text == "nothing" else where(json.loads(text))) for rank, node, text in lines}
+
+
+def where(doubt: dict[str, Any]) -> str:
+    return f"rank {doubt['rank']}: {doubt['node']}, {doubt['device']}"
+
+
+def actions(agents: Agents) -> list[tuple[str, bool, int | None]]:
+    decided = [line for agent in agents for line in agent.journal("decision")]
+    return [
+        (line["action"], line["charged"], line["exit_code"]) for line in sorted(decided, key=lambda line: line["t"])
+    ]
+
+
+def test_two_nodes_change_places_and_the_broken_device_is_named(on_loopback: StartAgents, tmp_path: Path) -> None:
+    agents = start(on_loopback, tmp_path, "--nnodes=2", nproc=1, words=("--broken-node", "n0"))
+    agents.end(17, 17, limit_s=LIMIT_S)
+    before, after = ("0", "1"), ("1", "0")
+    moved = {(rank, node, "rank 0: n0, cpu") for rank, node in zip(after, ("n0", "n1"), strict=True)}
+    assert told(agents) == {(rank, node, "nothing") for rank, node in zip(before, ("n0", "n1"), strict=True)} | moved
+    assert actions(agents) == [("restart", False, None), ("give up", False, 17)], agents.tail()
+    faults = [line for agent in agents for line in agent.journal("fault")]
+    assert {(line["rank"], line["kind"], line["exit_code"]) for line in faults} == {(0, "exit", 16), (0, "exit", 17)}
+    for agent in agents:
+        (end,) = agent.journal("job_end")
+        assert end["reason"].startswith(REASON), agents.tail()
+    assert "Possible persistent error! (rank 0, iteration #3, node n0, device cpu" in agents[1].output
+    assert "The launcher moved this job: rank 0 ran on node n0, device cpu before" in agents[1].output
+
+
+def test_a_spare_comes_to_the_same_result_and_goes_on(on_loopback: StartAgents, tmp_path: Path) -> None:
+    agents = start(on_loopback, tmp_path, "--nnodes=1", "--ft-spares=1", nproc=2, words=("--broken-data",))
+    agents.end(0, 0, limit_s=LIMIT_S)
+    first, second = (next(a for a in agents if cycle in a.cycles) for cycle in (0, 1))
+    assert first is not second and first.cycles == [0] and second.cycles == [1], agents.tail()
+    assert actions(agents) == [("restart", False, None)], agents.tail()
+    assert "Correct result (but possible Application error)" in second.output, agents.tail()
+    assert second.output.count("6 steps done") == 2, agents.tail()
