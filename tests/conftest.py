@@ -15,9 +15,11 @@ settings.load_profile("ci")  # the same examples each time, however long one tak
 TOGETHER = (
     "tests/client/test_group.py::",
     "tests/client/test_preemption.py::",
+    "tests/client/integrations/test_lightning_alone.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_three_of_four_are_freed",
     "tests/client/rerun/",
+    "tests/slurm/",
     *(f"tests/e2e/test_fidelity.py::test_nothing_tells_how_it_was_started[part {number} " for number in range(4)),
 )
 """Beginnings of tests that share something dear."""

@@ -1,0 +1,122 @@
+"""`FaultToleranceConfig`: our settings as one object that a script fills, reads from YAML and writes.
+
+Which settings exist, their defaults and how a value is read is the contract's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rank_monitor.contract import config
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings import default_of, parse, to_json
+
+logger = logging.getLogger("ft_client")
+
+_GROUP_OF = {
+    field.name: group
+    for name, group in config.GROUPS.items()
+    if name != "source"
+    for field in dataclasses.fields(group)
+}
+_SECTION = "fault_tolerance"
+_PREFIXES = ("ft_param_", "ft_")
+_PATHS = ("fault_tol_cfg_path", "ft_cfg_path", "cfg_path")
+
+
+class _Readings:
+    """Where a configuration comes from and goes to."""
+
+    def __init__(self, **values: Any) -> None:
+        """Reads each value as the launcher would. A key that only the peer has is a warning.
+
+        Raises:
+            ConfigError: naming key and value.
+        """
+        if unknown := sorted(values.keys() - _GROUP_OF.keys()):
+            logger.warning("not settings of ft_launcher, and ignored: %s", ", ".join(unknown))
+        for key, group in _GROUP_OF.items():
+            given = values[key] if key in values else default_of(group, key)
+            setattr(self, key, parse(group, key, given, "FaultToleranceConfig"))
+
+    @classmethod
+    def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> Any:
+        """A configuration of these values.
+
+        Args:
+            ignore_not_recognized: a key that is no setting is a warning, not an error.
+
+        Raises:
+            ConfigError: a wrong value or key.
+        """
+        unknown = sorted(kwargs.keys() - _GROUP_OF.keys())
+        if unknown and not ignore_not_recognized:
+            raise ConfigError(unknown[0], kwargs[unknown[0]], "FaultToleranceConfig", "is no setting")
+        return cls(**kwargs)
+
+    @classmethod
+    def from_yaml_file(cls, cfg_path: str, ignore_not_recognized: bool = True) -> Any:
+        """A configuration of the first mapping named `fault_tolerance` in a file, at any depth.
+
+        Raises:
+            ConfigError: the file cannot be read, or has no such mapping; a wrong value or key.
+        """
+        return cls.from_kwargs(ignore_not_recognized, **_read(cfg_path))
+
+    @classmethod
+    def from_args(cls, args: Namespace) -> Any:
+        """A configuration of what an argument parser found: `ft_KEY` or `ft_param_KEY`, over the YAML that it names.
+
+        Raises:
+            ConfigError: as `from_yaml_file`.
+        """
+        given = {key: value for key, value in vars(args).items() if value is not None}
+        path = next((given[key] for key in _PATHS if key in given), None)
+        found = {} if path is None else dict(_read(path))
+        for key, value in given.items():
+            prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
+            if prefix is not None and (name := key.removeprefix(prefix)) in _GROUP_OF:
+                found[name] = value
+        return cls.from_kwargs(**found)
+
+    def to_yaml_file(self, cfg_path: str) -> None:
+        """Writes it as a file that `from_yaml_file` and the launcher read."""
+        Path(cfg_path).write_text(yaml.safe_dump({_SECTION: to_json(self)}, sort_keys=False))
+
+
+def _read(cfg_path: str) -> Mapping[str, Any]:
+    try:
+        document = yaml.safe_load(Path(cfg_path).read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("cfg_path", cfg_path, "FaultToleranceConfig", f"cannot be read: {error}") from None
+    found = next(_sections(document), None)
+    if not isinstance(found, Mapping):
+        raise ConfigError("cfg_path", cfg_path, "FaultToleranceConfig", f"has no mapping named `{_SECTION}`")
+    return {str(key): value for key, value in found.items()}
+
+
+def _sections(node: object) -> Iterator[object]:
+    if isinstance(node, Mapping):
+        if _SECTION in node:
+            yield node[_SECTION]
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _sections(item)
+
+
+FaultToleranceConfig: Any = dataclasses.make_dataclass(
+    "FaultToleranceConfig",
+    [(key, Any) for key in _GROUP_OF],
+    bases=(_Readings,),
+    init=False,
+)
+"""All settings, each under its key, with our defaults."""
+FaultToleranceConfig.__module__ = __name__

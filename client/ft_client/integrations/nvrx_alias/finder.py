@@ -1,0 +1,141 @@
+"""The place in Python's import where a name of `nvidia_resiliency_ext` becomes a module of ours.
+
+A module of ours that exists already is shared, not loaded a second time: a class is the same under both names. Knows
+no name (`names.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+
+from ft_client.integrations.nvrx_alias.names import OWN_ROOMS, PEER, target_of, why_missing
+
+logger = logging.getLogger("ft_client")
+
+
+class Shared(Loader):
+    """Gives a module of ours a second name.
+
+    Args:
+        target: the spec under its own name.
+    """
+
+    def __init__(self, target: ModuleSpec) -> None:
+        self._target = target
+        self._own: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module itself.
+
+        Raises:
+            ImportError: as under its own name.
+        """
+        module = import_module(self._target.name)
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run. The import machinery gave it the spec of the second name: it keeps its own."""
+        module.__spec__ = self._own
+
+    def get_code(self, name: str) -> CodeType | None:
+        """For `python -m`."""
+        code: CodeType | None = self._target.loader.get_code(self._target.name)  # type: ignore[union-attr]
+        return code
+
+
+class Finder(MetaPathFinder):
+    """Answers for the peer's names, before all others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module of ours; None for all names that are not the peer's, or when the peer is there.
+
+        Raises:
+            ModuleNotFoundError: we have no such module; the text says why.
+        """
+        if fullname == PEER:
+            real = _real_package()
+            if real is not None:
+                _leave_alone(real)
+                return None
+            return _own_room(fullname, OWN_ROOMS)
+        if not fullname.startswith(f"{PEER}."):
+            return None
+        name = fullname.removeprefix(f"{PEER}.")
+        ours = target_of(name)
+        spec = _spec_of(ours)
+        if spec is None:
+            # Under a name of its own: one that is asked for as `from package import name` would be replaced else.
+            raise ModuleNotFoundError(why_missing(name), name="nvidia-resiliency-ext")
+        if ours.startswith(OWN_ROOMS):
+            return _own_room(fullname, ours)
+        return ModuleSpec(
+            fullname, Shared(spec), origin=spec.origin, is_package=spec.submodule_search_locations is not None
+        )
+
+
+_finder = Finder()
+
+
+def put_in_place(look: bool = True) -> bool:
+    """Puts the finder before all others, once.
+
+    Args:
+        look: see now whether the real package is there; else when it is imported.
+
+    Returns:
+        Whether the peer's names are ours, as far as was looked.
+    """
+    loaded = sys.modules.get(PEER)
+    if loaded is not None and not getattr(loaded, "__ft_alias__", False):
+        return _leave_alone(getattr(loaded, "__file__", None) or PEER)
+    if look and loaded is None and (real := _real_package()) is not None:
+        return _leave_alone(real)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    return True
+
+
+def _leave_alone(real: str) -> bool:
+    """The real package is there: this finder goes, and says so."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    logger.warning("%s is installed (%s): it is used as it is, and ft_launcher's alias is not", PEER, real)
+    return False
+
+
+def _real_package() -> str | None:
+    """Where the other finders see it. A mere folder of that name is no package."""
+    for other in sys.meta_path:
+        find = getattr(other, "find_spec", None)
+        spec = find(PEER, None) if find is not None and other is not _finder else None
+        if spec is not None and spec.origin is not None:
+            return str(spec.origin)
+    return None
+
+
+def _own_room(fullname: str, ours: str) -> ModuleSpec | None:
+    """A spec that runs the file of `ours` as the module `fullname`."""
+    spec = _spec_of(ours)
+    assert spec is not None and spec.origin is not None
+    return importlib.util.spec_from_file_location(
+        fullname, spec.origin, submodule_search_locations=spec.submodule_search_locations and []
+    )
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package above it needs something that is not installed
+        return None

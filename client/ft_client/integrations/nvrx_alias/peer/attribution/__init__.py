@@ -1,0 +1,1 @@
+"""`nvidia_resiliency_ext.attribution`: straggler detection stands below it, and nothing else."""

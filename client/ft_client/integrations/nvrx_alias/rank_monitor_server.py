@@ -1,0 +1,182 @@
+"""`RankMonitorServer`: a monitor that a script starts by itself, where it wants it, without our launcher.
+
+A child process of the script holds the listening socket and has our own monitor sit there; it ends with the script, or
+when the script terminates it. Ranks come and go: each that ends is followed by the next that connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess, parent_process
+from pathlib import Path
+from typing import Any
+
+from ft_client.inprocess.readable import readable
+from ft_client.inprocess.sidecar import Sidecar
+from rank_monitor.contract import channel, env
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.messages import CycleStart
+from rank_monitor.contract.settings import declarations, from_json, parse, to_json
+from rank_monitor.contract.spawn import Template
+
+_START_S = 60.0
+_numbers = itertools.count()
+
+
+class RankMonitorServer:
+    """The peer's name for it; only the start is used."""
+
+    @staticmethod
+    def run_in_subprocess(
+        cfg: Any,
+        ipc_socket_path: str,
+        is_restarter_logger: bool = False,
+        mp_ctx: BaseContext | None = None,
+    ) -> BaseProcess:
+        """Starts a monitor; a rank finds it by FT_RANK_MONITOR_IPC_SOCKET.
+
+        Args:
+            cfg: a `FaultToleranceConfig`; FT_<KEY> variables go over what it says.
+            ipc_socket_path: where it listens; a socket that was left there is removed.
+            is_restarter_logger: accepted; there is nothing to tell apart here.
+            mp_ctx: how the process is made; None: spawn.
+
+        Returns:
+            The process, which listens. `terminate()` ends it and its monitor; so does the end of the caller.
+
+        Raises:
+            ConfigError: a value of `cfg` or of a variable is wrong.
+            FtError: it cannot start, or another monitor listens there.
+        """
+        settings = to_json(_settings(cfg))
+        context: Any = mp_ctx or multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        place = (settings, str(ipc_socket_path), next(_numbers), theirs)
+        process: BaseProcess = context.Process(target=serve, args=place, name="RankMonitorServer", daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            problem = ours.recv() if ours.poll(_START_S) else f"it says nothing for {_START_S:g} s"
+        except EOFError:
+            problem = "it ended"
+        ours.close()
+        if problem:
+            process.kill()
+            process.join()
+            raise FtError(f"the monitor at {ipc_socket_path} cannot be started: {problem}")
+        return process
+
+
+def _settings(cfg: Any) -> MonitorSettings:
+    values = {}
+    for key in declarations(MonitorSettings):
+        if (variable := env.of_setting(key)) in os.environ:
+            values[key] = parse(MonitorSettings, key, os.environ[variable], variable)
+        elif hasattr(cfg, key):
+            values[key] = parse(MonitorSettings, key, getattr(cfg, key), "FaultToleranceConfig")
+    values["connect_timeout"] = None  # who the rank will be, nobody knows before it connects
+    return MonitorSettings(**values)
+
+
+def serve(settings: dict[str, Any], path: str, number: int, ready: Connection) -> None:
+    """The child's main function.
+
+    Args:
+        number: of the monitor, for its log.
+        ready: told what went wrong; nothing: it listens.
+    """
+    try:
+        told = _heed_signals()
+        listener = _listen(Path(path))
+    except OSError as error:
+        ready.send(str(error))
+        return
+    try:
+        station = _Station(listener, from_json(MonitorSettings, settings, "the caller"), number)
+        ready.send("")
+        ready.close()
+        station.run(told)
+    finally:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+
+
+class _Station:
+    """The agent of a monitor that no launcher has: tells it of each rank that comes."""
+
+    def __init__(self, listener: socket.socket, settings: MonitorSettings, number: int) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()
+        # This process stands for the rank until one connects: nothing is judged before that.
+        self._start = CycleStart(0, number, os.getpid(), time.monotonic_ns(), str(folder / "stacks"))
+        template = Template.start(f"alias-{os.getpid()}-{number}", folder)
+        self._sidecar = Sidecar(template, folder, listener, number, self._start, _say, settings)
+        self._rank: tuple[int, int] | None = None
+
+    def run(self, told: int) -> None:
+        """Serves until `told` is readable or the parent is gone."""
+        parent = parent_process()
+        ends = {told} | ({parent.sentinel} if parent is not None else set())
+        try:
+            while True:
+                ready = readable(ends | self._sidecar.descriptors() | ({self._rank[1]} if self._rank else set()))
+                if ready & ends:
+                    return
+                self._sidecar.handle()
+                if self._rank is not None and self._rank[1] in ready:
+                    self._next_rank()
+                self._look_at_rank()
+        finally:
+            self._sidecar.close()
+
+    def _look_at_rank(self) -> None:
+        pid = self._sidecar.client_pid
+        if not pid or (self._rank is not None and self._rank[0] == pid):
+            return
+        if self._rank is not None:
+            os.close(self._rank[1])
+            self._rank = None
+        try:
+            self._rank = pid, os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._next_rank()
+
+    def _next_rank(self) -> None:
+        """The rank has ended: what is known of it must not be held against the next."""
+        if self._rank is not None:
+            os.close(self._rank[1])
+            self._rank = None
+        self._sidecar.begin(self._start)
+
+
+def _listen(path: Path) -> socket.socket:
+    try:
+        channel.connect(path).close()
+    except OSError:  # nobody listens
+        if path.is_socket():
+            path.unlink()
+        return channel.listen(path)
+    raise FileExistsError(f"another monitor listens at {path}")
+
+
+def _heed_signals() -> int:
+    """SIGTERM makes the returned descriptor readable; Ctrl-C is the caller's, which ends this process."""
+    woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    return woken
+
+
+def _say(text: str) -> None:
+    print(f"ft_client: {text}", file=sys.stderr)

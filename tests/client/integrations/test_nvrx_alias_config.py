@@ -1,0 +1,82 @@
+"""`FaultToleranceConfig`: from arguments, YAML and a parser's namespace, and to YAML that the launcher reads."""
+
+from __future__ import annotations
+
+import signal
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ft_client.integrations.nvrx_alias.config import FaultToleranceConfig
+from ft_launcher import yaml_source
+from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings import from_json
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_its_defaults_are_ours_and_its_values_are_read_as_the_launcher_reads_them() -> None:
+    config = FaultToleranceConfig()
+    assert config.rank_heartbeat_timeout == MonitorSettings().rank_heartbeat_timeout
+    config = FaultToleranceConfig(
+        rank_section_timeouts={"step": "180"},
+        rank_termination_signal="SIGTERM",
+        log_level=20,
+        rank_heartbeat_timeout=None,
+    )
+    assert config.rank_section_timeouts == {"step": 180.0}
+    assert config.rank_termination_signal == signal.SIGTERM
+    assert (config.log_level, config.rank_heartbeat_timeout) == ("INFO", None)
+
+
+def test_what_is_no_setting_is_said_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    for make in (FaultToleranceConfig.from_kwargs, FaultToleranceConfig):
+        caplog.clear()
+        assert make(safety_factor=3, attrsvc_host="x", skip_section_response=True).safety_factor == 3.0
+        assert "ignored: attrsvc_host, skip_section_response" in caplog.text
+    with pytest.raises(ConfigError, match="attrsvc_host='x'"):
+        FaultToleranceConfig.from_kwargs(False, attrsvc_host="x")
+
+
+def test_yaml_goes_both_ways_and_the_launcher_reads_it_too(tmp_path: Path) -> None:
+    file = written(tmp_path, "a:\n - fault_tolerance: {rank_section_timeouts: {step: 3}, spares: 2, port_range: '1:9'}")
+    config = FaultToleranceConfig.from_yaml_file(file)
+    assert (config.rank_section_timeouts, config.spares, config.port_range) == ({"step": 3.0}, 2, (1, 9))
+    config.to_yaml_file(str(tmp_path / "again.yaml"))
+    assert FaultToleranceConfig.from_yaml_file(str(tmp_path / "again.yaml"), ignore_not_recognized=False) == config
+    section = yaml_source.section(str(tmp_path / "again.yaml"), "the test", False)
+    assert from_json(MonitorSettings, section, "the test").rank_section_timeouts == {"step": 3.0}
+
+
+def test_arguments_go_over_the_file_that_they_name(tmp_path: Path) -> None:
+    file = written(tmp_path, "fault_tolerance: {safety_factor: 2, rank_heartbeat_timeout: 60}")
+    given = Namespace(ft_cfg_path=file, ft_param_rank_heartbeat_timeout="90", ft_spares=None, lr=0.1, ft_unknown=3)
+    config = FaultToleranceConfig.from_args(given)
+    assert (config.safety_factor, config.rank_heartbeat_timeout, config.spares) == (2.0, 90.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[1", "cannot be read"),
+        ("other: 1", "has no mapping named `fault_tolerance`"),
+        ("fault_tolerance: [1]", "has no mapping named `fault_tolerance`"),
+        ("fault_tolerance: {rank_heartbeat_timeout: -1}", "rank_heartbeat_timeout=-1 .*: a limit must be above zero"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        FaultToleranceConfig.from_yaml_file(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("values", [{"safety_factor": 0}, {"rank_section_timeouts": 3}, {"log_level": "loud"}], ids=str)
+def test_bad_values_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=str(next(iter(values)))):
+        FaultToleranceConfig(**values)
