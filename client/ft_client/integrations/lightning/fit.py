@@ -1,0 +1,81 @@
+"""What one `fit` has done so far, and what follows: is the training complete, which limits may be learned. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ft_client.learned_limits import OUT_OF_SECTION, STEP
+
+SETUP, CHECKPOINTING = "setup", "checkpointing"
+LEARNABLE = (SETUP, STEP, CHECKPOINTING, OUT_OF_SECTION)
+
+_BATCHES_FOR_HEARTBEATS = 2
+_BATCHES_FOR_STEPS = 16
+_BATCHES_OF_NOTHING_LEFT = 1
+_ENDLESS = -1
+
+
+@dataclass
+class Fit:
+    """Counted by the callbacks since `fit` began in this process."""
+
+    batches: int = 0
+    loaded: bool = False
+    saved: bool = False
+    ended: bool = False
+    """Whether Lightning came to the end of `fit`, by itself or because it was asked to stop."""
+
+    def teaches_heartbeats(self) -> bool:
+        """Whether the longest intervals were seen: only loading and saving a checkpoint shows them."""
+        return self.batches >= _BATCHES_FOR_HEARTBEATS and self.loaded and self.saved
+
+    def teaches_sections(self, final: bool, saves_later: bool) -> list[str]:
+        """Those of `LEARNABLE` that this fit has seen enough of.
+
+        Args:
+            final: the fit is over.
+            saves_later: checkpoints are written in the background, so that how long a save takes tells nothing.
+        """
+        seen = {
+            SETUP: self.loaded,
+            STEP: self.batches > _BATCHES_FOR_STEPS,
+            CHECKPOINTING: self.saved and not saves_later,
+        }
+        seen[OUT_OF_SECTION] = final and seen[SETUP] and seen[STEP] and self.saved
+        return [name for name in LEARNABLE if seen[name]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the training is and what bounds it, as the trainer says. A maximum of -1 or None: none.
+
+    `time_is_up`: by a timer that goes on counting in the next job; one that begins anew bounds the job alone.
+    """
+
+    step: int
+    max_steps: int
+    epoch: int
+    max_epochs: int | None
+    asked_to_stop: bool
+    at_end_of_epoch: bool
+    early_stopped: bool
+    time_is_up: bool
+
+
+def why_complete(fit: Fit, now: Progress) -> str | None:
+    """Why no other job is needed, or None: the training is to go on. For a fit that did not fail.
+
+    An epoch in which the training was asked to stop is counted by Lightning as if it had come to its end.
+    """
+    if now.max_steps != _ENDLESS and now.step >= now.max_steps:
+        return f"step {now.step} of {now.max_steps}"
+    cut = now.asked_to_stop and not now.at_end_of_epoch
+    if now.max_epochs not in (None, _ENDLESS) and now.epoch >= now.max_epochs and not cut:
+        return f"epoch {now.epoch} of {now.max_epochs}"
+    if now.asked_to_stop and now.early_stopped:
+        return f"stopped early after step {now.step}"
+    if now.asked_to_stop and now.time_is_up:
+        return f"its time was up after step {now.step}"
+    if fit.ended and fit.batches <= _BATCHES_OF_NOTHING_LEFT and not now.asked_to_stop:
+        return f"nothing left to do after step {now.step}"
+    return None

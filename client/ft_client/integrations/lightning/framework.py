@@ -1,0 +1,56 @@
+"""Which Lightning this process uses: `lightning.pytorch`, or `pytorch_lightning` where that is imported or alone.
+
+The one file that imports it. Whoever uses `pytorch_lightning` imports it before these callbacks; with Lightning 2.6 a
+callback of either works in a trainer of the other, older ones refuse it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Mapping
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+_MODULES = {"lightning": "lightning.pytorch", "pytorch-lightning": "pytorch_lightning"}
+"""Package to install -> module to import."""
+_OLDEST = (2, 4)
+_WANTED = "pip install -U 'lightning>=2.4'"
+
+
+def choose(loaded: Collection[str], installed: Mapping[str, str]) -> str:
+    """The module to import. Pure.
+
+    Args:
+        loaded: names of the modules that this process has imported.
+        installed: package -> version, of those that are installed.
+
+    Raises:
+        ImportError: there is none, or the one in use is too old.
+    """
+    if not installed:
+        raise ImportError(f"these callbacks need Lightning, which is not installed here: {_WANTED}")
+    package = next((name for name in installed if _MODULES[name] in loaded), next(iter(installed)))
+    version = installed[package]
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and tuple(map(int, numbers.groups())) < _OLDEST:
+        raise ImportError(f"{package} {version} is too old for these callbacks: {_WANTED}")
+    return _MODULES[package]
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in _MODULES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+else:
+    Callback = import_module(choose(sys.modules, _installed())).Callback
+
+__all__ = ["Callback", "choose"]

@@ -1,0 +1,68 @@
+"""What a job leaves to the next one: the learned limits and the finished flag. Written whole or not at all, by rank 0.
+
+A file that cannot be read or written costs one warning, never the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+from ft_client.learned_limits import learned_in
+
+LIMITS = "_ft_state.json"
+"""The name that is written."""
+_NAMES = (LIMITS, "_ft_state_.json")
+"""The names that are read; the first that is there counts."""
+
+
+def read_limits(folder: Path, logger: Logger) -> dict[str, Any] | None:
+    """The state of `RankMonitorClient` that an earlier job left; None when there is none that can be used."""
+    for file in (folder / name for name in _NAMES):
+        try:
+            state = json.loads(file.read_bytes())
+            if not learned_in(state):
+                raise ValueError("it holds no learned limits")
+            return dict(state)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, RecursionError) as problem:
+            logger.warning("%s is not used: %s", file, problem)
+            return None
+    return None
+
+
+def write_limits(folder: Path, state: Mapping[str, Any], logger: Logger) -> None:
+    """Writes them for the next job; the folder is made when it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / LIMITS, json.dumps(state))
+    except OSError as problem:
+        logger.warning("the next job will not know the learned limits: %s", problem)
+
+
+def write_finished_flag(file: Path, reason: str, logger: Logger) -> None:
+    """Tells whoever starts the next job that none is needed."""
+    try:
+        _write(file, f"{reason}\n")
+        logger.info("training is complete (%s): wrote %s", reason, file)
+    except OSError as problem:
+        logger.warning("training is complete (%s), but the finished flag was not written: %s", reason, problem)
+
+
+def _write(file: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
+        try:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+            Path(new.name).chmod(0o644)
+            Path(new.name).replace(file)
+        except BaseException:
+            Path(new.name).unlink(missing_ok=True)
+            raise

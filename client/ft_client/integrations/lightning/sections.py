@@ -1,0 +1,120 @@
+"""`FaultToleranceSectionsCallback`: sections `setup`, `step` and `checkpointing`; learns their limits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ft_client import group
+from ft_client.integrations.lightning.fit import LEARNABLE
+from ft_client.integrations.lightning.place import Event, section_after
+from ft_client.integrations.lightning.watch import FitWatch
+from ft_client.learned_limits import OUT_OF_SECTION, STEP
+from ft_client.rank_monitor_client import RankMonitorClient
+from ft_client.straggler.callables import CallableId, Wrapped
+
+
+class FaultToleranceSectionsCallback(FitWatch):
+    """Watches `fit` by sections; see `FitWatch` for its arguments.
+
+    `setup`: from the start of `fit` to the first batch. `step`: each batch of training or evaluation. `checkpointing`:
+    each save, each removal of an old checkpoint, and each wait for one that is still being written. All other time is
+    out of sections. Limits are learned after each save and at the end: that of `setup` when a checkpoint was loaded,
+    that of `step` after 16 batches, the time out of sections at the end of a job that saw all of it. Saves that go on
+    in the background teach no limit.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._now: str | None = None
+        self._saves = Wrapped()
+        self._taught_by_save = True
+        self._saves_later = False
+        self._evaluated = 0
+
+    def on_train_batch_start(self, *batch: Any) -> None:
+        self._on(Event.STEP)
+
+    def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
+        self._on(Event.STEP_OVER)
+        super().on_train_batch_end(trainer, *batch)
+        if self._client is not None and not self._taught_by_save:
+            self._taught_by_save = True
+            self._learn_and_keep(self._client, final=False)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._on(Event.STEP_OVER)  # of a batch that ended the epoch by returning -1 at its start
+
+    def on_validation_batch_start(self, *batch: Any) -> None:
+        if (client := self._client) is None:
+            return
+        self._evaluated += 1
+        assert client.cfg is not None and client.section_timeouts is not None
+        early = self._evaluated <= client.cfg.num_warmup_iterations
+        learned = STEP in client.section_timeouts.calculated_sections
+        self._on(Event.EARLY_EVALUATION if early and learned else Event.STEP)
+
+    def on_validation_batch_end(self, *batch: Any) -> None:
+        self._on(Event.STEP_OVER)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        self._taught_by_save = False
+
+    def _began(self, client: RankMonitorClient, trainer: Any) -> None:
+        self._now, self._evaluated, self._taught_by_save = None, 0, True
+        writer = trainer.strategy.checkpoint_io
+        finalizes = hasattr(writer, "maybe_finalize_save_checkpoint")
+        self._saves_later = finalizes or "AsyncCheckpointIO" in (one.__name__ for one in type(writer).__mro__)
+        saves = [(trainer, "save_checkpoint"), (trainer.strategy, "remove_checkpoint"), (writer, "teardown")]
+        if finalizes:
+            saves.append((writer, "maybe_finalize_save_checkpoint"))
+        saving = _Saving(self._on)
+        for owner, name in saves:
+            self._saves.wrap(CallableId(owner, name), saving)
+        self._on(Event.BEGAN)
+
+    def _over(self, client: RankMonitorClient, failed: bool) -> None:
+        if failed and self._now is not None:
+            client.discount(self._now)
+        self._on(Event.OVER)
+        self._saves.restore()
+
+    def _learn(self, client: RankMonitorClient, final: bool) -> bool:
+        own = self._fit.teaches_sections(final, self._saves_later)
+        of_all = group.min_over_ranks([float(name in own) for name in LEARNABLE])
+        agreed = [name for name, taught in zip(LEARNABLE, of_all, strict=True) if taught]
+        if not agreed:
+            return False
+        self._say(logging.INFO, f"Updating FT timeouts for: {agreed}")
+        sections = [name for name in agreed if name != OUT_OF_SECTION]
+        return client.calculate_and_set_section_timeouts(sections, calc_out_of_section=OUT_OF_SECTION in agreed)
+
+    def _on(self, event: Event) -> None:
+        """Goes where the event leads; a client that no longer listens is told nothing."""
+        if (client := self._client) is None:
+            return
+        before, self._now = self._now, section_after(self._now, event)
+        if before != self._now:
+            if before is not None and client.is_open(before):
+                client.end_section(before)
+            if self._now is not None:
+                client.start_section(self._now)
+
+
+class _Saving:
+    """What stands around each save: `checkpointing` is open meanwhile; inside another save it is open already."""
+
+    def __init__(self, on: Callable[[Event], None]) -> None:
+        self._on, self.is_open = on, False
+
+    def __enter__(self) -> None:
+        self.is_open = True
+        self._on(Event.SAVE)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.is_open = False
+        if error is None:  # else the failed save stays open: how long it took teaches no limit
+            self._on(Event.SAVED)

@@ -1,0 +1,109 @@
+"""`StragglerDetectionCallback`: the straggler detection of `ft_client.straggler` around Lightning's training step."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ft_client.integrations.lightning.framework import Callback
+from ft_client.straggler import CallableId, Detector, Report, StragglerManager
+from ft_client.straggler.findings import findings
+
+
+class StragglerDetectionCallback(Callback):
+    """Times each training step's forward pass on every rank, and reports who is slow.
+
+    Args:
+        report_time_interval: seconds between reports.
+        calc_relative_gpu_perf: compare ranks with each other.
+        calc_individual_gpu_perf: compare each rank with its own best.
+        num_gpu_perf_scores_to_print: how many of the best and of the worst to print; 0: none, only warnings.
+        gpu_relative_perf_threshold: a relative score below is a straggler's.
+        gpu_individual_perf_threshold: the same for individual scores.
+        stop_if_detected: end `fit` on all ranks when there is one, with a checkpoint where `ckpt_path="last"` finds it.
+        enable_ptl_logging: lowest, median and highest scores go to the trainer's loggers, as
+            `gpu_relative_perf/min` and the like; without CUDA as `section_relative_perf/min`.
+        profiling_interval: every so-manieth step is timed.
+        logger_name: of the logger that tells what is found.
+
+    Raises:
+        ValueError: naming an argument that makes no sense.
+    """
+
+    def __init__(
+        self,
+        report_time_interval: float,
+        calc_relative_gpu_perf: bool,
+        calc_individual_gpu_perf: bool,
+        num_gpu_perf_scores_to_print: int,
+        gpu_relative_perf_threshold: float,
+        gpu_individual_perf_threshold: float,
+        stop_if_detected: bool,
+        enable_ptl_logging: bool,
+        profiling_interval: int = 1,
+        logger_name: str | None = "nemo_logger.StragglerDetectionCallback",
+    ) -> None:
+        super().__init__()
+        self._told = _Told(
+            report_time_interval=report_time_interval,
+            calc_relative_gpu_perf=calc_relative_gpu_perf,
+            calc_individual_gpu_perf=calc_individual_gpu_perf,
+            num_gpu_perf_scores_to_print=num_gpu_perf_scores_to_print,
+            gpu_relative_perf_threshold=gpu_relative_perf_threshold,
+            gpu_individual_perf_threshold=gpu_individual_perf_threshold,
+            stop_if_detected=stop_if_detected,
+            enable_logging=False,
+            profiling_interval=profiling_interval,
+            logger_name=logger_name,
+        )
+        self._logs_scores = enable_ptl_logging
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._told.initialize()
+            Detector.wrap_callables([CallableId(trainer.strategy, "training_step")])
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._told.shutdown()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._told.shutdown()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        self._told.scores = {}
+        stop = self._told.check_stragglers()
+        if self._logs_scores and self._told.scores:
+            for logger in trainer.loggers:
+                logger.log_metrics(self._told.scores, step=trainer.global_step)
+        if stop:
+            self._stop(trainer)
+
+    def _stop(self, trainer: Any) -> None:
+        self._told.logger.error("Detected stragglers. Terminating training...")
+        trainer.should_stop = True
+        keeper = trainer.checkpoint_callback
+        if keeper is not None and getattr(keeper, "dirpath", None):
+            name = f"{keeper.CHECKPOINT_NAME_LAST}{keeper.FILE_EXTENSION}"
+            trainer.save_checkpoint(Path(keeper.dirpath) / name)
+
+
+class _Told(StragglerManager):
+    """Keeps the scores of the last report, as metrics: only rank 0 has any."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.scores: dict[str, float] = {}
+
+    def _say(self, report: Report, start_s: float) -> bool:
+        for one in findings(report, self.options):
+            if one.scores:
+                self.scores |= _metrics(f"{one.subject.lower()}_{one.kind}_perf", list(one.scores.values()))
+        return super()._say(report, start_s)
+
+
+def _metrics(prefix: str, scores: list[float]) -> dict[str, float]:
+    spread: dict[str, Callable[[list[float]], float]] = {"min": min, "median": statistics.median, "max": max}
+    return {f"{prefix}/{name}": of(scores) for name, of in spread.items()}

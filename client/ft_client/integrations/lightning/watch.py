@@ -1,0 +1,225 @@
+"""The watch of one `fit`, as far as both callbacks share it: begin, end, failure, learned limits, finished flag.
+
+What is a sign of life, and which limits are learned, their subclasses know; what follows from the facts, `fit.py`.
+Outside of `fit` (validate, test, predict) nothing is watched and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ft_client import group
+from ft_client.control import WorkloadControlRequest
+from ft_client.errors import RankMonitorClientError
+from ft_client.inject import SimulatedFaultParams, simulate_fault
+from ft_client.integrations.lightning import next_job
+from ft_client.integrations.lightning.fit import Fit, Progress, why_complete
+from ft_client.integrations.lightning.framework import Callback
+from ft_client.rank_monitor_client import RankMonitorClient
+from rank_monitor.contract import env
+
+LOGGER_NAME = "nemo_logger.FaultToleranceCallback"
+
+
+class FitWatch(Callback):
+    """A Lightning callback.
+
+    Args:
+        autoresume: write the finished flag when the training is complete; it goes where the variable
+            FAULT_TOL_FINISHED_FLAG_FILE says.
+        calculate_timeouts: load the limits that earlier jobs learned, learn them anew, keep them for the next job.
+        simulated_fault_params: a fault on purpose some time after `fit` begins: `SimulatedFaultParams`, or a mapping
+            with its fields.
+        exp_dir: where the learned limits are kept, the same for all jobs. None: `ft_state` in the trainer's `log_dir`,
+            which is another folder for each job with most loggers.
+        logger_name: of the logger that tells what happens here.
+        exc_handling_policy: asked when `fit` fails; the request it returns goes to the launcher.
+
+    Raises:
+        ValueError: `simulated_fault_params` describe no fault.
+    """
+
+    TIMEOUTS_FILENAME = next_job.LIMITS
+    FT_DIR_NAME = "ft_state"
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: Any = None,
+        exp_dir: str | Path | None = None,
+        logger_name: str | None = LOGGER_NAME,
+        exc_handling_policy: Callable[[BaseException], WorkloadControlRequest | None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.autoresume, self.calculate_timeouts = autoresume, calculate_timeouts
+        self.simulated_fault_params = _fault_of(simulated_fault_params)
+        self.logger = logging.getLogger(logger_name)
+        self._exp_dir = exp_dir
+        self._policy = exc_handling_policy
+        self._client: RankMonitorClient | None = None
+        self._fit = Fit()
+        self._folder = Path()
+
+    # What a subclass knows.
+
+    def _began(self, client: RankMonitorClient, trainer: Any) -> None:
+        """The watch has begun."""
+
+    def _over(self, client: RankMonitorClient, failed: bool) -> None:
+        """`fit` is over; the watch ends soon."""
+
+    @abstractmethod
+    def _learn(self, client: RankMonitorClient, final: bool) -> bool:
+        """Learns what can be learned now, and returns whether anything was. Collective.
+
+        Raises:
+            RankMonitorClientError: there was nothing to learn from.
+            RuntimeError: another rank is gone.
+        """
+
+    # Lightning's hooks.
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._fit = Fit()
+        self._client = client = RankMonitorClient()
+        if self.autoresume and not os.environ.get(env.FINISHED_FLAG_FILE):
+            self._say(logging.WARNING, f"{env.FINISHED_FLAG_FILE} is not set: no finished flag will be written")
+        if self.calculate_timeouts:
+            self._load_limits(client, trainer)
+        client.init_workload_monitoring()
+        self._began(client, trainer)
+        if self.simulated_fault_params is not None:
+            simulate_fault(self.simulated_fault_params)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit" and (client := self._client) is not None:
+            self._over(client, failed=False)
+            if self.autoresume:
+                self._leave_flag(trainer)
+            self._learn_and_keep(client, final=True)
+            self._end(client)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if (client := self._client) is None:
+            return
+        # All ranks call sys.exit(0) where a callback ends the job after a save; a signal finds each at its own place.
+        calm = isinstance(exception, SystemExit) and not exception.code and not trainer.received_sigterm
+        self._over(client, failed=not calm)
+        if calm:
+            self._learn_and_keep(client, final=True)
+        if self._policy is not None and (request := self._policy(exception)) is not None:
+            client.send_workload_control_request(request)
+        self._end(client)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if (client := self._client) is not None:
+            client.report_iteration(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
+        self._fit.batches += 1
+        if (client := self._client) is not None and client.iteration != trainer.global_step:
+            client.report_iteration(trainer.global_step)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._fit.ended = True
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._fit.loaded = True
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._fit.saved = True
+
+    # Within.
+
+    def _end(self, client: RankMonitorClient) -> None:
+        self._client = None
+        client.shutdown_workload_monitoring()
+
+    def _load_limits(self, client: RankMonitorClient, trainer: Any) -> None:
+        """Loads on all ranks what rank 0 finds: other nodes may not see its file, or see another."""
+        if self._exp_dir is not None:
+            self._folder = Path(self._exp_dir)
+        else:  # every rank asks, since Lightning answers by a broadcast
+            self._folder = Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
+        found = next_job.read_limits(self._folder, self.logger) if group.rank() == 0 else None
+        for text in group.union_over_ranks([] if found is None else [json.dumps(found)]):
+            client.load_state_dict(json.loads(text))
+            self._say(logging.INFO, f"Fault tolerance timeouts loaded from {self._folder}: {text}")
+
+    def _learn_and_keep(self, client: RankMonitorClient, final: bool) -> None:
+        if not self.calculate_timeouts:
+            return
+        try:
+            if self._learn(client, final) and group.rank() == 0:
+                next_job.write_limits(self._folder, client.state_dict(), self.logger)
+        except (RankMonitorClientError, RuntimeError) as problem:
+            self.logger.warning("no limit is learned: %s", problem)
+
+    def _leave_flag(self, trainer: Any) -> None:
+        """Writes the finished flag when this rank's training is complete and all others came to this point."""
+        reason = why_complete(self._fit, progress_of(trainer))
+        try:
+            complete = bool(group.min_over_ranks([float(reason is not None)])[0])
+        except RuntimeError as problem:
+            self.logger.warning("no finished flag is written: %s", problem)
+            return
+        if group.rank() != 0:
+            return
+        if not complete:
+            self._say(logging.INFO, "training is not complete, no finished flag is written")
+        elif file := os.environ.get(env.FINISHED_FLAG_FILE):
+            next_job.write_finished_flag(Path(file), str(reason), self.logger)
+
+    def _say(self, level: int, words: str) -> None:
+        """Tells it once for all ranks."""
+        if group.rank() == 0:
+            self.logger.log(level, "[FaultToleranceCallback@rank0] %s", words)
+
+
+def progress_of(trainer: Any) -> Progress:
+    """Where a trainer of either Lightning is at the end of `fit`."""
+    return Progress(
+        step=trainer.global_step,
+        max_steps=trainer.max_steps,
+        epoch=trainer.current_epoch,
+        max_epochs=trainer.max_epochs,
+        asked_to_stop=trainer.should_stop,
+        at_end_of_epoch=trainer.is_last_batch,
+        early_stopped=any(map(_stopped_early, trainer.early_stopping_callbacks)),
+        time_is_up=any(map(_time_is_up, trainer.callbacks)),
+    )
+
+
+def _time_is_up(callback: Any) -> bool:
+    """Whether it is a timer whose time has passed; without a state it counts for this job only."""
+    left_s = callback.time_remaining() if hasattr(callback, "time_remaining") else None
+    return left_s is not None and left_s <= 0 and bool(callback.state_dict())
+
+
+def _stopped_early(callback: Any) -> bool:
+    reason = getattr(callback, "stopping_reason", None)  # None before Lightning 2.6
+    return bool(callback.stopped_epoch if reason is None else reason.value)
+
+
+def _fault_of(given: Any) -> SimulatedFaultParams | None:
+    """The fault that is described; `rank_to_fail` and `rand_delay` are the peer's words for it."""
+    if given is None or isinstance(given, SimulatedFaultParams):
+        return given
+    try:
+        words = dict(given)
+        words.setdefault("rank", words.pop("rank_to_fail", None))
+        if spread_s := words.pop("rand_delay", 0):
+            words["base_delay"] += random.random() * spread_s
+        return SimulatedFaultParams(**words)
+    except (TypeError, ValueError, KeyError) as problem:
+        raise ValueError(f"simulated_fault_params={given!r}: {problem}") from None
