@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "ft_launcher.health.endpoint": LAUNCHER | {"grpc"},
     "ft_client": CLIENT,
     "ft_client.integrations": CLIENT | {"lightning"},
+    "ft_client.integrations.nvrx_alias": CLIENT | {"yaml"},
 }
 """Package or module -> what it may import beside the standard library; the longest name that fits counts. The one
 module that needs an optional dependency gets a line of its own."""
