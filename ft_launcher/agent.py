@@ -23,9 +23,9 @@ from ft_launcher.last_words import await_cause
 from ft_launcher.rank_agent import RankAgent
 from ft_launcher.rank_count import gpu_uuids
 from ft_launcher.restart_policy import Action, Decision, after_request, decide
-from ft_launcher.wait import readable
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.messages import ControlRequest
+from rank_monitor.contract.wait import readable
 
 logger = logging.getLogger(__name__)
 

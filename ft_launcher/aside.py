@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ft_launcher.signals import SignalPipe
-from ft_launcher.wait import readable
+from rank_monitor.contract.wait import readable
 
 _T = TypeVar("_T")
 

@@ -23,10 +23,10 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from ft_launcher import function_rank, nccl, script
 from ft_launcher.rank_context import ForkedHandler, ForkedProcess, RankContext
-from ft_launcher.wait import readable
 from ft_launcher.zygote_process import RankOrder
 from rank_monitor.contract import parcel
 from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.wait import readable
 
 logger = logging.getLogger(__name__)
 

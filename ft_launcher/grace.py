@@ -10,7 +10,7 @@ from contextlib import suppress
 from ft_launcher.process_tree import catches
 from ft_launcher.rank_context import RankContext
 from ft_launcher.signals import SignalPipe
-from ft_launcher.wait import readable
+from rank_monitor.contract.wait import readable
 
 
 def tell(ranks: RankContext, number: int) -> None:

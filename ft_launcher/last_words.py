@@ -14,7 +14,7 @@ from ft_launcher.attribution import FaultKind, NodeEvidence, attribute
 from ft_launcher.evidence import gather
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext
-from ft_launcher.wait import readable
+from rank_monitor.contract.wait import readable
 
 PATIENCE_S = 3.0
 

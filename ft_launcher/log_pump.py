@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
-from ft_launcher.wait import readable
+from rank_monitor.contract.wait import readable
 
 _IN_MODIFY = 0x2
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC

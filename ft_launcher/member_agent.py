@@ -26,9 +26,9 @@ from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, How, Over, Place
 from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Action, Decision, is_known
-from ft_launcher.wait import readable
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.messages import ControlRequest
+from rank_monitor.contract.wait import readable
 
 logger = logging.getLogger(__name__)
 

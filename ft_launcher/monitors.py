@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 from ft_launcher.process_tree import is_stopped
 from ft_launcher.runtime import Runtime
-from ft_launcher.wait import readable
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
@@ -39,6 +38,7 @@ from rank_monitor.contract.messages import (
     Verdict,
 )
 from rank_monitor.contract.spawn import Monitor
+from rank_monitor.contract.wait import readable
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ft_launcher.wait import readable
 from rank_monitor.contract.sweep import carries
+from rank_monitor.contract.wait import readable
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _AFTER_SIGKILL_S = 10.0

@@ -23,9 +23,9 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from ft_launcher import script
 from ft_launcher.log_pump import LogPump, streams_of
-from ft_launcher.wait import readable
 from ft_launcher.zygote_pool import ZygotePool
 from ft_launcher.zygote_process import RankOrder
+from rank_monitor.contract.wait import readable
 
 _LAST_THREADS_S = 1.0
 """/proc shows a zombie from the main thread's end on; there is no exit code before the other threads have ended."""

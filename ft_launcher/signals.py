@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from types import FrameType
 
-from ft_launcher.wait import readable
+from rank_monitor.contract.wait import readable
 
 _LIBC = ctypes.CDLL(None)
 _ACTION_BYTES = 512  # struct sigaction has 152

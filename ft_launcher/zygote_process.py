@@ -19,8 +19,8 @@ from typing import Any
 
 from ft_launcher import zygote
 from ft_launcher.process_tree import subreaper
-from ft_launcher.wait import readable
 from rank_monitor.contract import env
+from rank_monitor.contract.wait import readable
 
 _ANSWER_S = 20.0
 _END_S = 1.0

@@ -12,8 +12,8 @@ import subprocess
 import time
 
 from ft_launcher.health.order import Order
-from ft_launcher.wait import readable
 from rank_monitor.contract import env
+from rank_monitor.contract.wait import readable
 
 _KEPT_BYTES = 1 << 16
 

@@ -13,8 +13,8 @@ from ft_launcher.health.check_process import CheckProcess
 from ft_launcher.health.gpu_memory import Used, next_step
 from ft_launcher.health.order import too_late, understand
 from ft_launcher.health.plan import Places, has_driver, order_for
-from ft_launcher.wait import readable
 from rank_monitor.contract.config import StopSettings
+from rank_monitor.contract.wait import readable
 
 _CHECK = "gpu_memory"
 _UNREAD = "the GPU memory in use cannot be read, so that no cycle waits for it"

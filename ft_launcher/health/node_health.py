@@ -13,8 +13,8 @@ from ft_launcher.health.check_process import CheckProcess
 from ft_launcher.health.order import Order, too_late, understand
 from ft_launcher.health.plan import Places, Plan
 from ft_launcher.health.reading import Reading
-from ft_launcher.wait import readable
 from rank_monitor.contract.config import HealthSettings
+from rank_monitor.contract.wait import readable
 
 _AFTER_SIGKILL_S = 2.0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import Bye, Forked, ForkMonitor, Message, MonitorChanged
 from rank_monitor.contract.settings import to_json
+from rank_monitor.contract.wait import readable
 
 _ANSWER_S = 5.0
 _GOODBYE_S = 1.0
@@ -45,10 +45,10 @@ class Monitor:
         """Ends it: a goodbye, then SIGKILL when it does not go within `goodbye_s`; 0: at once."""
         with contextlib.suppress(OSError):
             channel.send(self.channel, codec.encode(Bye(), 0, time.monotonic_ns()))
-        if not _readable(self.pidfd, goodbye_s):
+        if not readable([self.pidfd], goodbye_s):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            _readable(self.pidfd, _GOODBYE_S)
+            readable([self.pidfd], _GOODBYE_S)
         self.channel.close()
         os.close(self.pidfd)
         if self._process is not None:
@@ -144,7 +144,7 @@ class Template:
         deadline = time.monotonic() + _ANSWER_S
         try:
             if self._send(request, descriptors):
-                while not self._gone and _readable(self.socket.fileno(), deadline - time.monotonic()):
+                while not self._gone and readable([self.socket.fileno()], deadline - time.monotonic()):
                     taken = self._receive()
                     if taken is not None and (forked := self._sort(*taken)) is not None:
                         return forked
@@ -200,9 +200,3 @@ def _execute(order: dict[str, Any]) -> subprocess.Popen[bytes]:
         pass_fds=descriptors,
         start_new_session=True,
     )
-
-
-def _readable(descriptor: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))

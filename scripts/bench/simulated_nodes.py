@@ -32,7 +32,7 @@ from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import Arrive, How
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.nodes.terms import Case, Judgement, Rules
-from ft_launcher.wait import readable
+from rank_monitor.contract.wait import readable
 
 HOST = "127.0.0.1"
 PATIENT_S = 600

@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.departures import Departures, Told
 from ft_launcher.rung_steps import Tell
-from ft_launcher.wait import readable
 from rank_monitor.contract.iteration import DONE, Iteration, joining
 from rank_monitor.contract.roll import Entry
+from rank_monitor.contract.wait import readable
 
 PREFIX = "call/0"
 HOST = "127.0.0.1"

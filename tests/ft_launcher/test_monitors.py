@@ -13,10 +13,10 @@ import pytest
 
 from ft_launcher.monitors import STOPPED_GRACE_S, NodeMonitors, Replaced
 from ft_launcher.runtime import Runtime
-from ft_launcher.wait import readable
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import Attach, ControlRequest, Hello, Message, RankException, Snapshot, Verdict
+from rank_monitor.contract.wait import readable
 
 DEADLINE_S = 20.0
 

@@ -17,10 +17,10 @@ from ft_client.inprocess.attendance import Attendance
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.guarded_call import FINISHED, OVER, GuardedCall, MakeStore
 from ft_client.inprocess.node_beat import NodeBeat
-from ft_client.inprocess.readable import readable
 from ft_client.inprocess.sidecar import Sidecar
 from rank_monitor.contract import channel
 from rank_monitor.contract.departure import depart
+from rank_monitor.contract.wait import readable
 
 _SPOKEN_FOR = ("finalized", "left", "aborted")
 _OWN = "companion"
@@ -76,7 +76,7 @@ class CompanionWatch:
     def _watch(self, sidecar: Sidecar) -> None:
         while not readable([self._rank], 0.0):
             line = self._line_open()
-            ready = readable({self._rank} | line | sidecar.descriptors())
+            ready = readable({self._rank} | line | sidecar.descriptors(), None)
             if ready & line:
                 self._hear_rank()
             if ready - line - {self._rank}:

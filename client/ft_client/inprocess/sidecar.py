@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ft_client.inprocess.readable import readable
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
@@ -31,6 +30,7 @@ from rank_monitor.contract.messages import (
     Verdict,
 )
 from rank_monitor.contract.spawn import Template
+from rank_monitor.contract.wait import readable
 
 _LAST_WORDS_S = 0.5
 

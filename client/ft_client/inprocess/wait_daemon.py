@@ -21,8 +21,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ft_client.inprocess.readable import readable
 from rank_monitor.contract.exit_codes import died_of
+from rank_monitor.contract.wait import readable
 
 COMPANION = "ft_companion"
 """What `ps` shows of a companion, and how a recycled pid is told from one."""
@@ -131,7 +131,7 @@ def _wait_for(pids: Iterable[int]) -> bool:
             pidfd = os.pidfd_open(pid)
             try:
                 if _is_companion(pid) and not readable([pidfd], 0.0):
-                    readable([pidfd])
+                    readable([pidfd], None)
                     waited = True
             finally:
                 os.close(pidfd)

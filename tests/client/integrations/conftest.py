@@ -1,5 +1,7 @@
-"""Jobs as the fault tests start them, for trainings of other tools."""
+"""Jobs under the real launcher, as the tests of faults start them."""
 
 from __future__ import annotations
 
-from tests.faults.conftest import start_job as start_job
+from tests.faults.conftest import start_job
+
+__all__ = ["start_job"]

@@ -21,7 +21,6 @@ from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 from typing import Any
 
-from ft_client.inprocess.readable import readable
 from ft_client.inprocess.sidecar import Sidecar
 from rank_monitor.contract import channel, env
 from rank_monitor.contract.config import MonitorSettings
@@ -29,6 +28,7 @@ from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.messages import CycleStart
 from rank_monitor.contract.settings import declarations, from_json, parse, to_json
 from rank_monitor.contract.spawn import Template
+from rank_monitor.contract.wait import readable
 
 _START_S = 60.0
 _numbers = itertools.count()
@@ -129,7 +129,7 @@ class _Station:
         ends = {told} | ({parent.sentinel} if parent is not None else set())
         try:
             while True:
-                ready = readable(ends | self._sidecar.descriptors() | ({self._rank[1]} if self._rank else set()))
+                ready = readable(ends | self._sidecar.descriptors() | ({self._rank[1]} if self._rank else set()), None)
                 if ready & ends:
                     return
                 self._sidecar.handle()
