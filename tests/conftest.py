@@ -1,14 +1,19 @@
-"""How all tests run: hypothesis without a limit on time, and which tests one worker of pytest-xdist runs together.
+"""How all tests run: hypothesis without a limit on time, SIGINT as in a shell's foreground, and which tests one worker
+of pytest-xdist runs together.
 
 pytest-xdist's own mark for that, `xdist_group`, does nothing with pytest 9.2.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by `&`, and all that starts from it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.load_profile("ci")  # the same examples each time, however long one takes on a busy machine
 

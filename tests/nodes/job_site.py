@@ -73,7 +73,7 @@ class Site:
                 self.proxies[number].close()
             self.proxies[number] = SlowProxy(self._start_on(node_name(number)), host, port, self._line)
             host, port = "127.0.0.1", self.proxies[number].port
-        if self._line is not None or self._store is not None:
+        if self.network is None or self._line is not None or self._store is not None:  # on one host both would do
             conf = f"{conf},is_host={int(hosts)}"
         return f"--rdzv-endpoint={host}:{port}", f"--rdzv-conf={conf}"
 
