@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from ft_client.learned_limits import Limits, Multipliers, Observed, floored, learned_in, positive, taught
+from ft_client.learned_limits import (
+    HeartbeatTimeouts,
+    Limits,
+    Multipliers,
+    Observed,
+    SectionTimeouts,
+    floored,
+    learned_in,
+    positive,
+    taught,
+)
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import LimitsSet
 
@@ -169,3 +179,17 @@ def test_multipliers_apply_to_what_is_loaded_or_else_once_to_what_is_learned() -
 def test_only_finite_numbers_above_zero_are_limits(value: object) -> None:
     with pytest.raises(ValueError, match=r"subsequent is .*, not a finite number above zero"):
         positive("subsequent", value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "were_calculated", "are_valid"),
+    [
+        (SectionTimeouts({}, None), False, False),
+        (SectionTimeouts({"step": 1.0}, 2.0), False, True),
+        (SectionTimeouts({"step": 1.0}, 2.0, ("step",), True), True, True),
+        (SectionTimeouts({"step": 1.0, "setup": None}, 2.0, ("step",), True), False, False),
+    ],
+)
+def test_what_is_known_of_limits(sections: SectionTimeouts, were_calculated: bool, are_valid: bool) -> None:
+    assert (sections.were_calculated, sections.are_valid) == (were_calculated, are_valid)
+    assert HeartbeatTimeouts(1.0, 2.0).are_valid and not HeartbeatTimeouts(1.0, None).are_valid

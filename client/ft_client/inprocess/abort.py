@@ -36,6 +36,10 @@ _TRANSFORMER_ENGINE = {
 }
 _PERSISTENT_CHECKPOINTS = {"nvidia_resiliency_ext.checkpointing.async_ckpt.core": "abort_nvrx_checkpoint"}
 
+_aborted: list[ProcessGroup] = []
+"""Kept until the main thread is out of the function: were a DDP model there the last to let go of a group of gloo, its
+end would wait, with the GIL held, for a thread of the group that may wait for the GIL."""
+
 
 class Abort(Callback):
     """Makes blocking calls of the function return or fail, so that the main thread can be interrupted."""
@@ -68,11 +72,8 @@ class AbortTorchDistributed(Abort):
         groups = list(dist.distributed_c10d._world.pg_names)
         _run({f"abort of group {_name(group)}": partial(_abort, group) for group in groups})
         _run({"cutting connections": cut_connections})
-        forget_groups()
-        # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
-        held = {_name(group): [group] for group in groups}
-        groups.clear()
-        _run({f"end of group {group}": holder.clear for group, holder in held.items()})
+        _aborted.extend(groups)
+        _forget_names()
         return state
 
 
@@ -108,6 +109,14 @@ def forget_groups() -> None:
     have taken a name for a group that never was: then its next group waits for ever for peers that count from 0. Who
     has interrupted a main thread calls this in it, before the next iteration.
     """
+    _forget_names()
+    # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
+    held = {_name(group): [group] for group in _aborted}
+    _aborted.clear()
+    _run({f"end of group {group}": holder.clear for group, holder in held.items()})
+
+
+def _forget_names() -> None:
     if (dist := sys.modules.get("torch.distributed")) is None or not dist.is_available():
         return
     if dist.is_initialized():

@@ -1,8 +1,9 @@
 """Real ranks over gloo whose main threads are blocked and then freed: `aborted_ranks.py WORLD ROUNDS OPERATION...`.
 
 Forks the ranks once for each operation. In each round they make a group, the last rank never takes part in the
-operation, an abort runs on all of them, and the next round shows that a group can be made again. Each rank writes one
-line of JSON: the operation, what its main thread met in each round, and its threads and descriptors after each.
+operation, an abort runs on all of them, what it aborted is let go, and the next round shows that a group can be made
+again. Each rank writes one line of JSON: the operation, what its main thread met in each round, and its threads and
+descriptors after each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ft_client.inprocess.abort import AbortTorchDistributed
+from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
 from ft_client.inprocess.state import State
 
 LONG = timedelta(seconds=300)
@@ -74,6 +75,15 @@ def entries(folder: str) -> int:
     return len(list(Path(folder).iterdir()))
 
 
+def threads() -> int:
+    """Those that stay: one that has just ended is seen a moment longer."""
+    looks = []
+    for _ in range(5):
+        time.sleep(STILL_S / 5)
+        looks.append(entries("/proc/self/task"))
+    return min(looks)
+
+
 class Rank:
     """One rank and its rounds."""
 
@@ -102,11 +112,12 @@ class Rank:
             else:
                 self.struck(operation)
             SECOND.clear()
+            forget_groups()
             self.ready.wait()
             assert not dist.is_initialized()
             del store
             gc.collect()
-            self.counts.append((entries("/proc/self/task"), entries("/proc/self/fd")))
+            self.counts.append((threads(), entries("/proc/self/fd")))
         os.write(1, json.dumps([operation, self.rank, self.met, self.counts]).encode() + b"\n")  # in one piece
 
     def agree(self, number: int, again: bool = False) -> dist.TCPStore | None:

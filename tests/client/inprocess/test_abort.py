@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -138,6 +139,21 @@ def test_groups_that_came_meanwhile_are_forgotten(group: None) -> None:
     abort.forget_groups()
     assert not dist.is_initialized()
     abort.forget_groups()
+
+
+def threads_of_groups() -> int:
+    return [file.read_text() for file in Path("/proc/self/task").glob("*/comm")].count("pt_gloo_runloop\n")
+
+
+def test_an_aborted_group_lives_until_it_is_let_go(group: None) -> None:
+    """Else a DDP model may end it, and wait with the GIL held for a thread of the group that waits for the GIL."""
+    AbortTorchDistributed()(STATE)
+    assert threads_of_groups()
+    abort.forget_groups()
+    deadline = time.monotonic() + DEADLINE_S
+    while threads_of_groups() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not threads_of_groups()
 
 
 CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"

@@ -18,7 +18,7 @@ from ft_client.inprocess.state import Mode, State
         (rank_filter.MaxActiveWorldSize(3), 2, 2, 3),
         (rank_filter.MaxActiveWorldSize(3), 3, None, 3),
         (rank_filter.MaxActiveWorldSize(None), 9, 9, 10),
-        (rank_filter.WorldSizeDivisibleBy(4), 7, 7, 8),
+        (rank_filter.ActiveWorldSizeDivisibleBy(4), 7, 7, 8),
         (rank_filter.WorldSizeDivisibleBy(4), 8, None, 8),
         (rank_filter.WorldSizeDivisibleBy(), 9, 9, 10),
         (Compose(rank_filter.WorldSizeDivisibleBy(2), rank_filter.MaxActiveWorldSize(5)), 4, None, 4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -26,6 +27,7 @@ class Model(pl.LightningModule):
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and self.global_step == STEPS // 2:
             raise RuntimeError("a bad batch, once")
+        time.sleep(0.005)
         return self.layer(batch).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -43,7 +45,7 @@ def main(folder: Path) -> None:
         exp_dir=folder,
     )
     straggler_cb = StragglerDetectionCallback(
-        report_time_interval=0.05,
+        report_time_interval=0.02,
         calc_relative_gpu_perf=True,
         calc_individual_gpu_perf=True,
         num_gpu_perf_scores_to_print=2,

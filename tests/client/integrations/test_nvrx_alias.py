@@ -82,7 +82,9 @@ assert config.safety_factor == 7 and config == FaultToleranceConfig(safety_facto
 from nvidia_resiliency_ext.shared_utils import inject_fault, wait_daemon
 from nvidia_resiliency_ext.shared_utils.inject_fault import inject_fault
 from nvidia_resiliency_ext.inprocess.tools.inject_fault import inject_fault as older
-assert older is inject_fault
+assert older is inject_fault and inprocess.tools.inject_fault.Fault.SIGKILL.value == 10
+from nvidia_resiliency_ext.shared_utils.inject_fault import Fault, clear_workload_exception, dispatch_fault_injection
+assert Fault is inprocess.tools.inject_fault.Fault
 
 import ft_client.integrations.lightning as callbacks
 import nvidia_resiliency_ext.ptl_resiliency as ptl
