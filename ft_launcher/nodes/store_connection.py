@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 from torch.distributed import FileStore, TCPStore
@@ -25,11 +25,16 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from ft_launcher.nodes.job_store import Connect, JobStore
 
 _T = TypeVar("_T")
+_Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
 
 _OPERATION_S = 60
 _REACH_S = 5.0
 _CONNECT_S = 20.0
 _RETRY_S = 0.05
+_DOUBT_S = 2.0
+_WORD_S = 1.0
+_WRONG_WORD = "Ping failed"
+"""What torch says where the first word of a server is not a store's."""
 
 
 def open_job_store(backend: str, parameters: RendezvousParameters) -> JobStore:
@@ -53,8 +58,7 @@ def open_job_store(backend: str, parameters: RendezvousParameters) -> JobStore:
         store = _static_store(parameters)
         holder = C10dRendezvousBackend(store, run_id)
     else:
-        limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
-        holder, store = _within(limit_s, lambda: create_c10d(parameters), parameters.endpoint)
+        holder, store = _c10d_store(parameters)
     if isinstance(store, FileStore):
         return JobStore(holder, store, lambda: _with_record(FileStore(parameters.endpoint), run_id), prefix, False)
     host, port = store.host, store.port
@@ -106,14 +110,61 @@ def _await_host(backend: str, parameters: RendezvousParameters) -> None:
         _await_listener(host, port, float(limit_s))
 
 
+def _c10d_store(parameters: RendezvousParameters) -> tuple[Any, Any]:
+    limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
+    try:
+        if parameters.get("store_type", "tcp").strip().lower() != "tcp":
+            made: tuple[Any, Any] = create_c10d(parameters)
+        else:
+            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+            made = _first_within(limit_s, lambda: create_c10d(parameters), host, port)
+        return made
+    except RendezvousConnectionError as error:
+        if error.__cause__ is None:
+            raise
+        raise RendezvousConnectionError(_about(parameters.endpoint, error.__cause__)) from error
+
+
 def _static_store(parameters: RendezvousParameters) -> TCPStore:
     host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
     first = int(parameters.config["rank"]) == 0
-    limit = timedelta(seconds=parameters.get_as_int("timeout", 600) or 600)
+    limit_s = parameters.get_as_int("timeout", 600) or 600
+    limit = timedelta(seconds=limit_s)
     try:
-        return TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True)
+        return _first_within(
+            min(limit_s, _OPERATION_S) + _REACH_S,
+            lambda: TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True),
+            host,
+            port,
+        )
     except (ValueError, RuntimeError, TimeoutError) as error:
-        raise RendezvousConnectionError(f"no store at {host}:{port}: {error}") from error
+        raise RendezvousConnectionError(_about(f"{host}:{port}", error)) from error
+
+
+def _must_be_a_store(host: str, port: int) -> None:
+    """Tells by its first words what answers in another protocol; torch's own way tries again for a minute.
+
+    Raises:
+        RendezvousConnectionError: it does. Nobody, or nobody's word so far, is no answer.
+    """
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+        limit = timedelta(seconds=_WORD_S)
+        _within(
+            2 * _WORD_S,
+            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit),
+            f"{host}:{port}",
+        )
+    except (OSError, ValueError, RuntimeError, RendezvousConnectionError) as error:
+        if _WRONG_WORD in str(error):
+            raise RendezvousConnectionError(_about(f"{host}:{port}", error)) from None
+
+
+def _about(endpoint: str, error: BaseException) -> str:
+    if _WRONG_WORD in str(error):
+        return f"what answers at {endpoint} is no store of torch's: another program has that port"
+    what, _, _ = str(error).strip().partition("\n")
+    return f"no store at {endpoint}: {what or type(error).__name__}"
 
 
 def _connect(host: str, port: int) -> TCPStore:
@@ -129,13 +180,27 @@ def _connect(host: str, port: int) -> TCPStore:
     return store
 
 
+def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
+    """As `_within`; and when that takes a while, looks whether another program answers there."""
+    made = _begin(make)
+    try:
+        return _take(made, min(_DOUBT_S, limit_s))
+    except queue.Empty:
+        _must_be_a_store(host, port)
+    return _in_time(made, limit_s, f"{host}:{port}")
+
+
 def _within(limit_s: float, make: Callable[[], _T], endpoint: str) -> _T:
     """What `make` gives. Aside, since torch waits without a limit for the first word of a server that has accepted.
 
     Raises:
         RendezvousConnectionError: the server said nothing for `limit_s`.
     """
-    made: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+    return _in_time(_begin(make), limit_s, endpoint)
+
+
+def _begin(make: Callable[[], _T]) -> _Made[_T]:
+    made: _Made[_T] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
@@ -144,11 +209,19 @@ def _within(limit_s: float, make: Callable[[], _T], endpoint: str) -> _T:
             made.put((None, error))
 
     threading.Thread(target=connect, daemon=True, name="ft_connect").start()
+    return made
+
+
+def _in_time(made: _Made[_T], limit_s: float, endpoint: str) -> _T:
     try:
-        value, error = made.get(timeout=limit_s)
+        return _take(made, limit_s)
     except queue.Empty:
         problem = f"{endpoint} accepts connections and says nothing for {limit_s:g} s: no store of torch's?"
         raise RendezvousConnectionError(problem) from None
+
+
+def _take(made: _Made[_T], limit_s: float) -> _T:
+    value, error = made.get(timeout=limit_s)
     if error is not None:
         raise error
     return value  # type: ignore[return-value]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import datetime
 
-from rank_monitor.contract.iteration import DONE, Closed, Iteration, current, joining, observing
+from rank_monitor.contract.iteration import DONE, Closed, Iteration, joining, observing
 from rank_monitor.contract.roll import Entry, Store
 
 _EVER = datetime.timedelta(days=3650)
 
 
-def depart(store: Store, member: int, record: str, timeout_s: float, undecided: int = 0) -> None:
+def depart(
+    store: Store, member: int, record: str, timeout_s: float, undecided: int = 0, by_itself: bool = False
+) -> None:
     """Tells the others that a member is gone. Returns when they have taken note: the iteration ended everywhere.
 
     One that was counted as well in an iteration that closes just now is accounted for in the next.
@@ -26,27 +28,29 @@ def depart(store: Store, member: int, record: str, timeout_s: float, undecided: 
         timeout_s: how long the others may take to come to an iteration's end.
         undecided: how many may take part, where the member itself says that it leaves before it was given a rank; 0:
             somebody else says it, or it has one.
+        by_itself: it is the member that tells, and not somebody who found it dead.
 
     Raises:
         RuntimeError: what the store raises when it is lost, or when the others did not come in time.
     """
-    with observing(store) as number:
+    with observing(store, member, not by_itself) as number:
         _depart_from(store, number, member, record, timeout_s, undecided)
 
 
 def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
     """Tells the others that a member that asked to join is gone before it was let in; when it just was, it departs.
 
-    Blocks until the present iteration ends, which may be the end of the call.
+    Blocks until an iteration closes that took note, or the call is done.
     """
-    with observing(store) as before:
-        joining(store).sign(Entry(member, is_well=False))
-        for number in range(before, current(store) + 1):
-            closed = closing_of(store, number)
-            if closed is None:
-                return
+    with observing(store, member, is_dead=True) as first:
+        wishes = joining(store)
+        wishes.sign(Entry(member, is_well=False))
+        told, number = len(wishes.entries()), first
+        while (closed := closing_of(store, number)) is not None:
+            number += 1
             if member in closed.joined_members:
-                _depart_from(store, number + 1, member, record, timeout_s)
+                _depart_from(store, number, member, record, timeout_s)
+            if closed.taken >= told:
                 return
 
 
@@ -64,10 +68,9 @@ def _depart_from(store: Store, number: int, member: int, record: str, timeout_s:
     while True:
         iteration = Iteration(store, number)
         if not iteration.may_have(member):
-            closed = iteration.closing()
-            if closed is None or not closed.has(member):
+            if iteration.closing() is None:
                 return
-            number += 1  # it was let in just now
+            number += 1  # it may have been let in since
             continue
         iteration.interrupt(record)
         if store.get(iteration.outcome) == DONE.encode():

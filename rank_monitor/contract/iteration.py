@@ -19,13 +19,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from rank_monitor.contract import observers
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.roll import Entry, Roll, Store, ranges_of, ranks_in
 
 GO, FAULT, DONE = "go", "fault", "done"
 _MAX_RECORDS = 64
-_CURRENT, _OBSERVERS, _FORGOTTEN = "iteration", "observers", "forgotten"
+_CURRENT, _FORGOTTEN = "iteration", "forgotten"
 
 
 @dataclass(frozen=True)
@@ -228,13 +229,13 @@ def current(store: Store) -> int:
 
 
 @contextmanager
-def observing(store: Store) -> Iterator[int]:
-    """For whoever takes no part: nothing is forgotten from the iteration on that is current, and given, here."""
-    store.add(_OBSERVERS, 1)
-    try:
+def observing(store: Store, member: int, is_dead: bool) -> Iterator[int]:
+    """For whoever takes no part: nothing is forgotten from the iteration on that is current, and given, here.
+
+    It is the member that observes, or whoever speaks for one whose process `is_dead`.
+    """
+    with observers.noted(store, member, is_dead):
         yield current(store)
-    finally:
-        store.add(_OBSERVERS, -1)
 
 
 def tidy(store: Store, number: int) -> None:
@@ -242,7 +243,7 @@ def tidy(store: Store, number: int) -> None:
 
     The end of the last one is still read; and while somebody observes, everything is kept for later.
     """
-    if number < 2 or store.add(_OBSERVERS, 0):
+    if number < 2 or observers.are_there(store):
         return
     first = first_kept(store)
     _raise_to(store, _FORGOTTEN, number - 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import ft_launcher
 from tests.etcd_server import EtcdServer, running_etcd
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job
@@ -54,6 +56,23 @@ def train(jobs: list[Job], etcd: EtcdServer, backend: str, plan: Plan, folder: P
     for node in nodes:
         nothing_left(node)
     result_is_fault_free(nodes[0], WORLD)
+
+
+@pytest.mark.parametrize("backend", ["etcd-v2"])
+def test_a_node_alone_with_the_server_of_torch(jobs: list[Job], etcd: EtcdServer, backend: str, tmp_path: Path) -> None:
+    """`ft_launcher.EtcdServer` is what a script would use; the fixture sees to it that etcd is installed."""
+    own = ft_launcher.EtcdServer(str(tmp_path / "etcd"))
+    own.start(stderr=subprocess.DEVNULL)
+    try:
+        endpoint = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={own.get_endpoint()}", f"--rdzv-id={tmp_path.name}")
+        plan = Plan((Strike("SIGKILL", rank=STRUCK),))
+        jobs.append(Job(tmp_path, plan, WORLD, ("--nnodes=1", "--max-restarts=1", *endpoint)))
+        assert jobs[0].finish(LIMIT_S) == 0, jobs[0].tail()
+    finally:
+        own.stop()
+    nothing_left(jobs[0])
+    result_is_fault_free(jobs[0], WORLD)
+    assert cycles(jobs) == [[0, 1]]
 
 
 def cycles(jobs: list[Job]) -> list[list[int]]:

@@ -39,12 +39,12 @@ def run(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, nproc: int, **faul
 @pytest.mark.parametrize(
     "fault",
     [
-        {"fault": "exception", "on": [1]},
+        {"fault": "exception", "on": [1], "group": True},
         {"fault": "exception", "on": [0, 1, 2]},
         {"fault": "uncopyable", "on": [0]},
         {"fault": "in initialize", "on": [1]},
-        {"fault": "hang", "on": [1], "seconds": SHORT},
-        {"fault": "livelock", "on": [0], "seconds": SHORT},
+        {"fault": "hang", "on": [1], "group": True, "seconds": {**SHORT, "hard_timeout": 30}},
+        {"fault": "livelock", "on": [0], "seconds": {**SHORT, "hard_timeout": 30}},
     ],
     ids=lambda fault: f"{fault['fault']} {fault['on']}",
 )
@@ -58,7 +58,7 @@ def test_all_go_on(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, fault: 
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        ({"fault": "SIGKILL", "on": [0]}, -9),
+        ({"fault": "SIGKILL", "on": [0], "group": True}, -9),
         ({"fault": "SIGKILL", "on": [1]}, -9),
         ({"fault": "SIGTERM", "on": [1]}, -15),
         ({"fault": "SIGSEGV", "on": [2]}, -11),

@@ -19,6 +19,7 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
 from ft_launcher.etcd_v3 import EtcdV3Backend, EtcdV3Store, create_backend
+from tests.etcd_cluster import running_cluster
 from tests.etcd_proxy import Proxy
 from tests.etcd_server import EtcdServer, running_etcd
 
@@ -284,3 +285,24 @@ def test_an_etcd_that_stands_still(own_etcd: EtcdServer, run_id: str) -> None:
     own_etcd.resume()
     store.set("key", "1")
     assert store.get("key") == b"1"
+
+
+def test_the_leader_of_a_cluster_stands_still(run_id: str) -> None:
+    """The others choose another; what was written stays, and is there when the paused one is back."""
+    with running_cluster() as cluster:
+        backend, store = connect(cluster.endpoints, run_id, read_timeout=30)
+        _, token, _ = backend.set_state(b"before") or pytest.fail("nothing was written")
+        store.set("key", "1")
+        assert store.add("count", 1) == 1
+        leader = cluster.leader()
+        leader.pause()
+        assert store.get("key") == b"1"
+        assert store.add("count", 1) == 2
+        written = backend.set_state(b"meanwhile", token)
+        assert written is not None and written[2]
+        other = cluster.leader()
+        assert other is not leader
+        leader.resume()
+        alone = connect(f"127.0.0.1:{leader.port}", run_id, read_timeout=30)
+        assert alone[1].add("count", 1) == 3
+        assert alone[0].get_state() == (b"meanwhile", written[1])

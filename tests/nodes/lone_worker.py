@@ -17,10 +17,16 @@ def fail_file(cycle: int, rank: int) -> str:
     return f"fail-{cycle}-{rank}"
 
 
+def done_file(rank: int) -> str:
+    """The file in the job's folder that lets one rank end before the others."""
+    return f"done-{rank}"
+
+
 def main(folder: Path) -> None:
-    """Waits for one of the two."""
+    """Waits for one of the three."""
     fails = folder / fail_file(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"]))
-    while not (folder / END).exists():
+    done = folder / done_file(int(os.environ["RANK"]))
+    while not (folder / END).exists() and not done.exists():
         if fails.exists():
             sys.exit(FAILED)
         time.sleep(_POLL_S)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.etcd_cluster import running_cluster
 from tests.etcd_server import EtcdServer, running_etcd
-from tests.faults.training import ITERATIONS, Plan
+from tests.faults.training import ITERATIONS, Plan, Strike
 from tests.nodes.conftest import StartAgents
 
 HOLD = 4
@@ -67,6 +68,22 @@ def test_etcd_stands_still_for_a_while(on_loopback: StartAgents, etcd: EtcdServe
     agents.end(0, 0)
     agents.trained((ITERATIONS, 4))
     assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
+
+
+@pytest.mark.slow
+def test_the_leader_of_an_etcd_cluster_stands_still(on_loopback: StartAgents, tmp_path: Path) -> None:
+    with running_cluster() as cluster:
+        endpoint = (f"--rdzv-endpoint={cluster.endpoints}", "--rdzv-backend=etcd-v3", f"--rdzv-id={tmp_path.name}")
+        conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1,read_timeout=10"
+        plan = Plan((Strike("SIGKILL", iteration=6, rank=3),), hold=HOLD)
+        agents = on_loopback(2, plan, *PATIENT, *endpoint, conf, "--max-restarts=1")
+        agents.until_train(HOLD, world=4)
+        cluster.leader().pause()
+        agents.stay(15)
+        agents.go()
+        agents.end(0, 0)
+    agents.trained((ITERATIONS, 4))
+    assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]], agents.tail()
 
 
 def test_all_agents_are_lost_and_started_again(on_loopback: StartAgents, over: tuple[str, ...]) -> None:

@@ -30,6 +30,22 @@ def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loop
     agents.end(0, 0)
 
 
+def test_a_node_that_is_done_waits_for_the_others_so_long_and_leaves_them_at_work(on_loopback: StartAgents) -> None:
+    flags = ("--nnodes=2", *QUICK, "--ft-exit-barrier-timeout=1")
+    agents = on_loopback(2, Plan(), *flags, store_apart=True, script=Path(lone_worker.__file__))
+    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of two nodes")
+    early, late = agents.node_of(0), agents.node_of(3)
+    for rank in early.global_ranks(0):
+        (agents.folder / lone_worker.done_file(rank)).touch()
+    agents.until(lambda: early.process.poll() is not None, "the end of the node that is done")
+    assert "the other nodes were not done within 1 s (--ft-exit-barrier-timeout)" in early.output, agents.tail()
+    agents.stay(4)
+    assert len(late.ranks_alive(0)) == 2, agents.tail()
+    (agents.folder / lone_worker.END).touch()
+    agents.end(0, 0)
+    assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
+
+
 def test_a_rank_has_its_node_excluded_and_the_spare_takes_its_place(on_loopback: StartAgents) -> None:
     plan = Plan((Strike("ask to leave", iteration=6, rank=3),), hold=HOLD)
     agents = on_loopback(3, plan, "--nnodes=2", "--ft-spares=1", *QUICK, store_apart=True)

@@ -314,7 +314,7 @@ class Call:
 
     def _tell_departure(self, record: str, timeout_s: float) -> None:
         try:
-            depart(self._store, self._member, record, timeout_s, self._assigning.undecided)
+            depart(self._store, self._member, record, timeout_s, self._assigning.undecided, by_itself=True)
         except Exception as problem:
             logger.warning("the others may not know that rank %d leaves: %s", self._member, problem)
 

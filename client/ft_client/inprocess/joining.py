@@ -18,7 +18,7 @@ def join(store: Store, state: State) -> Closed | None:
         None: the function was done on all ranks before that.
     """
     member = state.rank or 0
-    with observing(store) as current:
+    with observing(store, member, is_dead=False) as current:
         number = current
         while Iteration(store, number).closing() is not None:  # let others in, and perhaps this member's former process
             number += 1

@@ -5,6 +5,7 @@ The thin front: checks what it is given, brings the ranks together, and hands ov
 
 from __future__ import annotations
 
+import datetime
 import functools
 import logging
 import os
@@ -90,7 +91,7 @@ class Wrapper:
             raise RuntimeError("a wrapped function cannot be called by one: its ranks would be those of one iteration")
         state = State.from_env(os.environ)
         use_one_handler(logging.getLogger(_LOGGER))
-        for advised in advice(os.environ, _nccl_version(), torch.__version__, self.arguments):
+        for advised in advice(os.environ, _nccl_version(), torch.__version__, self.arguments, _collective_timeout()):
             logging.getLogger(_LOGGER).warning("%s", advised)
         coordination = meet(self.arguments, self._make_store, state)
         Wrapper._is_in_call = True
@@ -126,6 +127,12 @@ def _nccl_version() -> tuple[int, ...] | None:
     if not (torch.cuda.is_available() and distributed.is_nccl_available()):
         return None
     return tuple(torch.cuda.nccl.version())
+
+
+def _collective_timeout() -> datetime.timedelta | None:
+    """Of NCCL groups that are made without one of their own; None: not known."""
+    known = distributed.is_available() and distributed.distributed_c10d.default_pg_nccl_timeout
+    return known or None
 
 
 def use_one_handler(logger: logging.Logger) -> None:

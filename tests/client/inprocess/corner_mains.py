@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -80,6 +81,64 @@ def killed_while_assigning(note: Note, at: int, tree: bool) -> Any:
     grouped = Compose(ActivateAllRanks(), ShiftRanks(), FilterCountGroupedByKey(key, lambda count: True))
     assignment = Tree([Layer(key_or_fn=key)]) if tree else grouped
     return Wrapper(**QUICK, rank_assignment=assignment)(function)()
+
+
+def killed_in(note: Note, where: str) -> Any:
+    """Member 0 fails once; member 1 dies in a callback of the restart, or while the others have returned."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if where == "function":
+            if entry == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return (*me(), call.iteration)
+        if where == "terminate" and entry == 1:
+            sys.exit(3)
+        return fails_once(call, entry == 0)
+
+    def callback(state: FrozenState) -> FrozenState:
+        if entry == 1 and (state.iteration == 1 or where not in ("initialize", "completion")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return state
+
+    given: dict[str, Any] = {} if where == "function" else {where: callback}
+    return Wrapper(**QUICK, **given)(function)()
+
+
+def returns_nothing(note: Note, where: str) -> Any:
+    """A callback forgets to return the state."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        return fails_once(call, entry == 0)
+
+    def callback(state: FrozenState) -> Any:
+        return state if entry == 0 else None
+
+    return Wrapper(**QUICK, **{where: callback})(function)()
+
+
+def advised(note: Note) -> Any:
+    """Collectives with a timeout that is shorter than hard_timeout, where there is an NCCL of this version."""
+    from torch.distributed import distributed_c10d
+
+    from ft_client.inprocess import wrapper
+
+    class Noting(logging.StreamHandler[Any]):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(record.getMessage())
+
+    logging.getLogger(wrapper._LOGGER).addHandler(Noting())
+    wrapper._nccl_version = lambda: (2, 27, 3)
+    distributed_c10d.default_pg_nccl_timeout = seconds(60)
+    return Wrapper(**QUICK)(me)()
+
+
+def nobody_serves(note: Note) -> Any:
+    """Rank 0 does not call the function, so that rank 1 finds no store."""
+    if me()[0] == 0:
+        return None
+    return Wrapper(**QUICK, store_kwargs={"timeout": seconds(1)})(me)()
 
 
 def with_a_spare(note: Note, active: int) -> Any:

@@ -85,6 +85,8 @@ def main(
                 FAULTS[fault](call, note)
             elif fault in ("returns", "straggles"):
                 return rank, size, call.iteration
+            elif group:
+                distributed.barrier()
             else:
                 wait(call)
         total = sum_of_ranks() if group and not distributed.is_initialized() else 0
@@ -183,6 +185,11 @@ def fail_in_atomic(call: CallWrapper, note: Note) -> None:
         raise ValueError("in atomic")
 
 
+def hang_in_atomic(call: CallWrapper, note: Note) -> None:
+    with call.atomic():
+        time.sleep(LONG_S)
+
+
 FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
     "exception": raise_exception,
     "base exception": raise_base_exception,
@@ -195,6 +202,7 @@ FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
     "SIGTERM": die(signal.SIGTERM),
     "SIGSEGV": die(signal.SIGSEGV),
     "hang": hang,
+    "hang in atomic": hang_in_atomic,
     "gil": hold_the_gil,
     "livelock": spin_after_a_ping,
     "straggles": lambda call, note: time.sleep(LONG_S),

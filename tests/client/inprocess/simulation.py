@@ -17,6 +17,7 @@ from torch import distributed
 
 from ft_client.inprocess.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
+from rank_monitor.contract import observers
 from rank_monitor.contract.departure import closing_of, depart, withdraw
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
@@ -45,6 +46,7 @@ class Actor:
     patient: bool = False
     timed_out: bool = False
     doomed: bool = False
+    dead: bool = False
     ended: bool = False
     is_in: bool = True
 
@@ -54,6 +56,7 @@ class Stage:
 
     def __init__(self, script: list[int], impatient: bool = False) -> None:
         self.script, self.position, self._impatient = script, 0, impatient
+        self.may_kill: Callable[[Actor], bool] = lambda actor: False
         self.actors: list[Actor] = []
         self.lines: list[str] = []
         self.here = threading.local()
@@ -94,11 +97,14 @@ class Stage:
             DistStoreError: it waited, and time passed.
         """
         actor: Actor = self.here.actor
+        if actor.dead:  # a process that was killed tidies nothing up
+            raise Killed
         actor.awaits, actor.patient, actor.timed_out = awaits, patient, False
         self._back.release()
         actor.baton.acquire()
         actor.awaits = None
-        if actor.doomed:
+        actor.dead = actor.doomed or self.may_kill(actor)
+        if actor.dead:
             raise Killed
         self.lines.append(f"{actor.name}: {what}")
         if actor.timed_out:
@@ -188,6 +194,7 @@ class SimulatedStore:
 
     def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
         patient = timeout > datetime.timedelta(days=1)
+        self._stage.pause(f"comes to {keys}")
         self._stage.pause(f"wait {keys}", lambda: all(key in self.values for key in keys), patient)
 
 
@@ -217,7 +224,6 @@ class AssignmentStore:
         self.gathers = Gathers(self)
 
     def _key(self, key: str) -> str:
-        self._rank._die()
         return self._prefix + key
 
     def set(self, key: str, value: str | bytes, /) -> None:
@@ -248,6 +254,7 @@ class AssignmentStore:
         def is_free() -> bool:
             return key in values or values.get(self._fault) == FAULT.encode()
 
+        self._rank.stage.pause(f"comes to {key}")
         self._rank.stage.pause(f"wait {key}", is_free, patient=not self._rank.call.plan.impatient)
         if key not in values:
             self.gathers.abandon(self)
@@ -266,6 +273,7 @@ class SimulatedCall:
         self.failures, self.deaths, self.respawns = plan.failures, plan.deaths, plan.respawns
         self.killed: set[int] = set()
         self.abandoned = 0
+        self.stage.may_kill = self.may_kill
 
     def run(self) -> None:
         """Plays the script.
@@ -299,7 +307,7 @@ class SimulatedCall:
         self.started[name] = number
 
     def check(self) -> None:
-        """After the end: all that finished did so in one iteration, whose ranks are consecutive."""
+        """After the end: all that finished did so in one iteration, whose ranks are consecutive; nobody observes."""
         done = {number for phase, number in self.ends.values() if phase is Phase.DONE}
         if len(done) > 1:
             raise Violation(f"done in iterations {done}")
@@ -311,6 +319,17 @@ class SimulatedCall:
         lost = [name for name, (phase, _) in self.ends.items() if phase is Phase.LEFT]
         if lost and not self.stage.lines.count("time passes") and self.plan.active is None:
             raise Violation(f"healthy and lost: {lost}")
+        if all(actor.ended for actor in self.stage.actors) and (log := self.observers()):
+            raise Violation(f"nothing is forgotten any more: {log}")
+
+    def observers(self) -> list[str]:
+        """The log of those who observe, if one is left."""
+        log = self.store.values.get("observers", b"").decode().split()
+        self.stage.may_kill = lambda actor: False
+        left: list[bool] = []
+        self.stage.start(Actor("reader", 0, mortal=False), lambda: left.append(observers.are_there(self.store)))
+        self.stage.run()
+        return log if left == [True] else []
 
 
 class SimulatedRank:
@@ -358,10 +377,6 @@ class SimulatedRank:
         agent = Actor(f"agent of {self.actor.name}", self.member, mortal=False, is_in=not joining_only)
         self.stage.start(agent, speak)
 
-    def _die(self) -> None:
-        if self.call.may_kill(self.actor):
-            raise Killed
-
     def _live(self) -> None:
         if self.respawned and not self._join():
             return
@@ -381,13 +396,12 @@ class SimulatedRank:
         self.call.ends[self.actor.name] = (phase, self.number)
 
     def _join(self) -> bool:
-        with observing(self.store) as number:
+        with observing(self.store, self.member, is_dead=False) as number:
             self.number = number
             while Iteration(self.store, self.number).closing() is not None:
                 self.number += 1
             joining(self.store).sign(Entry(self.member))
             while True:
-                self._die()
                 self.closed = closing_of(self.store, self.number)
                 if self.closed is None:
                     return False
@@ -399,7 +413,6 @@ class SimulatedRank:
         return True
 
     def _await(self, key: str, patient: bool = True) -> str:
-        self._die()
         days = 10 if patient else 0
         self.store.wait([key], datetime.timedelta(days=days))
         if not self.store.check([key]):
@@ -415,7 +428,6 @@ class SimulatedRank:
         return next(event for beginning, event in events.items() if value.startswith(beginning))
 
     def _do(self, action: Action) -> Event:
-        self._die()
         iteration, entry = Iteration(self.store, self.number), Entry(self.member, self.rank, self.size)
         outcome = {DONE: Event.DONE, FAULT: Event.INTERRUPTED}
         match action:
@@ -500,7 +512,7 @@ class SimulatedRank:
         if action is Action.LEAVE:
             return Event.ENDED
         try:
-            depart(self.store, self.member, RECORD, 100, self.undecided)
+            depart(self.store, self.member, RECORD, 100, self.undecided, by_itself=True)
         except distributed.DistStoreError:
             self.stage.lines.append(f"{self.actor.name}: nobody took note")
             if not self.call.plan.impatient and not self.call.killed:
@@ -521,7 +533,6 @@ class SimulatedRank:
             call.failures -= 1
             return Event.FAILED
         self.stage.pause(f"works in iteration {iteration.number}")
-        self._die()
         if self.store.values.get(iteration.outcome) == FAULT.encode():
             return Event.INTERRUPTED
         return Event.RETURNED

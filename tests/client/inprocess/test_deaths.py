@@ -37,13 +37,14 @@ def test_two_that_die_at_once() -> None:
 
 @pytest.mark.parametrize("fault", ["hang", "livelock"])
 def test_a_hang_is_interrupted(fault: str) -> None:
-    with job(2, mains.main, hosted=False, fault=fault, options=SHORT) as made:
+    with job(2, mains.main, hosted=False, fault=fault, options={**SHORT, "hard_timeout": seconds(30)}) as made:
         told = made.end()
     assert [told[rank].result for rank in range(2)] == [(0, 2, 1), (1, 2, 1)]
 
 
-def test_a_hang_that_holds_the_gil_is_killed() -> None:
-    with job(3, mains.main, hosted=False, fault="gil", options=SHORT) as made:
+@pytest.mark.parametrize("fault", ["gil", "hang in atomic"])
+def test_a_hang_that_cannot_be_interrupted_is_killed(fault: str) -> None:
+    with job(3, mains.main, hosted=False, fault=fault, options=SHORT) as made:
         told = made.end()
     assert told[1].exit_code is not None and told[1].exit_code < 0
     assert [told[rank].result for rank in (0, 2)] == [(0, 2, 1), (1, 2, 1)]
@@ -68,3 +69,20 @@ def test_one_that_dies_while_ranks_are_assigned_holds_up_nobody(tree: bool, at: 
         told = made.end()
     assert told[1].exit_code == -9
     assert [told[rank].result for rank in (0, 2)] == [(0, 2, at + 1), (1, 2, at + 1)]
+
+
+@pytest.mark.parametrize("where", ["function", "initialize", "abort", "finalize", "terminate"])
+def test_one_that_dies_in_a_restart_holds_up_nobody(where: str) -> None:
+    """At each barrier the others come to: of the start, of the end, and when they have returned."""
+    with job(3, corner_mains.killed_in, hosted=False, where=where) as made:
+        told = made.end()
+    assert told[1].exit_code == -9
+    last = 2 if where == "initialize" else 1
+    assert [told[rank].result for rank in (0, 2)] == [(0, 2, last), (1, 2, last)]
+
+
+def test_one_that_dies_when_all_is_done_is_not_missed() -> None:
+    with job(3, corner_mains.killed_in, hosted=False, where="completion") as made:
+        told = made.end()
+    assert told[1].exit_code == -9
+    assert [told[rank].result for rank in (0, 2)] == [(0, 3, 1), (2, 3, 1)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
+from rank_monitor.contract import observers
 from rank_monitor.contract.iteration import DONE, Closed, Iteration, tidy
 from rank_monitor.contract.roll import Entry, Roll, ranges_of, ranks_in
 
@@ -99,6 +100,26 @@ def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | Fi
     assert not store.check(["1/closed"])
     assert not store.check(["1/start/entries"])
     assert store.check(["2/closed"])
+
+
+def test_what_is_observed_is_kept_until_nobody_observes_any_more(store: TCPStore | FileStore) -> None:
+    assert not observers.are_there(store)
+    killed = observers.noted(store, 1, is_dead=False)
+    killed.__enter__()
+    with observers.noted(store, 2, is_dead=False):
+        assert observers.are_there(store)
+    for number in range(2):
+        Iteration(store, number).arrive(Entry(0, 0, 1))
+        tidy(store, 2)
+        assert store.check([f"{number}/started"])
+    with observers.noted(store, 1, is_dead=True), observers.noted(store, 1, is_dead=True):
+        assert observers.are_there(store)
+    killed.__exit__(None, None, None)  # it was silent, and not dead
+    with observers.noted(store, 1, is_dead=False):
+        assert observers.are_there(store)
+    tidy(store, 2)
+    assert not store.check(["0/started"]) and store.check(["1/started"])
+    assert store.get("observers") == b"", "the log does not grow"
 
 
 def test_rolls_and_ranges() -> None:

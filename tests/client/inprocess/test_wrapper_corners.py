@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,32 @@ def test_arguments_that_do_not_fit_are_no_fault(main: Any) -> None:
     with job(2, main) as made:
         told = made.end(SOON_S)
     assert all(one.error.startswith("TypeError") for one in told.values())
+
+
+@pytest.mark.parametrize("where", ["initialize", "finalize"])
+def test_a_callback_that_returns_nothing_ends_its_rank(where: str) -> None:
+    """Before the function too: another call would not mend it."""
+    with job(2, corner_mains.returns_nothing, where=where) as made:
+        told = made.end(SOON_S)
+    assert told[1].error.startswith(f"BrokenCallback: {where} returned None; a callback returns the state")
+    assert told[0].result[:2] == (0, 1)
+
+
+def test_the_advice_about_nccl_is_given_at_the_call() -> None:
+    with job(1, corner_mains.advised) as made:
+        told = made.end(SOON_S)
+    assert told[0].result == (0, 1)
+    assert any(
+        "ends the process after 60 s in a collective, before hard_timeout=90 s" in note for note in told[0].notes
+    )
+    assert any("set NCCL_NVLS_ENABLE=0" in note for note in told[0].notes)
+
+
+def test_a_store_that_nobody_serves_is_named() -> None:
+    with job(2, corner_mains.nobody_serves, hosted=False) as made:
+        told = made.end(SOON_S)
+    assert told[0].result is None and not told[0].error
+    assert re.search(r"127\.0\.0\.1.*\d{4}", told[1].error), told[1].error
 
 
 def test_a_wrapped_function_in_a_wrapped_function() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.health import Reading
+from tests.ft_launcher.health.hanging_mount import hanging
 
 Check = Callable[..., Reading]
 
@@ -80,6 +81,14 @@ def test_a_read_only_path(reading_of: Check, mounted: Callable[[str], Path]) -> 
     assert reading.state == "unhealthy"
     assert reading.reason.startswith(f"{folder}: Read-only file system (name a file in it")
     assert reading_of("storage", storage_health_check_path=(str(folder / "data"),)).state == "ok"
+
+
+def test_a_path_that_hangs(reading_of: Check, tmp_path: Path) -> None:
+    with hanging(tmp_path / "hanging") as hangs:
+        reading = reading_of("storage", storage_health_check_path=(str(tmp_path / "hanging"),), health_timeout=3.0)
+        assert hangs.is_set()
+    assert reading.state == "unhealthy"
+    assert f"the last it said: {tmp_path}/hanging" in reading.reason
 
 
 def test_full_folders_of_the_job(reading_of: Check, mounted: Callable[[str], Path]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -200,9 +202,45 @@ def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
             operation()
 
 
-def test_a_server_that_says_nothing_is_no_store() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        parameters = RendezvousParameters("c10d", endpoint, "job", 2, 2, read_timeout="1", is_host="0")
-        with pytest.raises(RendezvousConnectionError, match="accepts connections and says nothing"):
-            open_job_store("c10d", parameters)
+NO_HOST: dict[str, dict[str, Any]] = {
+    "c10d": {"read_timeout": "1", "is_host": "0"},
+    "static": {"timeout": "1", "rank": 1},
+}
+
+
+HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"), [("c10d", HTTP), ("static", HTTP), ("static", b"")], ids=["c10d", "static", "silent"]
+)
+def test_a_server_of_another_kind_is_no_store(backend: str, words: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        calls: list[socket.socket] = []
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    calls.append(server.accept()[0])
+                    calls[-1].sendall(words)
+
+        threading.Thread(target=answer, daemon=True).start()
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        parameters = RendezvousParameters(backend, endpoint, "job", 2, 2, **NO_HOST[backend])
+        with pytest.raises(RendezvousConnectionError) as told:
+            open_job_store(backend, parameters)
+        server.shutdown(socket.SHUT_RDWR)
+    for call in calls:
+        call.close()
+    problem = "what answers at {} is no store of torch's: another program has that port"
+    assert (problem if words else "{} accepts connections and says nothing").format(endpoint) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("backend", NO_HOST)
+def test_an_endpoint_that_refuses_is_named(backend: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+    parameters = RendezvousParameters(backend, endpoint, "job", 2, 2, **NO_HOST[backend])
+    with pytest.raises(RendezvousConnectionError, match=rf"nobody answers at {endpoint} \(Connection refused\)"):
+        open_job_store(backend, parameters)
