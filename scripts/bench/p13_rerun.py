@@ -1,4 +1,4 @@
-"""P13: the rerun machine when nothing is wrong: what a step costs that does nothing but one check of a loss."""
+"""P13: the rerun machine when nothing is wrong, and preemption: a step that does nothing but one check of a loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ STEPS = 2000
 
 
 def once(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
-    """One job: the steps of all ranks, and the same with nothing but the check and a bare all-reduce."""
+    """One job: the steps of all ranks, and the same with nothing but the check and bare all-reduces."""
     with Job(launcher, ranks, ["rerun", str(STEPS)]) as job:
         job.wait_ranks("timed", deadline_s=120.0)
-        for name in ("step", "bare_step"):
+        for name in ("step", "step_and_stop", "bare_step", "bare_step_and_stop"):
             outcome.add_percentiles(name, [one for rank in range(ranks) for one in took_ns(job, name, rank)])
         outcome.add("step_cpu_us", took_ns(job, "steps_cpu")[0] / STEPS / 1000)
 
 
 SCENARIO = Scenario(
     keys=("P13",),
-    title="rerun machine: a step with one check when nothing is wrong",
-    marks="with preemption below 1 % of a 10 ms step: 100 us",
+    title="rerun machine: a step with one check when nothing is wrong; the same with preemption",
+    marks="both (step_and_stop) below 1 % of a 10 ms step: 100 us",
     sizes=(1, 2),
     once=once,
     floor=floors.rerun,

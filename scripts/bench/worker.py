@@ -199,25 +199,34 @@ def bare_collectives(count: int) -> None:
 
 
 def rerun(steps: int) -> None:
-    """P13: steps of one check with the rerun machine, and with a bare all-reduce in its place."""
+    """P13: steps of one check with the rerun machine, with preemption's too, and with bare all-reduces instead."""
     machine = importlib.import_module("ft_client.rerun").RerunStateMachine(mode="validate_results")
     make_group()
     loss = torch.tensor(1.0)
+    guard = importlib.import_module("ft_client.preemption").PreemptionGuard(sig=signal.SIGUSR1)
 
     def step() -> None:
         while machine.should_run_forward_backward(None):
             machine.validate_result(loss, torch.isnan, "loss is NaN")
 
-    def bare_step() -> None:
+    def step_and_stop() -> None:
+        step()
+        guard.check()
+
+    def bare_step(*counts: int) -> None:
         if not torch.isnan(loss):
-            votes = torch.zeros(4, dtype=torch.float64)
-            dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-            votes.tolist()
+            for count in counts:
+                votes = torch.zeros(count, dtype=torch.float64)
+                dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+                votes.tolist()
 
     before_ns = time.process_time_ns()
     time_calls("step", step, steps)
     (FOLDER / f"steps_cpu.{RANK}.bin").write_bytes(array.array("q", [time.process_time_ns() - before_ns]).tobytes())
-    time_calls("bare_step", bare_step, steps)
+    with guard:
+        time_calls("step_and_stop", step_and_stop, steps)
+    time_calls("bare_step", lambda: bare_step(4), steps)
+    time_calls("bare_step_and_stop", lambda: bare_step(4, 1), steps)
     stamp("timed")
     wait_for("end")
 

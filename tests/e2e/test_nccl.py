@@ -1,4 +1,4 @@
-"""NCCL's settings as real ranks have them: forked, started by exec, and as functions by each start method."""
+"""NCCL's settings as real ranks have them: forked, started by exec, as functions by each start method; the example."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "scripts" / "examples" / "nccl.py"
 LIMIT_S = 300.0
 COLLECTIVE = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
 
@@ -54,14 +55,13 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, text: str, *words: str, **variables: str) -> tuple[Any, str]:
-    """What a program told, and what it wrote to stderr."""
-    (folder / "script.py").write_text(text)
+def python(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program that has ended well."""
     foreign = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_NCCL_", "FLYTE_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     ours = {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "RES_OPTIONS": "timeout:1 attempts:1"}
     done = subprocess.run(
-        [sys.executable, *words, "script.py"],
+        [sys.executable, *words],
         check=False,
         cwd=folder,
         env=clean | ours | variables,
@@ -70,6 +70,13 @@ def run(folder: Path, text: str, *words: str, **variables: str) -> tuple[Any, st
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def run(folder: Path, text: str, *words: str, **variables: str) -> tuple[Any, str]:
+    """What a program told, and what it wrote to stderr."""
+    (folder / "script.py").write_text(text)
+    done = python(folder, *words, "script.py", **variables)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("told "))
     return json.loads(line.removeprefix("told ")), done.stderr
 
@@ -99,3 +106,14 @@ def test_functions(tmp_path: Path) -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     assert found == [[variables, 66.0, 5.0]] * 3
+
+
+def test_the_example_gives_up_on_a_rank_that_never_comes_and_starts_again(tmp_path: Path) -> None:
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-nccl-collective-timeout=8")
+    done = python(tmp_path, "-m", "ft_launcher", *flags, str(EXAMPLE))
+    assert done.stdout.count("waits in a collective for 8 s") == 4, done.stdout
+    assert done.stdout.count("step 2, 1") == 2, done.stdout
+    assert "at most 308 s (collective 8 s + heartbeat 300 s); with --max-restarts=1 616 s in all" in done.stderr
+    assert "class: hang" in done.stderr
+    assert "a rank did not take part in the collective in time" in done.stderr
+    assert "without an error: rank 1" in done.stderr

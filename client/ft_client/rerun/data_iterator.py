@@ -1,27 +1,50 @@
 """The data of a step, kept until the step is done, so that a rerun gets the same microbatches.
 
-Knows nothing of states: the machine says when to rewind and when to advance.
+Knows nothing of states: the machine says when to rewind and when to advance, and whether anything is to be kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_keeps = True
+
+
+def keep(on: bool) -> None:
+    """Whether all iterators keep what they give from now on: for a disabled machine nothing is computed again."""
+    global _keeps
+    _keeps = on
+
+
+class SupportsNext(Protocol[T_co]):
+    """All that is asked of an iterator."""
+
+    def __next__(self) -> T_co: ...
 
 
 class RerunDataIterator(Generic[T]):
     """An iterator that can give the microbatches of the present step once more. They are kept as they are, not copied.
 
     Args:
-        iterable: where fresh microbatches come from.
+        iterable: where fresh microbatches come from; what is an iterator already is used as it is.
         skip_replayed: after a checkpoint's microbatches were replayed, draw and drop as many fresh ones: for a loader
             that, when the job resumes, begins again with the step in doubt. False: it goes on after that step.
+
+    Raises:
+        TypeError: naming `iterable`.
     """
 
-    def __init__(self, iterable: Iterable[T], *, skip_replayed: bool = False) -> None:
-        self._fresh = iter(iterable)
+    def __init__(self, iterable: Iterable[T] | SupportsNext[T], *, skip_replayed: bool = False) -> None:
+        source: Any = iterable
+        try:
+            self._fresh: SupportsNext[T] = source if hasattr(source, "__next__") else iter(source)
+        except TypeError:
+            raise TypeError(f"iterable={iterable!r:.100} gives no microbatches") from None
+        self.iterable = source
         self._skip_replayed = skip_replayed
         self._to_skip = 0
         self.saved_microbatches: list[T] = []
@@ -40,8 +63,10 @@ class RerunDataIterator(Generic[T]):
         while self._to_skip:
             next(self._fresh)
             self._to_skip -= 1
-        self.saved_microbatches.append(next(self._fresh))
-        return self.saved_microbatches[-1]
+        microbatch = next(self._fresh)
+        if _keeps:
+            self.saved_microbatches.append(microbatch)
+        return microbatch
 
     def rewind(self) -> None:
         """The microbatches of this step come again."""
@@ -73,16 +98,19 @@ class RerunDataIterator(Generic[T]):
         self._to_skip = len(self.saved_microbatches) if self._skip_replayed else 0
 
 
-def as_iterators(data_iterator: Any) -> list[RerunDataIterator[Any]]:
+def as_iterators(data_iterator: Any, must_replay: bool = True) -> list[RerunDataIterator[Any]]:
     """What `data_iterator` holds: one, a list of them (None in it: a stage without data), or none.
+
+    Args:
+        must_replay: others than `RerunDataIterator` are an error; False: they are left out.
 
     Raises:
         TypeError: naming `data_iterator`.
     """
     several = data_iterator if isinstance(data_iterator, (list, tuple)) else [data_iterator]
-    found = [one for one in several if one is not None]
-    for one in found:
-        if not isinstance(one, RerunDataIterator):
-            kind = type(one).__name__
-            raise TypeError(f"data_iterator: {kind} is no RerunDataIterator; wrap it: RerunDataIterator(iterator)")
+    found = [one for one in several if isinstance(one, RerunDataIterator)]
+    other = next((one for one in several if one is not None and not isinstance(one, RerunDataIterator)), None)
+    if must_replay and other is not None:
+        kind = type(other).__name__
+        raise TypeError(f"data_iterator: {kind} is no RerunDataIterator; wrap it: RerunDataIterator(iterator)")
     return found

@@ -29,6 +29,7 @@ class Judgement:
     lines: tuple[str, ...]
 
 
+DISABLED = "rerun_disabled"
 UNEXPECTED = "unexpected"
 TRANSIENT = "first_rerun_not_reproducible"
 REPRODUCED = "first_rerun_reproducible"

@@ -38,6 +38,7 @@ class RerunMode(str, enum.Enum):
     """A step with an unexpected result is computed again."""
     REPORT_STATS = "report_stats"
     """Every step is computed twice, to tell how far results vary. Also `report_determinism_stats`."""
+    REPORT_DETERMINISM_STATS = "report_stats"
 
     @classmethod
     def _missing_(cls, value: object) -> RerunMode | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ft_client.rerun.data_iterator import keep
 from ft_client.rerun.state_machine import RerunStateMachine
 
 _machine: RerunStateMachine | None = None
@@ -25,3 +26,4 @@ def destroy_rerun_state_machine() -> None:
     """Forgets it."""
     global _machine
     _machine = None
+    keep(True)

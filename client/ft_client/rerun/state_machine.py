@@ -19,7 +19,7 @@ from ft_client.rerun import checkpoint, rng, told, tracker
 from ft_client.rerun import result as results
 from ft_client.rerun.arguments import Check, check_callable, check_large, choice
 from ft_client.rerun.checkpoint import Checkpoint
-from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators
+from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators, keep
 from ft_client.rerun.injector import RerunErrorInjector
 from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.machine import (
@@ -73,19 +73,36 @@ class RerunStateMachine:
             raise ValueError("state_save_func and state_restore_func: give both, or none")
         if error_injector is not None and not isinstance(error_injector, RerunErrorInjector):
             raise TypeError(f"error_injector={error_injector!r} is no RerunErrorInjector")
-        self.mode = choice("mode", mode, RerunMode)
         self.state = RerunState.NOT_RUNNING_YET
         self.current_iteration = -1
+        self.set_mode(mode)
         self._save_user = state_save_func or (lambda: None)
         self._restore_user = state_restore_func or (lambda state: None)
         tracker_file = None if result_rejected_tracker_filename is None else str(result_rejected_tracker_filename)
         self._validation = Validation(error_injector or RerunErrorInjector(), tracker_file, node_name)
         self._largest = LargestSeen()
-        self._saved: tuple[rng.RngState, Any] | None = None
         self._loaded: Checkpoint | None = None
         self._thread: int | None = None
 
     get_skipped_iterations_from_tracker_file = staticmethod(tracker.get_skipped_iterations_from_tracker_file)
+
+    def get_mode(self) -> RerunMode:
+        """The same as `mode`."""
+        return self.mode
+
+    def set_mode(self, mode: RerunMode | str) -> None:
+        """Changes the mode between steps: disabled for an evaluation, say, so that its data are not kept, and back.
+
+        Raises:
+            ValueError: naming the argument.
+            RuntimeError: in the middle of a step.
+        """
+        chosen = choice("mode", mode, RerunMode)
+        if self.state in COMPUTING:
+            raise RuntimeError(f"mode={chosen.value!r}: a step is being computed; change the mode after it")
+        self.mode = chosen
+        self._saved: tuple[rng.RngState, Any] | None = None
+        keep(chosen is not RerunMode.DISABLED)
 
     @property
     def diagnostic(self) -> RerunDiagnostic | None:
@@ -109,7 +126,7 @@ class RerunStateMachine:
             TypeError, ValueError: naming `data_iterator`.
             RuntimeError: called in another thread than before.
         """
-        iterators = as_iterators(data_iterator)
+        iterators = as_iterators(data_iterator, self.mode is not RerunMode.DISABLED)
         self._check_thread()
         votes = self._validation.votes
         if votes_count(self.state, self.mode):
@@ -159,21 +176,22 @@ class RerunStateMachine:
         """
         check = Check(result, rejection_func, message, comparison_func, tolerance, fatal)
         self._check_thread()
-        disabled = self.mode is RerunMode.DISABLED
-        if self.state not in COMPUTING and not disabled:
+        if self.state not in COMPUTING and self.mode is not RerunMode.DISABLED:
             return
         caller = sys._getframe(1)
         call = self._validation.call_at(f"{caller.f_code.co_filename.rpartition('/')[2]}:{caller.f_lineno}")
         is_rerun = self.state in RERUNNING
-        if self.mode is RerunMode.REPORT_STATS:
+        if self.mode is RerunMode.DISABLED:
+            failure = self._validation.only_run(call, check, self.current_iteration)
+            if failure and fatal:
+                raise RuntimeError(str(failure))
+        elif self.mode is RerunMode.REPORT_STATS:
             self._validation.note(call, check, is_rerun)
         elif is_rerun:
             elsewhere = self.state is RerunState.RERUNNING_FROM_CHECKPOINT
             self._validation.rerun(call, check, self.current_iteration, elsewhere)
         else:
-            failure = self._validation.first_run(call, check, self.current_iteration)
-            if disabled and fatal and failure:
-                raise RuntimeError(str(failure))
+            self._validation.first_run(call, check, self.current_iteration)
 
     def is_unexpectedly_large(
         self, result: results.Result, threshold: float, context: str, num_samples: int = 100, resample: bool = False
@@ -202,7 +220,7 @@ class RerunStateMachine:
         state, iteration = checkpoint.settled(self.state, self.current_iteration)
         unfinished = self.state is not RerunState.NOT_RUNNING_YET
         random = rng.to_json(self._saved[0]) if unfinished and self._saved else None
-        data = [one.state_dict() for one in as_iterators(data_iterator)]
+        data = [one.state_dict() for one in as_iterators(data_iterator, self.mode is not RerunMode.DISABLED)]
         if self._loaded is not None:
             random, data = self._loaded.rng, self._loaded.data_iterators
         return Checkpoint(

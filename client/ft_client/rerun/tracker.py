@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 from ft_client.rerun import judgement
@@ -38,18 +39,23 @@ def record(file_name: str, status: str, failure: Failure) -> None:
 def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int]:
     """The iterations, in order, whose unexpected result would come again on any device; none when there is no file.
 
-    A transient error, a device's fault and a result still in doubt are no reason to skip data.
+    A transient error, a device's fault and a result still in doubt are no reason to skip data. Of a disabled machine,
+    which computes nothing again, an iteration counts that stopped the same rank twice, and no other rank.
     """
     try:
         text = Path(tracker_file_name).read_text()
     except FileNotFoundError:
         return []
     skipped = set()
+    stopped: dict[int, Counter[int]] = {}
     for line in text.splitlines():
         try:
             event = json.loads(line)
-            if event["status"] in SKIPPED:
-                skipped.add(int(event["iteration"]))
+            status, iteration = event["status"], int(event["iteration"])
+            if status in SKIPPED:
+                skipped.add(iteration)
+            elif status == judgement.DISABLED and event["fatal"]:
+                stopped.setdefault(iteration, Counter())[int(event["rank"])] += 1
         except (ValueError, KeyError, TypeError):
             logger.warning("tracker_file_name=%r has a line that is no record: %.200r", tracker_file_name, line)
-    return sorted(skipped)
+    return sorted(skipped | {at for at, ranks in stopped.items() if len(ranks) == 1 and max(ranks.values()) > 1})

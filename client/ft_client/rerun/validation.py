@@ -59,12 +59,22 @@ class Validation:
         self._passed[place] += 1
         return Call(place, self._passed[place])
 
-    def first_run(self, call: Call, check: Check, iteration: int) -> Failure | None:
-        """Checks a result; a rejected one is said, written down and returned."""
+    def only_run(self, call: Call, check: Check, iteration: int) -> Failure | None:
+        """Checks a result that nobody will compute again; a rejected one is said, written down and returned."""
+        check = injector.spoiled(check)
+        if not check.rejects():
+            return None
+        failure = self._failure(call, check, iteration)
+        logger.error("%s", failure)
+        self._track(judgement.DISABLED, failure)
+        return failure
+
+    def first_run(self, call: Call, check: Check, iteration: int) -> None:
+        """Checks a result; a rejected one is said, written down and voted on."""
         check, injected = injector.spoiled(check), None
         if not check.rejects():
             if not self._injector.strikes():
-                return None
+                return
             injected = self._injector.error_injection_type
         failure = self._failure(call, check, iteration, injected)
         logger.error("%s%s", failure, f", rejected on purpose as {injected.value}" if injected else "")
@@ -73,7 +83,6 @@ class Validation:
         self.votes = Votes(rerun=True)
         if self.failure is None or (check.fatal and not self.failure.fatal):
             self.failure = failure
-        return failure
 
     def rerun(self, call: Call, check: Check, iteration: int, elsewhere: bool) -> None:
         """Judges the result that failed; another one that is rejected now and was not before is only said.

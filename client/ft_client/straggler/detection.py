@@ -47,7 +47,7 @@ class Detection:
         self.sections = Sections(plan.profiling_interval, self.kernels)
         self.wrapped = Wrapped()
         self.tracker = IntervalTracker(plan.interval_s)
-        self._exchange = Exchange(plan.node)
+        self._exchange: Exchange | None = None  # made at the first report: the group may come after the detection
         self._best = References({}, {})
 
     def close(self) -> None:
@@ -65,20 +65,21 @@ class Detection:
     def report(self) -> Report | None:
         """The report on everything since the last one; None where rank 0 has it. Collective."""
         start_s = time.perf_counter()
+        exchange = self._exchange = self._exchange or Exchange(self.plan.node)
         sections, kernels = self.sections.taken(), self.kernels.taken()
         relative = individual = None
         if self.plan.talks:
-            lowest = self._exchange.references(scores.medians(kernels), scores.medians(sections))
+            lowest = exchange.references(scores.medians(kernels), scores.medians(sections))
             relative = _scores(lowest, sections, kernels) if self.plan.relative else None
         if self.plan.individual:
             of_kernels = islice(scores.best(self._best.kernels, kernels).items(), MAX_KERNELS)
             self._best = References(dict(of_kernels), scores.best(self._best.sections, sections))
             individual = _scores(self._best, sections, kernels)
         tell(sections, relative, individual)
-        agreed, gathers = self._exchange.names, self.plan.gather_on_rank0
+        agreed, gathers = exchange.names, self.plan.gather_on_rank0
         names = list(agreed.sections if gathers else sections)
         row = row_of(relative, names) + row_of(individual, names)
-        rows = self._exchange.gather(row) if gathers else {self._exchange.rank: row}
+        rows = exchange.gather(row) if gathers else {exchange.rank: row}
         if rows is None:
             return None
         of_relative = tables_of(rows, names, 0) if relative else ({}, {})
@@ -91,7 +92,7 @@ class Detection:
             local_kernel_summaries=kernels,
             generate_report_elapsed_time=time.perf_counter() - start_s,
             gather_on_rank0=gathers,
-            rank=self._exchange.rank,
+            rank=exchange.rank,
         )
 
 

@@ -7,9 +7,16 @@ from contextlib import ExitStack
 
 import pytest
 
+from ft_client.rerun import destroy_rerun_state_machine
 from tests.client.rerun.ranks import Ranks
 
 AlreadyThere = dict[int, Ranks]
+
+
+@pytest.fixture(autouse=True)
+def no_machine() -> Iterator[None]:
+    yield
+    destroy_rerun_state_machine()
 
 
 @pytest.fixture(scope="session")

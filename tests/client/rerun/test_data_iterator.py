@@ -69,6 +69,31 @@ def test_what_a_shorter_rerun_left_is_not_lost() -> None:
     assert list(iterator) == [2, 3, 4]
 
 
+class Loader:
+    """All that some loaders have: the next batch, and methods of their own."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+    def save_state(self) -> str:
+        return "a loader's own state"
+
+
+def test_what_was_given_can_be_had_back() -> None:
+    iterator = RerunDataIterator(Loader())
+    assert take(iterator, 2) == [0, 1]
+    assert iterator.iterable.save_state() == "a loader's own state"
+
+
+@pytest.mark.parametrize("nothing", [None, 3, object()])
+def test_what_gives_no_microbatches(nothing: Any) -> None:
+    with pytest.raises(TypeError, match=r"^iterable=.* gives no microbatches"):
+        RerunDataIterator(nothing)
+
+
 def test_the_end() -> None:
     iterator = RerunDataIterator([1, 2])
     assert list(iterator) == [1, 2]
@@ -90,3 +115,5 @@ def test_what_a_step_may_be_given() -> None:
     for wrong in (iter([1]), [one, iter([1])], "text"):
         with pytest.raises(TypeError, match=r"data_iterator: .* is no RerunDataIterator"):
             as_iterators(wrong)
+    assert as_iterators([one, iter([1])], must_replay=False) == [one]
+    assert as_iterators(iter([1]), must_replay=False) == []

@@ -105,6 +105,7 @@ def test_when_the_ranks_vote() -> None:
 
 def test_modes_by_name() -> None:
     assert RerunMode("report_determinism_stats") is RerunMode("report_stats") is STATS
+    assert RerunMode.REPORT_DETERMINISM_STATS is STATS
     with pytest.raises(ValueError, match="unknown"):
         RerunMode("unknown")
 

@@ -13,8 +13,8 @@ from ft_client.rerun.place import Place
 from ft_client.rerun.tracker import get_skipped_iterations_from_tracker_file, record
 
 
-def failure(iteration: int) -> Failure:
-    return Failure(Call("train.py:1", 1), 0, iteration, "loss is NaN", float("nan"), True, Place("a", "cpu"))
+def failure(iteration: int, rank: int = 0, fatal: bool = True) -> Failure:
+    return Failure(Call("train.py:1", 1), rank, iteration, "loss is NaN", float("nan"), fatal, Place("a", "cpu"))
 
 
 def test_what_is_skipped(tmp_path: Path) -> None:
@@ -33,6 +33,18 @@ def test_what_is_skipped(tmp_path: Path) -> None:
         record(file, status, failure(iteration))
         record(file, status, failure(iteration))
     assert get_skipped_iterations_from_tracker_file(file) == [5, 6, 7]
+
+
+def test_without_reruns_an_iteration_counts_that_stopped_one_rank_twice(tmp_path: Path) -> None:
+    file = str(tmp_path / "rejected")
+    once, twice, by_two_ranks, not_fatal = range(4)
+    for _ in range(2):
+        record(file, judgement.DISABLED, failure(twice, rank=1))
+        record(file, judgement.DISABLED, failure(by_two_ranks))
+        record(file, judgement.DISABLED, failure(not_fatal, fatal=False))
+    record(file, judgement.DISABLED, failure(by_two_ranks, rank=1))
+    record(file, judgement.DISABLED, failure(once))
+    assert get_skipped_iterations_from_tracker_file(file) == [twice]
 
 
 def test_lines_that_are_no_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

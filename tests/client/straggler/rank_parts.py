@@ -242,10 +242,15 @@ def goes_on(rank: int) -> int:
 
 
 def begins_again(rank: int, folder: Path) -> list[Any]:
-    """As after a restart in process: an exception leaves a section, the group is made anew, no shutdown was called."""
+    """As after a restart in process: an exception leaves a section, the group is made anew, no shutdown was called.
+
+    The detector is initialised before there is a group again.
+    """
     told = []
     for turn in range(3):
-        Detector.initialize(node_name=f"turn{turn}")
+        Detector.initialize(node_name=f"turn{turn} of {rank}")
+        if turn:
+            ranks.make_group(rank, 4, folder / f"again{turn}")
         with contextlib.suppress(ValueError):
             for entry in range(5):
                 with Detector.detection_section(f"work{turn}"):
@@ -255,7 +260,7 @@ def begins_again(rank: int, folder: Path) -> list[Any]:
         told.append(seen(Detector.generate_report()))
         Detector.detection_section("left open").__enter__()
         dist.destroy_process_group()
-        ranks.make_group(rank, 4, folder / f"again{turn}")
+    ranks.make_group(rank, 4, folder / "again")
     Detector.initialize()
     Detector.shutdown()
     Detector.shutdown()

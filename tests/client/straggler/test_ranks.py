@@ -124,4 +124,4 @@ def test_it_begins_again_after_a_restart_in_process(tmp_path: Path) -> None:
     for turn, one in enumerate(told):
         check_numbers(one)
         assert set(one["relative"]) == {f"work{turn}"}
-        assert set(one["nodes"].values()) == {f"turn{turn}"}
+        assert one["nodes"] == {rank: f"turn{turn} of {rank}" for rank in range(4)}

@@ -58,6 +58,21 @@ def test_a_rank_that_slows_down_stops_it() -> None:
     assert any(train(training, pause_s=0.12))
 
 
+def test_with_a_save_it_leaves_by_itself_with_code_0() -> None:
+    saved: list[bool] = []
+    training = StragglerManager(
+        report_time_interval=0.15,
+        stop_if_detected=True,
+        calc_relative_gpu_perf=False,
+        save=lambda: saved.append(Detector.initialized),
+    )
+    training.initialize()
+    assert not any(train(training, pause_s=0.03))
+    with pytest.raises(SystemExit) as left:
+        train(training, pause_s=0.12)
+    assert (left.value.code, saved, Detector.initialized) == (0, [True], False)
+
+
 def test_disabled_it_does_nothing() -> None:
     training = StragglerManager(enabled=False)
     training.initialize()
