@@ -18,7 +18,9 @@ LIMIT_S = 240.0
 VERDICT = "node n0, device cpu computed iteration 3 of rank 0 wrongly; another device did not"
 REASON = f"the rank failed on result validation (exit code 17): {VERDICT}"
 SCRIPT = """
-import os, runpy, sys
+import os, runpy, sys, time
+while not os.path.exists(sys.argv[1] + "/go"):
+    time.sleep(0.05)
 words = ["--folder", sys.argv[1] + "/checkpoints", "--node", os.environ[{node!r}], *{words!r}]
 print("told", os.environ["RANK"], os.environ[{node!r}], os.environ.get("FT_RESULT_IN_DOUBT", "nothing"), flush=True)
 sys.argv = [{example!r}, *words]
@@ -54,6 +56,7 @@ def actions(agents: Agents) -> list[tuple[str, bool, int | None]]:
 
 def test_two_nodes_change_places_and_the_broken_device_is_named(on_loopback: StartAgents, tmp_path: Path) -> None:
     agents = start(on_loopback, tmp_path, "--nnodes=2", nproc=1, words=("--broken-node", "n0"))
+    agents.go()
     agents.end(17, 17, limit_s=LIMIT_S)
     before, after = ("0", "1"), ("1", "0")
     moved = {(rank, node, "rank 0: n0, cpu") for rank, node in zip(after, ("n0", "n1"), strict=True)}
@@ -70,6 +73,11 @@ def test_two_nodes_change_places_and_the_broken_device_is_named(on_loopback: Sta
 
 def test_a_spare_comes_to_the_same_result_and_goes_on(on_loopback: StartAgents, tmp_path: Path) -> None:
     agents = start(on_loopback, tmp_path, "--nnodes=1", "--ft-spares=1", nproc=2, words=("--broken-data",))
+    agents.until(lambda: any(agent.cycles for agent in agents), "a cycle")
+    for agent in agents:
+        agent.until_event("job_start")
+    agents.stay(1)  # the spare, too, has said that it is there
+    agents.go()
     agents.end(0, 0, limit_s=LIMIT_S)
     first, second = (next(a for a in agents if cycle in a.cycles) for cycle in (0, 1))
     assert first is not second and first.cycles == [0] and second.cycles == [1], agents.tail()

@@ -133,6 +133,7 @@ def test_jobs_go_on_until_the_flag_is_there(start_job: StartJob, tmp_path: Path,
     assert "section_relative_perf/min" in metrics.read_text()
 
 
+@pytest.mark.slow
 def test_the_example_as_the_guide_runs_it(start_job: StartJob, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     words = f"sys.argv = [{str(EXAMPLE)!r}, '--folder', sys.argv[1] + '/out']"

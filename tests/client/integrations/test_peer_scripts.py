@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def test_a_wrapper_with_all_callbacks_composed(start_job: StartJob, tmp_path: Pa
 @pytest.mark.timeout(200)
 def test_a_detector_finds_the_slow_rank(start_job: StartJob) -> None:
     job = run(start_job, "peer_straggler.py")
-    assert job.output.count("slow: {'data_loading': [1]}; 6 loads; nodes [0, 1]") == 2, job.tail()
+    found = re.findall(r"slow: \{.*'data_loading': \[1\].*\}; 6 loads; nodes \[0, 1\]", job.output)
+    assert len(found) == 2, job.tail()  # a forward of 0.1 ms may look slow beside it
     assert "a report by the interval" in job.output
 
 
