@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ft_client.lazy_names import lazy_names
+
 if TYPE_CHECKING:
     from ft_client.control import WorkloadAction, WorkloadControlRequest
     from ft_client.errors import RankMonitorClientError
@@ -27,22 +29,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "RankMonitorClient": "rank_monitor_client",
-    "RankMonitorClientError": "errors",
-    "WorkloadAction": "control",
-    "WorkloadControlRequest": "control",
+    "RankMonitorClient": ".rank_monitor_client",
+    "RankMonitorClientError": ".errors",
+    "WorkloadAction": ".control",
+    "WorkloadControlRequest": ".control",
+    "init": ".short_forms",
+    "monitored": ".short_forms",
+    "report_iteration": ".short_forms",
+    "section": ".short_forms",
+    "shutdown": ".short_forms",
+    "steps": ".short_forms",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'short_forms')}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

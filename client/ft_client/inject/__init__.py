@@ -5,8 +5,9 @@ The public names, loaded when they are used: importing this package imports noth
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.inject.call import inject_fault
@@ -16,21 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["BaseFaultOnPurpose", "FaultOnPurpose", "SimulatedFaultParams", "inject_fault", "simulate_fault"]
 
 _HOMES = {
-    "BaseFaultOnPurpose": "strikes",
-    "FaultOnPurpose": "strikes",
-    "SimulatedFaultParams": "simulated",
-    "inject_fault": "call",
-    "simulate_fault": "simulated",
+    "BaseFaultOnPurpose": ".strikes",
+    "FaultOnPurpose": ".strikes",
+    "SimulatedFaultParams": ".simulated",
+    "inject_fault": ".call",
+    "simulate_fault": ".simulated",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

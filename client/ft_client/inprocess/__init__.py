@@ -5,8 +5,9 @@ Everything public by its documented name, loaded when it is used: importing this
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.inprocess import (
@@ -56,25 +57,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CallWrapper": "call_wrapper",
-    "Compose": "compose",
-    "FrozenState": "state",
-    "InProcessRestartConfig": "restart_config",
-    "Mode": "state",
-    "State": "state",
-    "Wrapper": "wrapper",
+    "CallWrapper": ".call_wrapper",
+    "Compose": ".compose",
+    "FrozenState": ".state",
+    "InProcessRestartConfig": ".restart_config",
+    "Mode": ".state",
+    "State": ".state",
+    "Wrapper": ".wrapper",
 }
 """Class -> the module it lives in; every other public name is a module."""
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_HOMES.get(name, name)}")
-    value: object = getattr(module, name) if name in _HOMES else module
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, tuple(name for name in __all__ if name not in _HOMES))

@@ -5,8 +5,9 @@ Everything public by its documented name, loaded when it is used: importing this
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.rerun.data_iterator import RerunDataIterator
@@ -44,26 +45,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EXIT_CODE_FAILED_ON_RESULT_VALIDATION": "machine",
-    "EXIT_CODE_RESUME_TO_DISAMBIGUATE": "machine",
-    "RerunDataIterator": "data_iterator",
-    "RerunDiagnostic": "judgement",
-    "RerunErrorInjector": "injector",
-    "RerunMode": "machine",
-    "RerunState": "machine",
-    "RerunStateMachine": "state_machine",
-    "RerunStateMachineConfig": "loss_check",
-    "ran_before": "told",
+    "EXIT_CODE_FAILED_ON_RESULT_VALIDATION": ".machine",
+    "EXIT_CODE_RESUME_TO_DISAMBIGUATE": ".machine",
+    "RerunDataIterator": ".data_iterator",
+    "RerunDiagnostic": ".judgement",
+    "RerunErrorInjector": ".injector",
+    "RerunMode": ".machine",
+    "RerunState": ".machine",
+    "RerunStateMachine": ".state_machine",
+    "RerunStateMachineConfig": ".loss_check",
+    "destroy_rerun_state_machine": ".of_process",
+    "get_rerun_state_machine": ".of_process",
+    "initialize_rerun_state_machine": ".of_process",
+    "ran_before": ".told",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'of_process')}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

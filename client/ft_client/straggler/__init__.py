@@ -5,8 +5,9 @@ Everything public by its documented name, loaded when it is used: importing this
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.straggler.callables import CallableId
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from ft_client.straggler.training import NVRxStragglerDetectionManager, StragglerManager
 
 _HOMES = {
-    "CallableId": "callables",
-    "Detector": "detector",
-    "NVRxStragglerDetectionManager": "training",
-    "Report": "report",
-    "Statistic": "samples",
-    "StragglerId": "report",
-    "StragglerManager": "training",
-    "StragglerOptions": "options",
+    "CallableId": ".callables",
+    "Detector": ".detector",
+    "NVRxStragglerDetectionManager": ".training",
+    "Report": ".report",
+    "Statistic": ".samples",
+    "StragglerId": ".report",
+    "StragglerManager": ".training",
+    "StragglerOptions": ".options",
 }
 """Class -> the module it lives in."""
 
@@ -39,14 +40,4 @@ __all__ = [
     "StragglerOptions",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

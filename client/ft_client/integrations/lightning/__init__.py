@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.inject import SimulatedFaultParams
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from ft_client.integrations.lightning.stragglers import StragglerDetectionCallback
 
 _HOMES = {
-    "FaultToleranceCallback": "ft_client.integrations.lightning.heartbeats",
-    "FaultToleranceSectionsCallback": "ft_client.integrations.lightning.sections",
+    "FaultToleranceCallback": ".heartbeats",
+    "FaultToleranceSectionsCallback": ".sections",
     "SimulatedFaultParams": "ft_client.inject",
-    "StragglerDetectionCallback": "ft_client.integrations.lightning.stragglers",
+    "StragglerDetectionCallback": ".stragglers",
 }
 """Class -> the module it lives in."""
 
@@ -29,14 +30,4 @@ __all__ = [
     "StragglerDetectionCallback",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,34 @@
+"""Public names of a package that are loaded when they are used, by PEP 562. Knows no package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], modules: tuple[str, ...] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The package's `__getattr__` and `__dir__`.
+
+    Args:
+        package: its `__name__`.
+        homes: public name -> the module it lives in, absolute or relative to the package (`.module`).
+        modules: those modules of the package that are public names themselves.
+    """
+
+    def get(name: str) -> object:
+        if name in homes:
+            value: object = getattr(import_module(homes[name], package), name)
+        elif name in modules:
+            value = import_module(f".{name}", package)
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        vars(sys.modules[package])[name] = value
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes, *modules})
+
+    return get, names
