@@ -12,8 +12,10 @@ import socket
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from ft_launcher.attribution import Fault
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.recorder import Recorder
 from ft_launcher.zygote_pool import ZygotePool
@@ -39,6 +41,7 @@ class Injected:
 
     def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
         self._socket: socket.socket | None = None
+        self._struck: dict[tuple[int, int], str] = {}
         if faults and no_python:
             logger.warning("--ft-inject does nothing: the ranks are no Python scripts")
         elif faults:
@@ -52,8 +55,13 @@ class Injected:
     def attend(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
         """Takes what ranks told since the last call, and does what is for the launcher to do. Does not block."""
         for told, fault in self._heard():
+            self._struck[cycle, told.local_rank] = f"a fault on purpose, {told.at}: {told.fault}"
             recorder.on_purpose(cycle, told)
             _carry_out(fault, monitors.pid(told.local_rank), zygotes.pids())
+
+    def explain(self, fault: Fault, cycle: int) -> Fault:
+        """The fault, with the likely cause where its rank was struck on purpose in this cycle."""
+        return replace(fault, hint=self._struck.get((cycle, fault.local_rank), fault.hint))
 
     def close(self) -> None:
         """Hears no more."""

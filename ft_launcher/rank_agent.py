@@ -204,7 +204,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         fault = fault or self._rung_one.fault(evidence) or self._zombies.fault(evidence)
         if fault is None:
             return None
-        fault = about_doubt(fault, evidence, self._monitors.doubts())
+        fault = self._parts.injected.explain(about_doubt(fault, evidence, self._monitors.doubts()), self._cycle)
         reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
         return fault, CycleLife(stop_began - self._ranks.started_ns / 1e9, reached)
 

@@ -45,6 +45,8 @@ def test_ranks_that_die(start_job: StartJob) -> None:
         (cycle, int(text[5]), f"{text},cycle:{cycle}", at.replace("in step", "at step"))
         for cycle, (text, at) in enumerate(zip(story, places, strict=True))
     ]
+    hints = [line["hint"] for line in job.journal("fault")]
+    assert hints == [f"a fault on purpose, {at}: {fault}" for _, _, fault, at in injected(job)]
 
 
 def test_ranks_that_hang(start_job: StartJob) -> None:
