@@ -1,6 +1,6 @@
 """A training seen from the inside: `import ft_client as ft`; `ft.init()`, `ft.section(name)`, `ft.steps(loader)`.
 
-The whole public API, loaded when it is used: importing this package costs nothing and imports nothing.
+The whole public API, loaded when it is used: importing this package loads none of its rooms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Faults on purpose, for drills: `inject_fault(kind, ...)` in a script, and what `--ft-inject` sets up in a rank.
 
-The public names, loaded when they are used: importing this package imports nothing.
+The public names, loaded when they are used: importing this package loads none of its rooms.
 """
 
 from __future__ import annotations

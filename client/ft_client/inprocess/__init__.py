@@ -1,6 +1,6 @@
 """In-process restart: a function that is called again, in the same processes, after a fault on any rank.
 
-Everything public by its documented name, loaded when it is used: importing this package imports nothing.
+Everything public by its documented name, loaded when it is used: importing this package loads none of its rooms.
 """
 
 from __future__ import annotations

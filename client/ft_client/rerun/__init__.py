@@ -1,6 +1,6 @@
 """Rerun: a step with an unexpected result is computed again, to tell a fault that passed from one that stays.
 
-Everything public by its documented name, loaded when it is used: importing this package imports nothing.
+Everything public by its documented name, loaded when it is used: importing this package loads none of its rooms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Straggler detection: which rank is slower than the others, and which has become slower than it was.
 
-Everything public by its documented name, loaded when it is used: importing this package imports nothing.
+Everything public by its documented name, loaded when it is used: importing this package loads none of its rooms.
 """
 
 from __future__ import annotations

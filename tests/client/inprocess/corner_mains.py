@@ -84,7 +84,10 @@ def killed_while_assigning(note: Note, at: int, tree: bool) -> Any:
 
 
 def killed_in(note: Note, where: str) -> Any:
-    """Member 0 fails once; member 1 dies in a callback of the restart, or while the others have returned."""
+    """Member 0 fails once; member 1 dies in a callback of the restart, or while the others have returned.
+
+    `terminate` is called where a rank ends itself: there member 1's exit is the only fault.
+    """
     entry = me()[0]
 
     def function(call: CallWrapper) -> tuple[int, int, int]:
@@ -94,7 +97,7 @@ def killed_in(note: Note, where: str) -> Any:
             return (*me(), call.iteration)
         if where == "terminate" and entry == 1:
             sys.exit(3)
-        return fails_once(call, entry == 0)
+        return fails_once(call, entry == 0 and where != "terminate")
 
     def callback(state: FrozenState) -> FrozenState:
         if entry == 1 and (state.iteration == 1 or where not in ("initialize", "completion")):
