@@ -1,13 +1,16 @@
 """What one value is over all ranks: reductions on the process group's own device.
 
-Without a process group a rank is alone. torch is used when the script has loaded it; this file never does.
+Without a process group, or in one of its own, a rank is alone and asks nobody. torch is used when the script has loaded
+it; this file never does.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 
@@ -21,6 +24,12 @@ def size() -> int:
     """How many ranks the group has; 1 when alone."""
     dist = _distributed()
     return 1 if dist is None else int(dist.get_world_size())
+
+
+def reference() -> Callable[[], Any]:
+    """A weak reference to the present group, of None when alone: whether two calls speak of the same ranks."""
+    dist = _distributed()
+    return (lambda: None) if dist is None else weakref.ref(dist.group.WORLD)
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:
@@ -84,12 +93,20 @@ def _tensor(dist: Any, values: Sequence[float]) -> Any:
 
 
 def _distributed() -> Any:
-    """`torch.distributed` if this process is in a group."""
+    """`torch.distributed` if this process is in a group with others."""
     dist = sys.modules.get("torch.distributed")
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist
 
 
 def _device(dist: Any) -> Any:
-    """The device of the default group's backend, from its form `cpu:gloo,cuda:nccl`: cpu when it serves that."""
-    kinds = [pair.partition(":")[0] for pair in str(dist.get_backend_config()).split(",")]
+    """The device of the default group's backend."""
+    return _device_of(str(dist.get_backend_config()))
+
+
+@lru_cache(8)
+def _device_of(backend_config: str) -> Any:
+    """From a form like `cpu:gloo,cuda:nccl`: cpu when it serves that."""
+    kinds = [pair.partition(":")[0] for pair in backend_config.split(",")]
     return sys.modules["torch"].device("cpu" if "cpu" in kinds else kinds[0])

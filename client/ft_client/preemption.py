@@ -17,7 +17,7 @@ from multiprocessing import process, util
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from ft_client import group
+from ft_client import group, piggyback
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class DistributedSignalHandler:
         self._before = signal.getsignal(self.sig)
         signal.signal(self.sig, self._note)
         self._in_force = True
+        piggyback.of_process.board(self._is_received)
         if not self.exit_signal_handler_for_dataloader:
             util.register_after_fork(self, _in_fork)
         logger.info("Signal handler installed for %d", self.sig)
@@ -80,12 +81,17 @@ class DistributedSignalHandler:
             return False
         signal.signal(self.sig, signal.SIG_DFL if self._before is None else self._before)
         self._in_force = False
+        piggyback.of_process.leave(self._is_received)
         return True
 
     def should_stop(self) -> bool:
-        """Whether any rank got the signal: the same on all ranks, which call it alike. One all-reduce of a number."""
+        """Whether any rank got the signal: the same on all ranks, which call it alike.
+
+        One all-reduce of a number; none where the rerun machine's, in the same step, has carried it (`piggyback`).
+        """
         self._say()
-        return group.max_over_ranks([float(self._received)])[0] > 0
+        agreed = piggyback.of_process.taken(self._is_received)
+        return group.max_over_ranks([float(self._received)])[0] > 0 if agreed is None else agreed
 
     def signals_received(self) -> list[bool]:
         """By rank, whether it got the signal: the same on all ranks, which call it alike. One all-reduce."""
@@ -93,6 +99,9 @@ class DistributedSignalHandler:
         own = group.rank()
         flags = [float(self._received and rank == own) for rank in range(group.size())]
         return [flag > 0 for flag in group.max_over_ranks(flags)]
+
+    def _is_received(self) -> bool:
+        return self._received
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import signal
 from typing import Any
@@ -9,7 +11,10 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from ft_client import piggyback
+from ft_client.piggyback import Piggyback
 from ft_client.preemption import DistributedSignalHandler, PreemptionGuard
+from ft_client.rerun import RerunStateMachine
 
 
 def asks(rank: int, world_size: int, struck: int, at: int, sig: int) -> dict[str, Any]:
@@ -33,6 +38,70 @@ def asks(rank: int, world_size: int, struck: int, at: int, sig: int) -> dict[str
         released = [handler.release(), handler.release()]
     restored = signal.getsignal(sig) is before
     return {"step": step, "sizes": counts, "flags": flags, "released": released, "restored": restored}
+
+
+def rides(rank: int, world_size: int, struck: int, at: int, short_s: float) -> dict[str, Any]:
+    """Steps of the rerun machine with the guard; how many reductions there were, and in which step each rank left."""
+    sizes: list[int] = []
+    reduce = dist.all_reduce
+
+    def counted(tensor: Any, *args: Any, **more: Any) -> Any:
+        sizes.append(tensor.numel())
+        return reduce(tensor, *args, **more)
+
+    machine = RerunStateMachine(mode="validate_results")
+    with (
+        mock.patch.object(piggyback, "of_process", Piggyback()),
+        mock.patch.object(piggyback, "SHORT_STEP_S", short_s),
+        mock.patch.object(dist, "all_reduce", counted),
+        DistributedSignalHandler(signal.SIGUSR1) as handler,
+    ):
+        for step in range(10):
+            runs = itertools.count()
+            while machine.should_run_forward_backward(None):
+                wrong = (step, rank, next(runs)) == (1, 0, 0)
+                machine.validate_result(math.nan if wrong else 1.0, math.isnan, "loss is NaN")
+                if (step, rank) == (at, struck):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+            if handler.should_stop():
+                break
+    return {"step": step, "reductions": len(sizes)}
+
+
+def agrees(rank: int, world_size: int) -> dict[str, Any]:
+    """What a flag that rank 1 alone has is said to be, by turns that each begin anew and last so many seconds."""
+    told, first_s = {}, 1000.0 * rank
+
+    def flag() -> bool:
+        return rank == 1
+
+    def other() -> bool:
+        return False
+
+    one = Piggyback()
+
+    def reduce(after_s: float) -> list[float]:
+        nonlocal first_s
+        first_s += after_s
+        return one.max_over_ranks([float(rank)], now_s=first_s)
+
+    told["nobody rides"] = [reduce(0.1), one.taken(flag)]
+    one.board(flag)
+    one.board(other)
+    told["rides"] = [reduce(0.1), one.taken(flag), one.taken(flag)]
+    told["another's"] = [reduce(0.1), one.taken(other)]
+    told["one rank was long"] = [reduce(10.0 if rank == 0 else 0.1), one.taken(flag)]
+    if rank == 0:
+        one.leave(flag)
+    told["one rank has none"] = [reduce(0.1), one.taken(flag)]
+    one.leave(flag)
+    one.board(flag)
+    told["before it came"] = one.taken(flag)
+    reduce(0.1)
+    before, dist.group.WORLD = dist.group.WORLD, dist.new_group(list(range(world_size)))
+    told["of another group"] = one.taken(flag)
+    dist.group.WORLD = before
+    return told
 
 
 def guards(rank: int, world_size: int, struck: int, at: int) -> dict[str, Any]:

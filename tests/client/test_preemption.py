@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from ft_client.piggyback import Piggyback
 from ft_client.preemption import DistributedSignalHandler, PreemptionGuard
 from tests.client import preempted
 from tests.client.rerun.ranks import Ranks
@@ -47,6 +49,42 @@ def test_one_rank_is_hit_and_all_stop_at_the_same_step(
         assert one["released"] == [True, False] and one["restored"]
         received = ["Received signal 15, initiating graceful stop"] if rank == struck else []
         assert one["lines"] == ["Signal handler installed for 15", *received]
+
+
+@pytest.mark.parametrize("short_s", [math.inf, 0.0])
+def test_the_rerun_machines_votes_carry_the_signal_where_steps_are_short(
+    ranks_of: Callable[[int], Ranks], short_s: float
+) -> None:
+    told = ranks_of(2).run(preempted.rides, struck=1, at=3, short_s=short_s)
+    votes, own = 5, 4  # four steps and one rerun; the time before the first vote is not known, so it carries nothing
+    assert [one["step"] for one in told] == [3, 3]
+    assert [one["reductions"] for one in told] == [votes + (1 if short_s else own)] * 2
+
+
+def test_what_carries_a_flag_and_what_does_not(ranks_of: Callable[[int], Ranks]) -> None:
+    told = ranks_of(2).run(preempted.agrees)
+    for rank, one in enumerate(told):
+        assert one.pop("lines") == []
+        assert one == {
+            "nobody rides": [[1.0], None],
+            "rides": [[1.0], True, None],
+            "another's": [[1.0], None],
+            "one rank was long": [[1.0], None],
+            "one rank has none": [[1.0], None],
+            "before it came": None,
+            "of another group": None,
+        }, rank
+
+
+def test_alone_the_flag_is_never_old() -> None:
+    one = Piggyback()
+
+    def flag() -> bool:
+        return True
+
+    one.board(flag)
+    assert one.max_over_ranks([2.0], now_s=0.0) == one.max_over_ranks([2.0], now_s=0.1) == [2.0]
+    assert one.taken(flag) is None
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -94,8 +132,8 @@ def survives(for_dataloader, **more):
     with DistributedSignalHandler(exit_signal_handler_for_dataloader=for_dataloader) as handler:
         batches = iter(DataLoader(Pids(range(9)), batch_size=None, num_workers=1, prefetch_factor=1, **more))
         worker = next(batches)
-        subprocess.run(["sh", "-c", f"kill -TERM {worker}"], check=True)
-        try:
+        try:  # torch raises as soon as it hears of a worker's death, wherever this process is then
+            subprocess.run(["sh", "-c", f"kill -TERM {worker}"], check=True)
             alive = [next(batches) for _ in range(5)] == [worker] * 5
         except RuntimeError:
             return False

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -64,8 +65,7 @@ IN_DOUBT = frozenset({RerunState.WILL_RERUN_FROM_CHECKPOINT, RerunState.RESTARTI
 """States whose checkpoint makes the next job compute the step again."""
 
 
-@dataclass(frozen=True)
-class Votes:
+class Votes(NamedTuple):
     """What a rank asks for at the end of a run; of all ranks together, what any of them asked for."""
 
     rerun: bool = False

@@ -1,7 +1,7 @@
 """`RerunStateMachine`: the machine at work in a rank. It asks the pure machine and does what that says.
 
-The votes go over the process group by one reduction per run of a step; without a group a rank is alone. How states
-follow each other, what a check found, and the form of a checkpoint live in files of their own.
+The votes go over the process group by one reduction per run of a step, in which preemption's flag may ride; without a
+group a rank is alone. How states follow each other, what a check found, and a checkpoint's form have their own files.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from ft_client import group
+from ft_client import group, piggyback
 from ft_client.rerun import checkpoint, rng, told, tracker
 from ft_client.rerun import result as results
 from ft_client.rerun.arguments import Check, check_callable, check_large, choice
@@ -132,7 +131,7 @@ class RerunStateMachine:
         if votes_count(self.state, self.mode):
             if self.state in RERUNNING:
                 self._validation.end_rerun()
-            votes = Votes(*map(bool, group.max_over_ranks([float(vote) for vote in astuple(votes)])))
+            votes = Votes(*map(bool, piggyback.of_process.max_over_ranks(votes)))
         then = transition(self.state, self.mode, votes)
         if then.reason and group.rank() == 0:
             logger.warning("Rerun at iteration #%d: %s", self.current_iteration, then.reason)

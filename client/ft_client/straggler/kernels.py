@@ -16,7 +16,7 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 
-from ft_client.straggler.samples import Samples, Statistic
+from ft_client.straggler.samples import Samples, Summary, summaries
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ class Kernels:
                 samples = self._samples[event.name] = Samples()
             samples.add(event.time_range.elapsed_us())
 
-    def taken(self) -> dict[str, dict[Statistic, float]]:
+    def taken(self) -> dict[str, Summary]:
         """The summary (us) of each kernel since the last time; neither samples nor names are left."""
         samples, self._samples = self._samples, {}
-        return {name: one.taken() for name, one in samples.items()}
+        return summaries(samples)
 
     def _say_full(self, name: str) -> None:
         if not self._said_full:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAX_SAMPLES = 8192
 
@@ -23,7 +23,10 @@ class Statistic(str, enum.Enum):
     STD = "STD"
     NUM = "NUM"
 
+    __hash__ = str.__hash__  # an Enum's own is written in Python
 
+
+_TOLD = tuple(Statistic)
 Summary: TypeAlias = Mapping[Statistic, float]
 
 
@@ -44,20 +47,35 @@ class Samples:
             self._values[self._oldest] = value
             self._oldest = (self._oldest + 1) % MAX_SAMPLES
 
-    def taken(self) -> dict[Statistic, float]:
-        """The summary, in the unit of the samples, empty when there are none; none are left."""
+    def taken(self) -> array[float]:
+        """The samples, in no order; none are left."""
         values, self._values, self._oldest = self._values, array("d"), 0
-        count = len(values)
-        if not count:
-            return {}
-        ordered = np.sort(np.frombuffer(values))
-        mean = float(np.add.reduce(ordered)) / count
-        apart = ordered - mean
-        return {
-            Statistic.MIN: float(ordered[0]),
-            Statistic.MAX: float(ordered[-1]),
-            Statistic.MED: float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2,
-            Statistic.AVG: mean,
-            Statistic.STD: math.sqrt(float(apart @ apart) / count),
-            Statistic.NUM: float(count),
-        }
+        return values
+
+
+def summaries(samples: Mapping[str, Samples]) -> dict[str, Summary]:
+    """The summary of each that has samples, in their unit; none are left.
+
+    Those with as many samples are the rows of one table: a hundred kinds of kernels cost little more than one.
+    """
+    values = {name: one.taken() for name, one in samples.items()}
+    names_by_count: dict[int, list[str]] = {}
+    for name, of_one in values.items():
+        names_by_count.setdefault(len(of_one), []).append(name)
+    names_by_count.pop(0, None)
+    found: dict[str, Summary] = {}
+    for count, names in names_by_count.items():
+        columns = _columns(np.array([values[name] for name in names]), count)
+        found.update((name, dict(zip(_TOLD, row, strict=True))) for name, row in zip(names, columns, strict=True))
+    return {name: found[name] for name in values if name in found}
+
+
+def _columns(rows: NDArray[np.float64], count: int) -> Iterator[tuple[float, ...]]:
+    """The statistics of each row, in the order of `_TOLD`."""
+    rows.sort(axis=1)
+    mean = np.add.reduce(rows, axis=1) / count
+    apart = rows - mean[:, None]
+    spread = np.sqrt(np.einsum("ij,ij->i", apart, apart) / count)
+    median = (rows[:, (count - 1) // 2] + rows[:, count // 2]) / 2
+    told = (rows[:, 0], rows[:, -1], median, mean, spread, np.full(len(rows), float(count)))
+    return zip(*(one.tolist() for one in told), strict=True)

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from types import TracebackType
 
 from ft_client.straggler.kernels import Kernels
-from ft_client.straggler.samples import Samples, Statistic
+from ft_client.straggler.samples import Samples, Summary, summaries
 
 
 class Section:
@@ -84,7 +84,6 @@ class Sections(dict[str, Section]):
         self[name] = section = Section(name, self._every, self._kernels)
         return section
 
-    def taken(self) -> dict[str, dict[Statistic, float]]:
+    def taken(self) -> dict[str, Summary]:
         """The summary (ms) of each section timed since the last time; no samples are left."""
-        found = {name: section.samples.taken() for name, section in list(self.items())}
-        return {name: summary for name, summary in found.items() if summary}
+        return summaries({name: section.samples for name, section in list(self.items())})
