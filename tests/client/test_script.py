@@ -15,7 +15,7 @@ import pytest
 
 from ft_client import bootstrap
 from rank_monitor.contract import env
-from tests.client.fake_monitor import FakeMonitor
+from tests.client.fake_monitor import FakeMonitor, wait_until
 
 BOOTSTRAP = ("-u", "-m", "ft_client.bootstrap")
 PLAIN = ("-u",)
@@ -225,7 +225,7 @@ def test_as_under_plain_python(monitor: FakeMonitor, tmp_path: Path, folder: Pat
     }
     expected = run(PLAIN, case, folder)
     assert run(BOOTSTRAP, case, folder, **watched) == expected
-    assert monitor.connections == 1
+    wait_until(lambda: monitor.connections == 1, "the connection of the bootstrap")
 
 
 @pytest.mark.parametrize("name", ["names", "module", "folder with a main"])

@@ -277,8 +277,9 @@ def test_a_stepped_clock_ends_nothing(on_nodes: StartAgents, step_s: float) -> N
 
 
 def test_a_slow_line_with_losses_to_the_store_ends_nothing(on_nodes: StartAgents) -> None:
-    plan = Plan((Strike("SIGKILL", rank=3),))
-    agents = on_nodes(2, plan, *PAIR, "--max-restarts=1", line=Line(delay_s=0.1, loss=0.05), store_apart=True)
+    """The limit leaves room for losses one after the other: each holds up all that comes behind it."""
+    plan, flags = Plan((Strike("SIGKILL", rank=3),)), ("--nnodes=2", "--ft-node-timeout=10", "--max-restarts=1")
+    agents = on_nodes(2, plan, *flags, line=Line(delay_s=0.1, loss=0.05), store_apart=True)
     agents.end(0, 0)
     agents.trained((ITERATIONS, 4))
     assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]], agents.tail()

@@ -58,7 +58,7 @@ class Guard:
             return
         goes_on, now_ns = self._phase == _UNGUARDED, monotonic_ns()
         if not goes_on:
-            self._pinged_ns = self._ping_sent_ns = 0
+            self._pinged_ns = 0
             RankMonitorClient.call_began(now_ns)
         self.period_s = self._period_s
         self._say(_RUNNING, now_ns)
@@ -100,7 +100,7 @@ class Guard:
     def tick(self) -> None:
         """Passes on the last ping."""
         pinged_ns, link = self._pinged_ns, self._link
-        if pinged_ns != self._ping_sent_ns and link is not None and link.post(Ping(), pinged_ns):
+        if pinged_ns > self._ping_sent_ns and link is not None and link.post(Ping(), pinged_ns):
             self._ping_sent_ns = pinged_ns
 
     def state(self) -> list[tuple[Message, int]]:
