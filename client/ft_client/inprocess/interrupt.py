@@ -35,7 +35,7 @@ class Interrupter:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._armed = self._asked = False
+        self._armed = self._asked = self._raised = False
         self._arrived = threading.Event()
         self._before: object = None
         self._nudges = threading.current_thread() is threading.main_thread()
@@ -100,6 +100,7 @@ class Interrupter:
                 if waited_s >= raise_again_s:
                     if waited_s and logger.isEnabledFor(logging.DEBUG):
                         logger.debug("the interruption has not arrived; the thread is at\n%s", self._stack())
+                    self._raised = True
                     _raise_in(self._thread, Interrupted)
                     raise_again_s, pause_s = waited_s + pause_s, min(2 * pause_s, _LAST_RAISE_S)
                 if self._nudges and waited_s:
@@ -116,13 +117,14 @@ class Interrupter:
             if self._asked:
                 raise Interrupted
             self._arrived.clear()
-            self._armed = True
+            self._armed, self._raised = True, False
 
     def _disarm(self) -> None:
-        """From here on nothing is raised, and what was raised and is on its way is taken back."""
+        """From here on nothing is raised, and what was raised is not on its way any more."""
         with self._lock:
             self._armed = False
-            _raise_in(self._thread, None)
+            if self._raised:
+                _let_arrive(self._thread)
         self._arrived.set()
 
     def _stack(self) -> str:
@@ -130,9 +132,22 @@ class Interrupter:
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
-def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    argument = ctypes.c_void_p(None) if exception is None else ctypes.py_object(exception)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
+def _raise_in(thread: int, exception: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception))
+
+
+def _let_arrive(own_thread: int) -> None:
+    """Takes what may be on its way to this thread: one more takes its place, and that one is waited for.
+
+    Python can take one back, but forgets to look no longer for it: the interpreter is then slower for good, and Python
+    3.11 runs in a circle when a profiler or a debugger is at work.
+    """
+    try:
+        _raise_in(own_thread, Interrupted)
+        while True:
+            pass
+    except Interrupted:
+        pass
 
 
 def _nothing(_signal: int, _frame: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import cProfile
 import signal
 import sys
 import threading
@@ -106,6 +108,30 @@ def test_it_never_arrives_outside(interrupter: Interrupter) -> None:
         interrupter.reset()
     sys.setswitchinterval(before)
     assert 0 < arrived < 1000
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_profiler_of_the_user_goes_on(interrupter: Interrupter, swallows: bool) -> None:
+    """Around a call, one that is interrupted, one whose function swallows that, and one after it."""
+    running = threading.Event()
+    with cProfile.Profile() as profile:
+        assert interrupter.call(lambda: 5) == 5
+        thread = interrupt_when(interrupter, running)
+
+        def function() -> None:
+            running.set()
+            try:
+                time.sleep(LONG_S)
+            except Interrupted:
+                if not swallows:
+                    raise
+
+        with contextlib.suppress(Interrupted):
+            interrupter.call(function)
+        thread.join()
+        interrupter.reset()
+        assert interrupter.call(lambda: 6) == 6
+    assert profile.getstats()
 
 
 def test_what_begins_after_it_does_not_run(interrupter: Interrupter) -> None:
