@@ -84,7 +84,7 @@ class Coordinator:
         arrivals = arrivals_of(former)
         self._members = {node: arrivals.pop(node) for node in former.members}
         self._waiting = arrivals
-        self._ignored = {former.coordinator} - {self._me}
+        self._ignored = {*former.deposed, former.coordinator} - {self._me}
         if self._members:
             self.phase = Phase.RUNNING
         if (over := over_of(former)) is not None:
@@ -111,7 +111,7 @@ class Coordinator:
         members = list(self._members)
         over = asdict(self._over) if self.phase is Phase.OVER else {}
         place, decided = (self._cycle, self._me, self._term, self.read), self._verdict.record()
-        return Formed(*place, members, self._why, arrivals, over=over, **decided)
+        return Formed(*place, members, self._why, arrivals, over=over, deposed=sorted(self._ignored), **decided)
 
     def retell(self) -> list[Work]:
         """After a take-over: what the coordinator before may have agreed on and not told; harmless to tell again."""

@@ -113,7 +113,8 @@ class Formed:
 
     `arrivals` holds those of the members and of the nodes that wait; `read` counts the messages of the inbox taken.
     `over` is the answer to all once the job is over; empty: it is not. `decision` and `fault_of` are those of the
-    cycle's places, `owed` the decisions that nodes which wait have still to hear.
+    cycle's places, `owed` the decisions that nodes which wait have still to hear. `deposed` are the coordinators
+    before, whose messages may still come.
     """
 
     cycle: int
@@ -128,6 +129,7 @@ class Formed:
     decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
     fault_of: str = ""
     owed: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    deposed: list[str] = field(default_factory=list)
 
 
 ToCoordinator: TypeAlias = "Arrive | Ended | Gone"

@@ -47,6 +47,6 @@ class Watch:
             self._term = term
         self._silence.watch([BEAT], now)
         lost = self._silence.read(counters, now)
-        if self._begun_with is not None:
-            self.next_look = self._silence.next_reading(now)
+        is_deputy = self._begun_with is not None  # whoever looks seldom takes every look without news for a loss
+        self.next_look = self._silence.next_reading(now) if is_deputy else now + self._silence.period_s
         return int(term or 1) if lost else None

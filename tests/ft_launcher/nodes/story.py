@@ -60,10 +60,11 @@ class Story:
         return lines + self.told(self.machine.on_tick(self.now))
 
     def taken_over(self, by: str) -> list[str]:
-        """Another node takes over from what was agreed on last."""
+        """Another node takes over from what was agreed on last, and writes that down."""
         assert self.formed is not None
         rules, judge = self.machine._rules, self.machine._verdict._judge
         self.machine = Coordinator(by, rules, judge, self.now, self.formed)
+        self.formed = self.machine.formed()
         return self.told(self.machine.retell())
 
     def told(self, work: list[Work]) -> list[str]:

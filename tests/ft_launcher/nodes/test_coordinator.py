@@ -473,6 +473,17 @@ def test_a_take_over_tells_the_places_again_and_goes_on() -> None:
     assert story.come("a") == [], "its former coordinator is gone under that name"
 
 
+def test_messages_of_every_coordinator_before_are_those_of_the_dead() -> None:
+    story = running("abc", minimum=2)
+    story.taken_over(by="b")
+    story.lost("a")
+    story.taken_over(by="c")
+    story.lost("b")
+    story.lost("a")
+    assert story.come("a") == story.come("b") == story.come("c") == []
+    assert story.come("d") == ["cycle 1: dc"], "neither of those that are gone is counted"
+
+
 def test_a_take_over_knows_who_waits_and_what_was_charged() -> None:
     story = running("ab", maximum=2)
     story.failed("b")
