@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ft_client import group, piggyback
+from ft_client.ending import check_ending
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,10 @@ class DistributedSignalHandler:
         thread = threading.current_thread()
         if thread is not threading.main_thread():
             raise RuntimeError(
-                f"the handler of sig={self.sig.name} can be installed in the main thread only, not in {thread.name!r}"
+                f"the handler of sig={_name(self.sig)} can be installed in the main thread only, not in {thread.name!r}"
             )
         if self._in_force:
-            raise RuntimeError(f"the handler of sig={self.sig.name} is installed already; release() it first")
+            raise RuntimeError(f"the handler of sig={_name(self.sig)} is installed already; release() it first")
         self._received = self._said = False
         self._before = signal.getsignal(self.sig)
         signal.signal(self.sig, self._note)
@@ -135,10 +136,7 @@ class PreemptionGuard(DistributedSignalHandler):
         exit_signal_handler_for_dataloader: bool = False,
     ) -> None:
         super().__init__(sig, exit_signal_handler_for_dataloader)
-        if isinstance(exit_code, bool) or not isinstance(exit_code, int) or not 0 <= exit_code <= 255:
-            raise ValueError(f"exit_code={exit_code!r} must be a whole number from 0 to 255")
-        if save is not None and not callable(save):
-            raise ValueError(f"save={save!r} must be a function without arguments, or None")
+        check_ending(save, exit_code)
         self._save, self._exit_code = save, exit_code
 
     def check(self) -> None:
@@ -152,7 +150,7 @@ class PreemptionGuard(DistributedSignalHandler):
         if self._save is not None:
             self._save()
         if group.rank() == 0:
-            logger.warning("exiting program after receiving %s.", self.sig.name)
+            logger.warning("exiting program after receiving %s.", _name(self.sig))
         sys.exit(self._exit_code)
 
 
@@ -183,13 +181,17 @@ def _in_fork(handler: DistributedSignalHandler) -> None:
         ignore_but_from_parent(handler.sig)
 
 
-def _catchable(sig: int) -> signal.Signals:
+def _catchable(sig: int) -> int:
+    if isinstance(sig, bool) or not isinstance(sig, int) or sig not in signal.valid_signals():
+        raise ValueError(f"sig={sig!r} is no signal; give one of the module signal, as signal.SIGUSR1")
+    if sig in _NEVER:
+        raise ValueError(f"sig={_name(sig)} cannot be caught by a process; SIGTERM, SIGUSR1 and SIGUSR2 can")
+    return sig
+
+
+def _name(sig: int) -> str:
+    """SIGTERM for 15; `signal 36` for one of the real-time signals, most of which have no name."""
     try:
-        if isinstance(sig, bool) or not isinstance(sig, int):
-            raise ValueError
-        number = signal.Signals(sig)
+        return signal.Signals(sig).name
     except ValueError:
-        raise ValueError(f"sig={sig!r} is no signal; give one of the module signal, as signal.SIGUSR1") from None
-    if number in _NEVER:
-        raise ValueError(f"sig={number.name} cannot be caught by a process; SIGTERM, SIGUSR1 and SIGUSR2 can")
-    return number
+        return f"signal {sig}"

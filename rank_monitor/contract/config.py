@@ -213,6 +213,9 @@ class Settings:
         beat, timeout = self.members.node_beat, self.members.node_timeout
         if beat >= timeout:
             raise ConfigError("node_beat", beat, "settings", f"must be below node_timeout={timeout}")
+        if (preempts := self.stop.preemption_signal) in {signal.SIGKILL, signal.SIGSTOP}:
+            name = kinds.signal_name(preempts)
+            raise ConfigError("preemption_signal", name, "settings", "cannot be caught by a rank", "SIGTERM can")
         asks_for_stacks = self.monitor.stack_signal
         if asks_for_stacks in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, self.stop.preemption_signal}:
             problem = "must be a signal that a process can handle, and not preemption_signal"

@@ -85,18 +85,32 @@ def agrees(rank: int, world_size: int) -> dict[str, Any]:
         first_s += after_s
         return one.max_over_ranks([float(rank)], now_s=first_s)
 
+    def settles(*, every: bool = True) -> None:
+        reduce(0.1)
+        if every or rank:
+            one.taken(flag)
+
     told["nobody rides"] = [reduce(0.1), one.taken(flag)]
+    if rank == 0:
+        one.board(other)  # and never leaves: the other rank was started later
     one.board(flag)
-    one.board(other)
+    settles()
     told["rides"] = [reduce(0.1), one.taken(flag), one.taken(flag)]
     told["another's"] = [reduce(0.1), one.taken(other)]
+    settles()
     told["one rank was long"] = [reduce(10.0 if rank == 0 else 0.1), one.taken(flag)]
+    settles(every=False)
+    told["one rank did not ask"] = [reduce(0.1), one.taken(flag)]
     if rank == 0:
         one.leave(flag)
     told["one rank has none"] = [reduce(0.1), one.taken(flag)]
+    one.board(flag)
+    settles()
+    reduce(0.1)
     one.leave(flag)
     one.board(flag)
     told["before it came"] = one.taken(flag)
+    settles()
     reduce(0.1)
     before, dist.group.WORLD = dist.group.WORLD, dist.new_group(list(range(world_size)))
     told["of another group"] = one.taken(flag)

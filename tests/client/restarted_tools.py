@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -33,13 +34,18 @@ class Model:
 def main(note: Callable[[Any], None]) -> list[Any]:
     """What the last call of the function found, and whether all is as it was before."""
     before, forward = signal.getsignal(signal.SIGUSR2), vars(Model)["forward"]
-    found = Wrapper(**QUICK)(train)()
+    with DistributedSignalHandler(signal.SIGUSR1) as outer:
+        found = Wrapper(**QUICK)(train)(outer)
     Detector.shutdown()
     return [found, signal.getsignal(signal.SIGUSR2) is before, vars(Model)["forward"] is forward]
 
 
-def train(call: CallWrapper) -> dict[str, Any]:
-    """Three steps, a result that a rerun does not reproduce, and a report."""
+def train(outer: DistributedSignalHandler, call: CallWrapper) -> dict[str, Any]:
+    """Three steps, a result that a rerun does not reproduce, and a report.
+
+    Args:
+        outer: outlives a restart; rank 1 gets its signal right before the first fault.
+    """
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank = distributed.get_rank()
     Detector.initialize(node_name=f"turn{call.iteration}")
@@ -53,6 +59,7 @@ def train(call: CallWrapper) -> dict[str, Any]:
                 with Detector.detection_section("work"):
                     seen.append(model.forward(next(data)))
                     if (call.iteration, step, rank) == (IN_A_SECTION, 1, 1):
+                        os.kill(os.getpid(), signal.SIGUSR1)
                         raise ValueError("in a section")
                 wrong = (step, rank, next(runs)) == (2, 1, 0)
                 machine.validate_result(math.nan if wrong else 1.0, math.isnan, "loss is NaN")
@@ -60,10 +67,10 @@ def train(call: CallWrapper) -> dict[str, Any]:
         if (call.iteration, rank) == (BEFORE_A_REPORT, 1):
             raise ValueError("before a report")
         report = Detector.generate_report()
-    diagnostic = machine.diagnostic
+    diagnostic, stops = machine.diagnostic, outer.should_stop()
     distributed.barrier()
     distributed.destroy_process_group()
-    told = {"iteration": call.iteration, "seen": seen, "diagnostic": diagnostic and diagnostic.value}
+    told = {"iteration": call.iteration, "seen": seen, "diagnostic": diagnostic and diagnostic.value, "told": stops}
     if report is not None:
         told |= {
             "entries": {name: one[Statistic.NUM] for name, one in report.local_section_summaries.items()},

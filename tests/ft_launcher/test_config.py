@@ -118,6 +118,8 @@ def test_forms_of_values(key: str, text: str, value: object) -> None:
         ("rank_termination_signal", "SIGNOTHING"),
         ("stack_signal", "SIGKILL"),
         ("stack_signal", "SIGTERM"),
+        ("preemption_signal", "SIGKILL"),
+        ("preemption_signal", "SIGSTOP"),
         ("log_level", "loud"),
         ("restart_policy", "sometimes"),
         ("warm_start", "warm"),

@@ -31,6 +31,12 @@ class RerunStateMachineConfig:
     error_injection_rate: int = 0
     error_injection_type: RerunDiagnostic | str = "transient_error"
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a factor that no loss can be judged by."""
+        factor: object = self.spiky_loss_factor
+        if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+            raise ValueError(f"spiky_loss_factor={factor!r} is no finite number above 0")
+
     def initialize(self, **arguments: Any) -> RerunStateMachine:
         """Makes the machine of this process; further arguments are `RerunStateMachine`'s."""
         injector = RerunErrorInjector(self.error_injection_rate, self.error_injection_type)

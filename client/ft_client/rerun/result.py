@@ -78,6 +78,8 @@ def relative_difference(first: Result, second: Result) -> float:
 def difference(comparison_func: Callable[[Result, Result], Any] | None, first: Result, second: Result) -> float:
     """How far two results are apart, by the user's comparison or by `relative_difference`.
 
+    One that gives NaN, as |a - b| does for NaN and infinities, cannot tell: `relative_difference` does then.
+
     Raises:
         RuntimeError, TypeError: naming `comparison_func`: it raised, or gave no number.
     """
@@ -88,6 +90,7 @@ def difference(comparison_func: Callable[[Result, Result], Any] | None, first: R
     except Exception as error:
         raise RuntimeError(f"comparison_func raised {error!r} for the results {first!r} and {second!r}") from error
     try:
-        return float(apart)
+        distance = float(apart)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"comparison_func gave {apart!r}, which is no number") from error
+    return relative_difference(first, second) if math.isnan(distance) else distance

@@ -38,9 +38,9 @@ class LargestSeen:
 
         Args:
             resample: forget the samples of this context first.
-            count: this value may be a sample; a rerun's value was one already.
+            count: this value may be a sample, and begin anew; a rerun's value did already.
         """
-        if resample:
+        if resample and count:
             self._contexts.pop(context, None)
         if not math.isfinite(value):
             return False

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ft_client import group
+from ft_client.ending import check_ending
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
 from ft_client.straggler.findings import STEP_SECTION, findings
 from ft_client.straggler.options import read_options
@@ -33,7 +34,7 @@ class StragglerManager:
         options: single options, in place of the config's.
 
     Raises:
-        ValueError: an option has a value that makes no sense.
+        ValueError: an option or argument has a value that makes no sense.
         TypeError: an option that does not exist.
     """
 
@@ -51,6 +52,7 @@ class StragglerManager:
             options.setdefault("logger_name", self._LOGGER_NAME)
         self.options = read_options(config, options)
         self.logger = logging.getLogger(self.options.logger_name)
+        check_ending(save, exit_code)
         self._save, self._exit_code = save, exit_code
         self._running = False
 

@@ -78,6 +78,19 @@ def test_what_is_kept_does_not_change() -> None:
     assert kept == 1 and not kept.requires_grad
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "apart"),
+    [
+        (math.nan, math.nan, 0),
+        (math.inf, math.inf, 0),
+        (math.nan, 1.0, math.inf),
+        (torch.tensor(math.nan), 1.0, math.inf),
+    ],
+)
+def test_an_own_comparison_that_cannot_tell(first: Any, second: Any, apart: float) -> None:
+    assert difference(lambda a, b: abs(a - b), first, second) == apart
+
+
 def test_own_comparison() -> None:
     assert difference(lambda a, b: abs(a - b), torch.tensor(1.0), torch.tensor(3.0)) == 2
     with pytest.raises(RuntimeError, match="comparison_func raised ZeroDivisionError"):

@@ -339,3 +339,6 @@ def test_the_usual_checks_of_a_loss() -> None:
         RerunStateMachineConfig(error_injection_type="x").initialize()
     with pytest.raises(ValueError, match="mode='x'"):
         RerunStateMachineConfig("x").initialize()
+    for factor in (-1, math.inf, "10"):
+        with pytest.raises(ValueError, match="spiky_loss_factor="):
+            RerunStateMachineConfig(spiky_loss_factor=factor)

@@ -52,6 +52,13 @@ def test_resampling() -> None:
     assert large(seen, 1001.0)
 
 
+def test_the_rerun_of_a_resampling_step_forgets_nothing() -> None:
+    seen = LargestSeen()
+    for count in (True, False):
+        assert not large(seen, 7.0, resample=True, count=count)
+    assert seen.state_dict() == {"loss": {"maximum": 7.0, "samples": 1}}
+
+
 def test_over_a_restart() -> None:
     seen, again = LargestSeen(), LargestSeen()
     for value in (1.0, 1.0, 1.0):

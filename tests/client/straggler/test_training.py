@@ -51,6 +51,13 @@ def test_defaults() -> None:
     assert (options.stop_if_detected, options.enable_logging, options.profiling_interval) == (False, True, 1)
 
 
+@pytest.mark.parametrize("arguments", [{"save": 3}, {"exit_code": "9"}, {"exit_code": 256}, {"exit_code": True}])
+def test_an_ending_that_cannot_be(arguments: dict[str, Any]) -> None:
+    (name, value), *_ = arguments.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        StragglerManager(**arguments)
+
+
 def test_a_rank_that_slows_down_stops_it() -> None:
     training = StragglerManager(report_time_interval=0.15, stop_if_detected=True, calc_relative_gpu_perf=False)
     training.initialize()
