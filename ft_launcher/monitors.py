@@ -20,12 +20,17 @@ from ft_launcher.runtime import Runtime
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import (
+from rank_monitor.contract.launcher_messages import (
     Bye,
     Connected,
-    ControlRequest,
     CycleEnd,
     CycleStart,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.messages import (
+    ControlRequest,
     Guard,
     LimitsSet,
     Message,
@@ -33,9 +38,6 @@ from rank_monitor.contract.messages import (
     Restarter,
     ResultInDoubt,
     SectionTimes,
-    Snapshot,
-    SnapshotRequest,
-    Verdict,
 )
 from rank_monitor.contract.spawn import Monitor
 from rank_monitor.contract.wait import readable

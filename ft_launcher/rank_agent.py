@@ -41,7 +41,8 @@ from ft_launcher.restart_policy import is_known
 from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
 from ft_launcher.zombies import Zombies
 from rank_monitor.contract.exit_codes import AGREED, INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.messages import ControlRequest, Restarter, Verdict
+from rank_monitor.contract.launcher_messages import Verdict
+from rank_monitor.contract.messages import ControlRequest, Restarter
 
 logger = logging.getLogger(__name__)
 

@@ -25,14 +25,8 @@ from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Action, Decision
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.injection import Told
-from rank_monitor.contract.messages import (
-    ControlRequest,
-    LimitsSet,
-    RankException,
-    ResultInDoubt,
-    SectionTimes,
-    Verdict,
-)
+from rank_monitor.contract.launcher_messages import Verdict
+from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, ResultInDoubt, SectionTimes
 
 logger = logging.getLogger(__name__)
 

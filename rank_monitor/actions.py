@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rank_monitor.contract.messages import Verdict
+from rank_monitor.contract.launcher_messages import Verdict
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import Message, Snapshot, Verdict
+from rank_monitor.contract.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.messages import Message
 from rank_monitor.loop import Loop
 
 _MAX_UNSENT = 256

@@ -25,7 +25,8 @@ from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, Send
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import CycleEnd, CycleStart, Heartbeat, Verdict
+from rank_monitor.contract.launcher_messages import CycleEnd, CycleStart, Verdict
+from rank_monitor.contract.messages import Heartbeat
 from rank_monitor.limits import nanoseconds
 from rank_monitor.verdicts import HARD, NS_PER_S, SOFT, Deadline
 from rank_monitor.watch import Watch

@@ -13,18 +13,8 @@ import time
 
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import (
-    Attach,
-    Bye,
-    CycleEnd,
-    CycleStart,
-    Heartbeat,
-    Hello,
-    Message,
-    Progress,
-    Sections,
-    SnapshotRequest,
-)
+from rank_monitor.contract.launcher_messages import Bye, CycleEnd, CycleStart, SnapshotRequest
+from rank_monitor.contract.messages import Attach, Heartbeat, Hello, Message, Progress, Sections
 from rank_monitor.job import Job
 from rank_monitor.log import Log
 from rank_monitor.server import RankMonitorServer

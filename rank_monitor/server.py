@@ -17,13 +17,19 @@ from rank_monitor.contract.channel import Peer
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import (
-    Attach,
+from rank_monitor.contract.launcher_messages import (
     Bye,
     Connected,
-    ControlRequest,
     CycleEnd,
     CycleStart,
+    Ready,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.messages import (
+    Attach,
+    ControlRequest,
     Detach,
     Guard,
     Heartbeat,
@@ -34,14 +40,10 @@ from rank_monitor.contract.messages import (
     Ping,
     Progress,
     RankException,
-    Ready,
     Restarter,
     ResultInDoubt,
     Sections,
     SectionTimes,
-    Snapshot,
-    SnapshotRequest,
-    Verdict,
     Welcome,
 )
 from rank_monitor.contract.settings import to_json

@@ -18,7 +18,8 @@ from typing import Any
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ConfigError, ProtocolError
-from rank_monitor.contract.messages import Bye, Forked, ForkMonitor, Message, MonitorChanged
+from rank_monitor.contract.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
+from rank_monitor.contract.messages import Message
 from rank_monitor.contract.settings import from_json
 from rank_monitor.job import Job
 from rank_monitor.log import Log

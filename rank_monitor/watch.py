@@ -7,10 +7,10 @@ monotonic nanoseconds of the rank, never later than the monitor's own and never 
 from __future__ import annotations
 
 from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.launcher_messages import CycleStart
 from rank_monitor.contract.messages import (
     NO_ITERATION,
     Attach,
-    CycleStart,
     Detach,
     Guard,
     Heartbeat,

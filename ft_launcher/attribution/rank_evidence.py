@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from rank_monitor.contract.messages import NO_ITERATION, RankException, Snapshot, Verdict
+from rank_monitor.contract.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.messages import NO_ITERATION, RankException
 
 
 @dataclass(frozen=True)

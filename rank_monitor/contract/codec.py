@@ -19,16 +19,23 @@ from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.json_record import from_json
-from rank_monitor.contract.messages import (
-    Attach,
+from rank_monitor.contract.launcher_messages import (
     Bye,
     Connected,
-    ControlRequest,
     CycleEnd,
     CycleStart,
-    Detach,
     Forked,
     ForkMonitor,
+    MonitorChanged,
+    Ready,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.messages import (
+    Attach,
+    ControlRequest,
+    Detach,
     Guard,
     Heartbeat,
     Hello,
@@ -36,19 +43,14 @@ from rank_monitor.contract.messages import (
     IterationReached,
     LimitsSet,
     Message,
-    MonitorChanged,
     Ping,
     Progress,
     RankException,
-    Ready,
     Refused,
     Restarter,
     ResultInDoubt,
     Sections,
     SectionTimes,
-    Snapshot,
-    SnapshotRequest,
-    Verdict,
     Welcome,
 )
 
@@ -63,7 +65,7 @@ _SECTIONS_HEAD = struct.Struct("<qB")
 _SECTION_HEAD = struct.Struct("<QB")
 _HEARTBEAT, _SECTIONS, _ITERATION, _PROGRESS = 1, 2, 3, 4
 
-_JSON_KINDS: dict[int, type] = {
+_JSON_KINDS: dict[int, type[Message]] = {
     16: Hello,
     17: Attach,
     18: LimitsSet,

@@ -1,25 +1,32 @@
-"""Every message that crosses a process: one frozen dataclass each.
+"""What a rank and its monitor tell each other, and what every message that crosses a process is: a frozen dataclass.
 
 Knows no bytes (`codec.py`), no socket and no clock. All moments are nanoseconds of the sender's CLOCK_MONOTONIC, which
-is one clock for a whole machine.
+is one clock for a whole machine. What concerns the launcher the monitor hands on as it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 NO_ITERATION = -1
 
 
+class Message:
+    """Any message. Each class of one has its kind in `codec.py`."""
+
+
+# Client to monitor, small and often.
+
+
 @dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Message):
     """The rank is alive."""
 
 
 @dataclass(frozen=True)
-class Sections:
+class Sections(Message):
     """The whole set of open sections, each with the moment it was opened. A sign of life too."""
 
     open: tuple[tuple[str, int], ...]
@@ -27,14 +34,14 @@ class Sections:
 
 
 @dataclass(frozen=True)
-class IterationReached:
+class IterationReached(Message):
     """The training reports its iteration."""
 
     iteration: int
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Message):
     """The main thread last executed bytecode at `stamp_ns`. Not a sign of life of the training, only of the process."""
 
     stamp_ns: int
@@ -44,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Hello:
+class Hello(Message):
     """First message of a connection. `attached`: the training is watched already (the client came back). `guarded`:
     by an in-process wrapper, which says more next."""
 
@@ -57,14 +64,14 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Attach:
+class Attach(Message):
     """`init_workload_monitoring()`: judge from now on. Answered by `Welcome`."""
 
     num_warmup_iterations: int | None = None
 
 
 @dataclass(frozen=True)
-class LimitsSet:
+class LimitsSet(Message):
     """Limits in force from now on, in seconds (None: no limit). `learned` names those that were learned, as
     `initial`, `subsequent`, `out_of_section` or `section:NAME`."""
 
@@ -77,12 +84,12 @@ class LimitsSet:
 
 
 @dataclass(frozen=True)
-class Detach:
+class Detach(Message):
     """`shutdown_workload_monitoring()`: stop judging."""
 
 
 @dataclass(frozen=True)
-class RankException:
+class RankException(Message):
     """An uncaught exception ends the rank."""
 
     type: str
@@ -92,7 +99,7 @@ class RankException:
 
 
 @dataclass(frozen=True)
-class ControlRequest:
+class ControlRequest(Message):
     """What the training asks of the launcher: `exclude_this_node`, `stop_job` or `restart`."""
 
     action: str
@@ -100,7 +107,7 @@ class ControlRequest:
 
 
 @dataclass(frozen=True)
-class Guard:
+class Guard(Message):
     """An in-process wrapper guards the training from now on.
 
     `phase`: `running` (its function runs: no progress of the main thread for `soft_timeout_s` interrupts it, for
@@ -115,12 +122,12 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Ping:
+class Ping(Message):
     """The training reports progress by itself; the first one of an iteration makes the next ones expected."""
 
 
 @dataclass(frozen=True)
-class Restarter:
+class Restarter(Message):
     """What the in-process wrapper of a rank is doing.
 
     `state`: `joining` (respawned, and not let in yet), `initialized`, `handling_starting` (a fault is dealt with),
@@ -137,7 +144,7 @@ class Restarter:
 
 
 @dataclass(frozen=True)
-class SectionTimes:
+class SectionTimes(Message):
     """What straggler detection timed in this rank since its last report.
 
     `sections`: by name `med_ms`, `num`, and the scores `relative` and `individual`; `gpu`: these two for the kernels.
@@ -149,7 +156,7 @@ class SectionTimes:
 
 
 @dataclass(frozen=True)
-class ResultInDoubt:
+class ResultInDoubt(Message):
     """A step of this rank gave an unexpected result, and its device may be why: the job is about to end for it.
 
     `finding`: `reproducible` (another device has to compute the step), `same_device` (the next one was the same), or
@@ -167,7 +174,7 @@ class ResultInDoubt:
 
 
 @dataclass(frozen=True)
-class InterruptAsked:
+class InterruptAsked(Message):
     """The training shows no progress: the in-process wrapper is to restart it. `limit`: as in `Verdict`."""
 
     limit: str
@@ -175,7 +182,7 @@ class InterruptAsked:
 
 
 @dataclass(frozen=True)
-class Welcome:
+class Welcome(Message):
     """The settings in force, as JSON of `MonitorSettings`, and the cycle."""
 
     settings: dict[str, Any]
@@ -183,162 +190,7 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(Message):
     """An error record: why a message or a connection was not taken."""
 
     reason: str
-
-
-# Agent to monitor.
-
-
-@dataclass(frozen=True)
-class CycleStart:
-    """A rank was started; `started_ns` is from before its start, and a hello sent earlier is of another cycle.
-
-    `reconnect`: the monitor replaces a lost one under a rank that runs already, watched (`attached`) or not, with
-    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last `Guard`.
-    """
-
-    cycle: int
-    rank: int
-    rank_pid: int
-    started_ns: int
-    stack_file: str
-    reconnect: bool = False
-    attached: bool = False
-    limits: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class CycleEnd:
-    """The launcher stops the ranks: nothing is judged until the next `CycleStart`."""
-
-
-@dataclass(frozen=True)
-class SnapshotRequest:
-    """Asks for a `Snapshot`."""
-
-    token: int
-
-
-@dataclass(frozen=True)
-class Bye:
-    """An orderly end. A channel that closes without it means that the launcher was killed."""
-
-
-# Monitor to agent.
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The monitor watches its socket."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class Connected:
-    """A rank's client connected, or its watch began or ended; `attached`: it is judged now."""
-
-    pid: int
-    attached: bool
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Where a rank is. Ages are seconds at `token`'s answer; `sections` maps name to age. Everything the rank sent
-    before was forwarded before. After its exit: where it was, with `connected` and `attached` false."""
-
-    token: int
-    connected: bool
-    attached: bool
-    iteration: int
-    sections: dict[str, Any]
-    last_sign_age_s: float | None
-    detached: bool = False
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a monitor found.
-
-    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`,
-    `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked to
-    restart for. `line` is the well-known one-line form that people grep.
-    """
-
-    cycle: int
-    rank: int
-    pid: int
-    limit: str
-    limit_s: float
-    waited_s: float
-    learned: bool
-    iteration: int
-    sections: dict[str, Any]
-    reason: str
-    line: str
-    frames: list[str]
-    process: dict[str, Any]
-    condemned: bool
-
-
-# Launcher to template, template to launcher.
-
-
-@dataclass(frozen=True)
-class ForkMonitor:
-    """Fork one monitor; carries two descriptors: the listening socket and the monitor's end of its agent channel."""
-
-    local_rank: int
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Forked:
-    """The monitor runs; carries its pidfd."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class MonitorChanged:
-    """A monitor `ended`, `stopped` or `continued`; `status`: its exit code, or minus the signal that did it."""
-
-    pid: int
-    change: str
-    status: int
-
-
-Message: TypeAlias = (
-    Heartbeat
-    | Sections
-    | IterationReached
-    | Progress
-    | Hello
-    | Attach
-    | LimitsSet
-    | Detach
-    | RankException
-    | ControlRequest
-    | Guard
-    | Ping
-    | Restarter
-    | InterruptAsked
-    | SectionTimes
-    | ResultInDoubt
-    | Welcome
-    | Refused
-    | CycleStart
-    | CycleEnd
-    | SnapshotRequest
-    | Bye
-    | Ready
-    | Connected
-    | Snapshot
-    | Verdict
-    | ForkMonitor
-    | Forked
-    | MonitorChanged
-)

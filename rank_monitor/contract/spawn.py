@@ -21,7 +21,8 @@ from typing import Any
 from rank_monitor.contract import channel, codec, env
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import Bye, Forked, ForkMonitor, Message, MonitorChanged
+from rank_monitor.contract.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
+from rank_monitor.contract.messages import Message
 from rank_monitor.contract.settings import to_json
 from rank_monitor.contract.wait import readable
 

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import CycleStart, Message
+from rank_monitor.contract.launcher_messages import CycleStart
+from rank_monitor.contract.messages import Message
 from rank_monitor.contract.spawn import Template
 from tests.client.fake_monitor import wait_until
 

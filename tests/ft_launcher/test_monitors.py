@@ -15,7 +15,8 @@ from ft_launcher.monitors import STOPPED_GRACE_S, NodeMonitors, Replaced
 from ft_launcher.runtime import Runtime
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, ControlRequest, Hello, Message, RankException, Snapshot, Verdict
+from rank_monitor.contract.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.messages import Attach, ControlRequest, Hello, Message, RankException
 from rank_monitor.contract.wait import readable
 
 DEADLINE_S = 20.0

@@ -9,7 +9,8 @@ import pytest
 
 from ft_launcher import progress
 from ft_launcher.attribution import RankEvidence
-from rank_monitor.contract.messages import NO_ITERATION, Snapshot
+from rank_monitor.contract.launcher_messages import Snapshot
+from rank_monitor.contract.messages import NO_ITERATION
 
 
 def rank(iteration: int | None) -> RankEvidence:

@@ -11,7 +11,7 @@ import pytest
 from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
 from ft_launcher.logs import RunFolder
 from ft_launcher.recorder import Recorder
-from rank_monitor.contract.messages import Verdict
+from rank_monitor.contract.launcher_messages import Verdict
 
 
 @pytest.fixture

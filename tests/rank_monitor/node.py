@@ -16,7 +16,8 @@ from typing import TypeVar
 
 from rank_monitor.contract import channel, codec, env
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, Connected, CycleStart, Hello, Message, Ready
+from rank_monitor.contract.launcher_messages import Connected, CycleStart, Ready
+from rank_monitor.contract.messages import Attach, Hello, Message
 from rank_monitor.contract.spawn import Monitor, Template
 from rank_monitor.contract.sweep import processes_of
 

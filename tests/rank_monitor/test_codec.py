@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-import typing
 
 import pytest
 from hypothesis import given, settings
@@ -13,16 +12,23 @@ from hypothesis import strategies as st
 
 from rank_monitor.contract import codec
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import (
-    Attach,
+from rank_monitor.contract.launcher_messages import (
     Bye,
     Connected,
-    ControlRequest,
     CycleEnd,
     CycleStart,
-    Detach,
     Forked,
     ForkMonitor,
+    MonitorChanged,
+    Ready,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.messages import (
+    Attach,
+    ControlRequest,
+    Detach,
     Guard,
     Heartbeat,
     Hello,
@@ -30,19 +36,14 @@ from rank_monitor.contract.messages import (
     IterationReached,
     LimitsSet,
     Message,
-    MonitorChanged,
     Ping,
     Progress,
     RankException,
-    Ready,
     Refused,
     Restarter,
     ResultInDoubt,
     Sections,
     SectionTimes,
-    Snapshot,
-    SnapshotRequest,
-    Verdict,
     Welcome,
 )
 
@@ -93,7 +94,7 @@ def test_there_and_back(message: Message) -> None:
 
 
 def test_every_message_is_in_the_table_above() -> None:
-    assert {type(message) for message in MESSAGES} == set(typing.get_args(Message))
+    assert {type(message) for message in MESSAGES} == set(Message.__subclasses__())
 
 
 def test_a_heartbeat_is_sixteen_bytes_and_known_without_decoding() -> None:
@@ -161,7 +162,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 NAMES = st.sampled_from(
-    sorted({field.name for message in typing.get_args(Message) for field in dataclasses.fields(message)})
+    sorted({field.name for message in Message.__subclasses__() for field in dataclasses.fields(message)})
 )
 
 

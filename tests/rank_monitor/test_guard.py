@@ -9,16 +9,8 @@ import pytest
 
 from rank_monitor.actions import Action, Interrupt, Kill, SendVerdict, Signal
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import (
-    Attach,
-    CycleEnd,
-    Detach,
-    Guard,
-    Heartbeat,
-    Hello,
-    Ping,
-    Progress,
-)
+from rank_monitor.contract.launcher_messages import CycleEnd
+from rank_monitor.contract.messages import Attach, Detach, Guard, Heartbeat, Hello, Ping, Progress
 from rank_monitor.guard import PHASES
 from rank_monitor.hang_detector import State
 from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline, limited, ns, verdicts

@@ -9,18 +9,8 @@ import pytest
 
 from rank_monitor.actions import DumpStacks, Interrupt, Kill, SendVerdict, Signal
 from rank_monitor.contract.codec import Received
-from rank_monitor.contract.messages import (
-    Attach,
-    CycleEnd,
-    CycleStart,
-    Detach,
-    Guard,
-    Heartbeat,
-    Hello,
-    IterationReached,
-    Message,
-    Sections,
-)
+from rank_monitor.contract.launcher_messages import CycleEnd, CycleStart
+from rank_monitor.contract.messages import Attach, Detach, Guard, Heartbeat, Hello, IterationReached, Message, Sections
 from rank_monitor.hang_detector import ALARMS, Event, HangDetector, State
 from tests.rank_monitor.timeline import ONE_OF_EACH, STARTED_S, Timeline, limited, ns, verdicts
 

@@ -11,11 +11,10 @@ import time
 import pytest
 
 from rank_monitor.contract import channel, codec
+from rank_monitor.contract.launcher_messages import Connected, CycleEnd, Snapshot, SnapshotRequest, Verdict
 from rank_monitor.contract.messages import (
     Attach,
-    Connected,
     ControlRequest,
-    CycleEnd,
     Detach,
     Guard,
     Heartbeat,
@@ -28,9 +27,6 @@ from rank_monitor.contract.messages import (
     Refused,
     Restarter,
     Sections,
-    Snapshot,
-    SnapshotRequest,
-    Verdict,
     Welcome,
 )
 from rank_monitor.contract.settings import to_json

@@ -15,7 +15,7 @@ import pytest
 
 from rank_monitor.contract import channel, spawn
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import MonitorChanged, Ready, Snapshot, SnapshotRequest
+from rank_monitor.contract.launcher_messages import MonitorChanged, Ready, Snapshot, SnapshotRequest
 from rank_monitor.contract.spawn import Template
 from rank_monitor.contract.sweep import processes_of
 from tests.rank_monitor.node import Node, Puppet, ended, playing

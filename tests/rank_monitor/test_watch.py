@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.launcher_messages import CycleStart
 from rank_monitor.contract.messages import (
     Attach,
-    CycleStart,
     Detach,
     Heartbeat,
     Hello,

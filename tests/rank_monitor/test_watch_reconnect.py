@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from rank_monitor.actions import Note
 from rank_monitor.contract.codec import Received
-from rank_monitor.contract.messages import CycleStart, Heartbeat, Hello, Sections
+from rank_monitor.contract.launcher_messages import CycleStart
+from rank_monitor.contract.messages import Heartbeat, Hello, Sections
 from rank_monitor.hang_detector import HangDetector, State
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of
 

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 from rank_monitor.actions import Action, SendVerdict
 from rank_monitor.contract.codec import Received
 from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.launcher_messages import CycleEnd, CycleStart, Verdict
 from rank_monitor.contract.messages import (
     Attach,
-    CycleEnd,
-    CycleStart,
     Detach,
     Guard,
     Heartbeat,
@@ -22,7 +21,6 @@ from rank_monitor.contract.messages import (
     Progress,
     RankException,
     Sections,
-    Verdict,
 )
 from rank_monitor.hang_detector import HangDetector
 

@@ -24,7 +24,7 @@ from ft_client.inprocess.guarded_call import MakeStore
 from ft_client.inprocess.sidecar import Sidecar
 from ft_client.inprocess.wait_daemon import COMPANION
 from rank_monitor.contract.json_record import from_json
-from rank_monitor.contract.messages import CycleStart
+from rank_monitor.contract.launcher_messages import CycleStart
 from rank_monitor.contract.spawn import Template
 
 _IGNORED = {

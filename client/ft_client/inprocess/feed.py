@@ -61,14 +61,12 @@ class Feed(threading.Thread):
         store: a connection that nobody else uses.
         number: the iteration to begin with.
         member: this rank at entry.
-        interrupt: called on a fault, and when the store is lost.
+        interrupt: called with the iteration's number on a fault, and when the store is lost.
     """
 
-    def __init__(self, store: Any, number: int, member: int, interrupt: Callable[[], None]) -> None:
+    def __init__(self, store: Any, number: int, member: int, interrupt: Callable[[int], object]) -> None:
         super().__init__(name="ft_client in-process watcher", daemon=True)
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self.known_fault = -1
-        """The last iteration of which this rank knows that it is interrupted."""
         self.stopped = False
         """This rank leaves: the next key is the last to wait for."""
         self._store, self._number, self._member, self._interrupt = store, number, member, interrupt
@@ -79,9 +77,8 @@ class Feed(threading.Thread):
             while self._follow(self._number):
                 self._number += 1
         except Exception as problem:
-            self.known_fault = self._number
             try:
-                self._interrupt()
+                self._interrupt(self._number)
             finally:
                 self.news.put(Lost(problem))
 
@@ -96,9 +93,8 @@ class Feed(threading.Thread):
         if self._await(iteration.outcome) == DONE:
             self.news.put(Done(number))
             return False
-        self.known_fault = number
         began = time.monotonic()
-        self._interrupt()
+        self._interrupt(number)
         logger.debug("iteration %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
         self.news.put(Fault(number))
         closed = Closed.read(self._await(iteration.closed).encode())

@@ -16,19 +16,8 @@ from pathlib import Path
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import (
-    Connected,
-    ControlRequest,
-    CycleEnd,
-    CycleStart,
-    Guard,
-    LimitsSet,
-    Message,
-    Restarter,
-    Snapshot,
-    SnapshotRequest,
-    Verdict,
-)
+from rank_monitor.contract.launcher_messages import Connected, CycleEnd, CycleStart, Snapshot, SnapshotRequest, Verdict
+from rank_monitor.contract.messages import ControlRequest, Guard, LimitsSet, Message, Restarter
 from rank_monitor.contract.spawn import Template
 from rank_monitor.contract.wait import readable
 

@@ -217,6 +217,14 @@ FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
 }
 
 
+_INSIDE = "the other rank is where it is to be interrupted"
+
+
+def of_iteration() -> distributed.TCPStore:
+    """The store that the iteration's first rank hosts."""
+    return distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
 def swallowing(note: Note) -> Any:
     """A function that swallows the first interruption."""
     entry = me()[0]
@@ -225,8 +233,10 @@ def swallowing(note: Note) -> Any:
         if call.iteration:
             return call.iteration
         if entry:
+            of_iteration().get(_INSIDE)
             raise ValueError("the function failed")
         try:
+            of_iteration().set(_INSIDE, "")
             time.sleep(LONG_S)
         except BaseException as swallowed:
             note(type(swallowed).__name__)
@@ -244,9 +254,11 @@ def atomically(note: Note) -> Any:
         if call.iteration:
             return call.iteration
         if entry:
+            of_iteration().get(_INSIDE)
             raise ValueError("the function failed")
         with call.atomic(), call.atomic():
             note("in")
+            of_iteration().set(_INSIDE, "")
             for part in range(300):
                 time.sleep(0.001)
                 note(part)

@@ -15,7 +15,7 @@ LIMIT_S = 60
 
 def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:
     store, story = HashStore(), list[object]()
-    watcher = Feed(store, 0, 0, lambda: story.append("interrupted"))
+    watcher = Feed(store, 0, 0, lambda number: story.append(f"interrupted {number}"))
     watcher.start()
     first, second = Iteration(store, 0), Iteration(store, 1)
     first.arrive(Entry(0, 0, 1), "where")
@@ -29,16 +29,16 @@ def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:
     second.announce_return(Entry(0, 0, 1), 1)
     story.append(watcher.news.get(timeout=LIMIT_S))
     watcher.join(LIMIT_S)
-    assert story == [feed.Started(0, "where"), "interrupted", feed.Fault(0), feed.Started(1, ""), feed.Done(1)]
+    assert story == [feed.Started(0, "where"), "interrupted 0", feed.Fault(0), feed.Started(1, ""), feed.Done(1)]
     assert closed == first.closing()
 
 
 def test_who_was_stopped_for_long_does_not_wait_for_what_is_forgotten() -> None:
-    store, calls = HashStore(), list[str]()
+    store, interrupted = HashStore(), list[int]()
     tidy(store, 4)
-    watcher = Feed(store, 1, 0, lambda: calls.append("freed"))
+    watcher = Feed(store, 1, 0, interrupted.append)
     watcher.start()
     news = watcher.news.get(timeout=LIMIT_S)
     assert isinstance(news, feed.Lost)
     assert isinstance(news.problem, ProtocolError)
-    assert calls == ["freed"]
+    assert interrupted == [1]

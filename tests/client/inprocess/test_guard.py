@@ -17,16 +17,8 @@ from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.timeouts import Timeouts
 from rank_monitor.contract import codec, messages
 from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import (
-    Attach,
-    Heartbeat,
-    Hello,
-    InterruptAsked,
-    Ping,
-    Restarter,
-    Sections,
-    Verdict,
-)
+from rank_monitor.contract.launcher_messages import Verdict
+from rank_monitor.contract.messages import Attach, Heartbeat, Hello, InterruptAsked, Ping, Restarter, Sections
 from tests.client.agent import Agent, agent_of
 from tests.client.fake_monitor import FakeMonitor, wait_until
 from tests.client.rank import ended, started

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ft_launcher.attribution import FaultClass, FaultKind, NodeEvidence, RankEvidence, attribute
-from rank_monitor.contract.messages import RankException, Snapshot, Verdict
+from rank_monitor.contract.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.messages import RankException
 
 
 def rank(number: int, **facts: Any) -> RankEvidence:

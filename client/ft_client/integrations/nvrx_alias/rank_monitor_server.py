@@ -25,7 +25,7 @@ from ft_client.inprocess.sidecar import Sidecar
 from rank_monitor.contract import channel, env
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import FtError
-from rank_monitor.contract.messages import CycleStart
+from rank_monitor.contract.launcher_messages import CycleStart
 from rank_monitor.contract.settings import declarations, from_json, parse, to_json
 from rank_monitor.contract.spawn import Template
 from rank_monitor.contract.wait import readable

@@ -1,0 +1,155 @@
+"""The user's part in a call on this rank: the function and its callbacks, how they are interrupted, what ended them.
+
+Each piece of it ends with an event of the restart machine. Knows no store and no other rank (`call.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ft_client.inprocess.abort import cut_connections, forget_groups
+from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.call_wrapper import CallWrapper, Guarding
+from ft_client.inprocess.callback import BrokenCallback, called
+from ft_client.inprocess.exception import InternalError
+from ft_client.inprocess.failure import below_ours, let_go, was_never_called
+from ft_client.inprocess.interrupt import Interrupted, Interrupter
+from ft_client.inprocess.machine import Event
+from ft_client.inprocess.state import Mode, State
+
+logger = logging.getLogger("ft_client.inprocess")
+
+
+class Part:
+    """Of one call, for the thread that makes it.
+
+    Args:
+        arguments: of the wrapper.
+        function: the user's, with its arguments.
+        state: of this rank; what its function raised is noted there.
+        guard: the link to the monitor.
+
+    `known_fault`: the last iteration of which this rank knows that it is interrupted. `error`: what ends this rank.
+    """
+
+    def __init__(
+        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, guard: Guarding
+    ) -> None:
+        self.known_fault = -1
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._arguments, self._function, self._state = arguments, function, state
+        self._wrapper = CallWrapper(state, guard)
+        self._interrupter = Interrupter()
+        self._cause: BaseException | None = None
+        self._abort_ended: BaseException | None = None
+        self._is_over = False
+
+    def close(self) -> None:
+        """The call is over here."""
+        self._is_over = True
+        self._interrupter.close()
+
+    def begin(self) -> None:
+        """A new iteration: functions may run again."""
+        self._interrupter.reset()
+        self._wrapper.begin()
+
+    def prepare(self) -> Event:
+        """Calls what comes before the function."""
+        return self._tried(self._callbacks_before, Event.READY if self._state.mode is Mode.ACTIVE else Event.SPARE)
+
+    def run(self) -> Event:
+        """Calls the function; `result` is what it returned."""
+        return self._tried(self._call_function, Event.RETURNED)
+
+    def interrupt(self) -> None:
+        """Frees the main thread and interrupts it. Called in the watcher's thread."""
+        time.sleep(self._arguments.last_call_wait.total_seconds())
+        if self._is_over:  # this rank left before the others came to an end
+            return
+        with self._wrapper.atomic():
+            try:
+                called("abort", self._arguments.abort, self._state.freeze())
+            except BaseException as error:
+                logger.exception("rank %s: abort failed", self._state.rank)
+                self._abort_ended = None if isinstance(error, Exception) else error
+            again = (lambda: None) if self._arguments.abort is None else cut_connections
+            self._interrupter.interrupt(again)
+
+    def recover(self) -> Event:
+        """After the interruption: leaves nothing of this iteration to the next. FAILED ends this rank."""
+        self.result = None
+        if self._abort_ended is not None:
+            return self.end_by(self._abort_ended, Event.FAILED)
+        frozen = self._state.freeze()
+        try:
+            if self._arguments.abort is not None:
+                forget_groups()
+            called("finalize", self._arguments.finalize, frozen)
+            called("health_check", self._arguments.health_check, frozen)
+        except BaseException as error:
+            return self.end_by(error, Event.FAILED)
+        return Event.RECOVERED
+
+    def complete(self) -> None:
+        """The function is done on all ranks."""
+        called("completion", self._arguments.completion, self._state.freeze())
+
+    def terminate(self) -> None:
+        """This rank leaves."""
+        self._state.mode, self._state.rank, self._state.active_rank = Mode.TERMINATED, None, None
+        try:
+            called("terminate", self._arguments.terminate, self._state.freeze())
+        except BaseException as error:
+            logger.exception("terminate failed")
+            self.error = self.error if isinstance(error, Exception) else error
+
+    def end_by(self, error: BaseException, event: Event = Event.ENDED) -> Event:
+        """Notes what ends this rank; returns `event`."""
+        self.error = error
+        return event
+
+    def final_error(self, last: Event) -> BaseException:
+        """What ended this rank; without a cause of its own, by the last failure here. `last`: the last event."""
+        error = self.error or InternalError(f"the wrapper ends after {last.name}")
+        if error is not self._cause and error.__cause__ is None:
+            error.__cause__ = self._cause
+        return error
+
+    def _callbacks_before(self) -> None:
+        frozen = self._state.freeze()
+        called("initialize", self._arguments.initialize, frozen)
+        called("health_check", self._arguments.health_check, frozen)
+
+    def _call_function(self) -> None:
+        self.result = self._function(self._wrapper)
+
+    def _tried(self, piece: Callable[[], None], event: Event) -> Event:
+        """`event`; or INTERRUPTED, FAILED, ENDED."""
+        try:
+            self._interrupter.call(piece)
+        except Interrupted:
+            return Event.INTERRUPTED
+        except BaseException as error:
+            return self._failed_by(error)
+        return event
+
+    def _failed_by(self, error: BaseException) -> Event:
+        """A fault that restarts, or one that ends this rank."""
+        if isinstance(error, BrokenCallback) or not isinstance(error, Exception) or was_never_called(error):
+            return self.end_by(error)
+        state = self._state
+        is_own = self.known_fault < state.iteration
+        if is_own:
+            told = (type(error), error, below_ours(error.__traceback__))
+            logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
+        else:
+            logger.info("rank %s: failed in consequence: %s: %s", state.rank, type(error).__name__, error)
+        let_go(error)
+        self._cause = error
+        state.fn_exception = error if is_own else None
+        return Event.FAILED
