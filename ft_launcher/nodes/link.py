@@ -1,6 +1,6 @@
-"""A node's link to the others: sends its messages, waits for answers and for the end of its cycle, beats, and watches.
+"""A node's link to the others: sends its messages, beats, watches the coordinator, and takes what it awaits from it.
 
-Four threads speak to the store, each on a connection of its own, so that the agent never does. The agent hears of a
+Four threads speak to the store, so that the agent never does: two here, two of `awaited.py`. The agent hears of a
 cycle's end through one descriptor. Decides nothing but when this node must think itself cut off.
 """
 
@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
-from ft_launcher.nodes.coordination import BEAT, HOST, LONG_S, REPLY, Coordination, end_key, reply_key
+from ft_launcher.nodes.awaited import Awaited
+from ft_launcher.nodes.coordination import BEAT, HOST, Coordination, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
+from ft_launcher.nodes.lines import Lines
 from ft_launcher.nodes.messages import Arrive, CycleEnd, NodeMessage, Place, decode, encode
 from ft_launcher.nodes.rhythm import Rhythm, look_every
 from ft_launcher.nodes.silence import own_limit_s
 from ft_launcher.nodes.watch import Watch
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 
-_T = TypeVar("_T")
-
 _FIRST_S = 0.5
 _LOOK_S = 0.02
 _END_S = 0.5
 _QUICK = 4
 """A beat that takes more than this part of a period is slow: then none is left out."""
-_CHECK_EVERY = 4
-"""Times the node timeout: how often the awaited key is looked for beside the thread that waits for it."""
+_LOOK_EVERY = 4
+"""Times the node timeout: how often an awaited key is looked for beside the thread that waits for it."""
 
 
 @dataclass(frozen=True)
@@ -66,30 +64,20 @@ class Link:
         self.coordination: Coordination | None = None
         self._node, self._coordinate, self._beat_s, self._timeout_s = node, coordinate, beat_s, timeout_s
         self._hosts = store.hosted_here
-        self._ends: queue.SimpleQueue[CycleEnd] = queue.SimpleQueue()
-        self._bell, self._ring = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ring.setblocking(False)
         self._outbox: queue.SimpleQueue[NodeMessage | None] = queue.SimpleQueue()
-        self._cycles: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._answers_got: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        self._look_for: tuple[str, Callable[[bytes], None]] | None = None
-        self._asked_at = ""
-        self._closed = threading.Event()
         self._heard_at = self._checked_at = time.monotonic()
-        self._trouble: Exception | None = None
+        self._next_look = self._heard_at + _LOOK_EVERY * timeout_s
         self._watches = False
         self._watch = Watch(beat_s, timeout_s)
         self._rhythm = Rhythm()
-        self._first = store
-        self._threads = [
-            threading.Thread(target=loop, daemon=True, name=f"ft_node{loop.__name__}")
-            for loop in (self._speak, self._beat, self._await_answers, self._await_ends)
-        ]
         self._find_coordinator(store)
-        for thread in self._threads:
-            thread.start()
+        self._lines = Lines(store, min(beat_s, 1.0))
+        self._answers = Awaited("answers", self._lines, ours=True)
+        self._ends = Awaited("ends", self._lines, ours=False)
+        self._speaker = threading.Thread(target=self._speak, daemon=True, name="ft_node_speak")
+        self._beater = threading.Thread(target=self._beat, daemon=True, name="ft_node_beat")
+        self._speaker.start()
+        self._beater.start()
 
     def _find_coordinator(self, store: JobStore) -> None:
         """Whoever hosts the store coordinates; on a store apart from the nodes, whoever is first."""
@@ -104,16 +92,13 @@ class Link:
 
     def fileno(self) -> int:
         """Readable when a cycle's end was told."""
-        return self._bell.fileno()
+        return self._ends.fileno()
 
     def take_end(self, cycle: int) -> CycleEnd | None:
         """The end of this cycle, once it was told."""
-        with contextlib.suppress(BlockingIOError):
-            self._bell.recv(64)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (end := self._ends.get_nowait()).cycle == cycle:
-                    return end
+        with contextlib.suppress(ProtocolError):
+            end = decode(self._ends.take(end_key(cycle), 0) or b"")
+            return end if isinstance(end, CycleEnd) else None
         return None
 
     def send(self, message: NodeMessage) -> None:
@@ -123,22 +108,19 @@ class Link:
     def ask(self, arrival: Arrive) -> None:
         """Sends an arrival, whose answer `answer` gives."""
         self._node = arrival.node
+        self._answers.expect(reply_key(arrival.node, arrival.seq))
         self._outbox.put(arrival)
-        self._asked.put(arrival.seq)
 
     def answer(self, seq: int, limit_s: float) -> bytes | None:
         """The answer to arrival number `seq`; None: none came within `limit_s`."""
-        with contextlib.suppress(queue.Empty):
-            came, text = self._answers_got.get(timeout=limit_s)
-            return text if came == seq else None
-        return None
+        return self._answers.take(reply_key(self._node, seq), limit_s)
 
     def entered(self, place: Place, deputies: int) -> None:
         """This node takes part in a cycle now. Of its members, `deputies` watch the coordinator closely."""
         self._watch.period_s = look_every(place.nodes) * self._beat_s if place.deputy else None
         deputies = 0 if place.deputy or not self._watches else min(deputies, place.nodes - 1)
         self._rhythm.serve(place.rank, place.nodes, deputies)
-        self._cycles.put(place.cycle)
+        self._ends.expect(end_key(place.cycle))
 
     def was_deposed(self) -> bool:
         """Whether this node was the coordinator and another has taken over; told once."""
@@ -149,7 +131,7 @@ class Link:
 
     def trouble(self) -> Exception | None:
         """What went wrong with the store last; None while it answers."""
-        return self._trouble
+        return self._lines.trouble
 
     def _coordinates(self) -> bool:
         """Whether this node is the coordinator."""
@@ -158,101 +140,51 @@ class Link:
     def cut(self, now: float) -> Cut | None:
         """Whether this node is cut off. To be asked four times a beat; time in which nobody asked does not count."""
         if self._hosts:
-            failed = self.coordination is not None and not self.coordination.at_work and not self._closed.is_set()
+            failed = self.coordination is not None and not self.coordination.at_work and not self._lines.closed.is_set()
             return Cut(self.coordination.why_ended, False) if self.coordination is not None and failed else None
         overslept = max(0.0, now - self._checked_at - 2 * self._beat_s)
         self._checked_at, self._heard_at = now, min(now, self._heard_at + overslept)
         limit_s = own_limit_s(self._timeout_s, self._beat_s)
         if now - self._heard_at < limit_s:
             return None
-        why = f": {self._trouble}" if self._trouble else ""
+        why = f": {self._lines.trouble}" if self._lines.trouble else ""
         return Cut(f"the rendezvous' store gave no answer for {limit_s:g} s{why}", "unreachable" in why)
 
     def close(self, last: NodeMessage, limit_s: float) -> None:
         """Sends a last message and ends; a host of the store waits for the others to leave first, up to `limit_s`."""
         self._outbox.put(last)
         self._outbox.put(None)
-        self._threads[0].join(min(limit_s, self._timeout_s if self._trouble is None else self._beat_s))
+        self._speaker.join(min(limit_s, self._timeout_s if self._lines.trouble is None else self._beat_s))
         if self.coordination is not None:
             if self._hosts:
                 self.coordination.wait_for_leavers(limit_s)
             self.coordination.close()
-        self._closed.set()
-        self._asked.put(None)
-        self._cycles.put(None)
-        if self._trouble is None:  # a thread that waits in torch when Python ends would abort the process
+        self._lines.closed.set()
+        self._answers.close()
+        self._ends.close()
+        if self._lines.trouble is None:  # a thread that waits in torch when Python ends would abort the process
             threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
-            for thread in self._threads:
+            for thread in (self._speaker, self._beater, self._answers.thread, self._ends.thread):
                 thread.join(_END_S)
 
     def _wake(self) -> None:
         """Lets the thread go that waits for an answer which will not come; a cycle's end comes by itself."""
-        if self._look_for is not None and self._look_for[0].startswith(REPLY):
-            with contextlib.suppress(StoreLost):
-                self._first.publish({self._look_for[0]: ""})
+        with contextlib.suppress(StoreLost):
+            self._answers.let_go(self._lines.first)
 
     # The threads.
 
-    def _await_answers(self) -> None:
-        store: JobStore | None = None
-        while (seq := self._asked.get()) is not None:
-            key = self._asked_at = reply_key(self._node, seq)
-            self._look_for = (key, lambda text, seq=seq: self._answers_got.put((seq, text)))
-            store = self._found(store, *self._look_for)
-            self._asked_at = ""
-            with contextlib.suppress(StoreLost):
-                if store is not None:
-                    store.drop(key)
-
-    def _await_ends(self) -> None:
-        store: JobStore | None = None
-        while (cycle := self._cycles.get()) is not None:
-            self._look_for = (end_key(cycle), self._told)
-            store = self._found(store, *self._look_for)
-
-    def _found(self, store: JobStore | None, key: str, use: Callable[[bytes], None]) -> JobStore | None:
-        """Waits for a key and uses its value; returns the connection that is good now."""
-        text = None
-        while text is None and not self._closed.is_set():
-            store, text = self._until_done(store, lambda connected: connected.receive(key, LONG_S))
-        if text is not None:
-            use(text)
-        return store
-
-    def _told(self, text: bytes) -> None:
-        with contextlib.suppress(ProtocolError):
-            end = decode(text)
-            if isinstance(end, CycleEnd):
-                self._ends.put(end)
-                with contextlib.suppress(BlockingIOError):
-                    self._ring.send(b"!")
-
-    def _until_done(self, store: JobStore | None, work: Callable[[JobStore], _T]) -> tuple[JobStore | None, _T | None]:
-        """The connection that is good now, a new one where there was none, and what `work` gave; None: closed."""
-        while not self._closed.is_set():
-            try:
-                store = store or self._first.another()
-                return store, work(store)
-            except StoreLost as lost:
-                store, self._trouble = None, lost
-                self._closed.wait(min(self._beat_s, 1.0))
-        return store, None
-
     def _beat(self) -> None:
         """Beats, and does nothing else: on a slow line anything more would come between two beats."""
-        store: JobStore | None = None
         took_s = 0.0
-        while not self._closed.is_set():
+        while not self._lines.closed.is_set():
             sent_at, key = time.monotonic(), self._beat_key()
-            try:
-                if self._rhythm.next_is_made(took_s < self._beat_s / _QUICK) and key:
-                    store = store or self._first.another()
-                    store.beat(key)
+            if self._rhythm.next_is_made(took_s < self._beat_s / _QUICK) and key:
+                with contextlib.suppress(StoreLost):
+                    self._lines.once(lambda store: store.beat(key))  # noqa: B023 (called at once)
                     took_s = time.monotonic() - sent_at
-                    self._heard_at, self._trouble = sent_at, None
-            except StoreLost as lost:
-                store, self._trouble = None, lost
-            self._closed.wait(self._beat_s)
+                    self._heard_at, self._lines.trouble = sent_at, None
+            self._lines.closed.wait(self._beat_s)
 
     def _beat_key(self) -> str:
         """Who is said to live: this node, or the coordinator, whose only beats these are; empty: nobody can say so.
@@ -268,47 +200,38 @@ class Link:
         return BEAT if self.coordination.may_beat else ""
 
     def _speak(self) -> None:
-        """Sends messages as they come; in between looks after the coordinator and the awaited key."""
-        store: JobStore | None = None
-        next_check = time.monotonic() + _CHECK_EVERY * self._timeout_s
+        """Sends messages as they come; in between looks after the coordinator and what is awaited."""
         while True:
-            with contextlib.suppress(queue.Empty):
-                message = self._outbox.get(timeout=self._until_look_s())
-                if message is None:
-                    break
-                text = encode(message)
-                store, _ = self._until_done(store, lambda connected: connected.post(text))  # noqa: B023 (called at once)
-                if isinstance(message, Arrive):
-                    store = self._give_up_earlier(store, reply_key(message.node, message.seq))
-                continue
             try:
-                store = store or self._first.another()
-                if self._watches and not self._coordinates() and self._watch.is_due():
-                    self._rhythm.looked()
-                    if (term := self._watch.silent_term(store)) is not None:
-                        self.coordination = self._coordinate(term) or self.coordination
-                if time.monotonic() >= next_check:
-                    next_check = time.monotonic() + _CHECK_EVERY * self._timeout_s
-                    self._rhythm.looked()
-                    self._check(store)
-            except StoreLost as lost:
-                store, self._trouble = None, lost
-        self._until_done(store, lambda connected: connected.last_beat(self._node))
+                message = self._outbox.get(timeout=self._until_look_s())
+            except queue.Empty:
+                with contextlib.suppress(StoreLost):
+                    self._lines.once(self._look)
+                continue
+            if message is None:
+                break
+            self._post(message)
+        self._lines.until_done(lambda store: store.last_beat(self._node))
 
-    def _give_up_earlier(self, store: JobStore | None, key: str) -> JobStore | None:
-        """Frees the thread that awaits an answer which will not come: the coordinator that was asked was deposed."""
-        if (earlier := self._asked_at) not in ("", key):
-            store, _ = self._until_done(store, lambda connected: connected.publish({earlier: ""}))
-        return store
+    def _post(self, message: NodeMessage) -> None:
+        text = encode(message)
+        self._lines.until_done(lambda store: store.post(text))
+        if isinstance(message, Arrive):  # an answer to an earlier one will not come: who was asked was deposed
+            key = reply_key(message.node, message.seq)
+            self._lines.until_done(lambda store: self._answers.let_go(store, before=key))
+
+    def _look(self, store: JobStore) -> None:
+        if self._watches and not self._coordinates() and self._watch.is_due():
+            self._rhythm.looked()
+            if (term := self._watch.silent_term(store)) is not None:
+                self.coordination = self._coordinate(term) or self.coordination
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_EVERY * self._timeout_s
+            self._rhythm.looked()
+            self._answers.look(store)
+            self._ends.look(store)
 
     def _until_look_s(self) -> float:
         if not self._watches or self._coordinates():
             return self._beat_s
         return min(max(self._watch.next_look - time.monotonic(), _LOOK_S), self._beat_s)
-
-    def _check(self, store: JobStore) -> None:
-        """A thread that waits on a connection which died unheard misses its key."""
-        if self._look_for is not None:
-            key, use = self._look_for
-            if (text := store.receive(key, 0)) is not None:
-                use(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.training import ITERATIONS, Plan, Strike
 from tests.nodes.conftest import StartAgents
 
-QUICK = ("--ft-node-timeout=3", "--ft-node-beat=0.5")
+QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 
 
 def test_a_spare_takes_the_place_of_a_node_whose_hardware_is_suspected(on_loopback: StartAgents) -> None:

@@ -11,7 +11,7 @@ from tests.nodes.conftest import StartAgents
 HOLD, SAVED = 4, 3
 EXCLUDED = 94
 STOPPED = 95
-QUICK = ("--ft-node-timeout=3", "--ft-node-beat=0.5")
+QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 
 
 def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loopback: StartAgents) -> None:

@@ -8,7 +8,7 @@ from tests.faults.training import ITERATIONS, Plan, Strike
 from tests.nodes.conftest import StartAgents
 
 UNHEALTHY = 83
-QUICK = ("--ft-node-timeout=3", "--ft-node-beat=0.5")
+QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 
 
 def test_a_node_that_is_unhealthy_from_the_start_runs_nothing(on_loopback: StartAgents) -> None:

@@ -46,5 +46,4 @@ def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before
     link.ask(node("a+", 2))
     store.read_inbox(1, PATIENT_S)
     store.publish({reply_key("a+", 2): "yes"})
-    answers = (link.answer(2, PATIENT_S), link.answer(2, PATIENT_S))
-    assert b"yes" in answers
+    assert link.answer(2, PATIENT_S) == b"yes"
