@@ -141,7 +141,7 @@ def test_nodes_are_lost_and_return_in_turn(on_nodes: StartAgents) -> None:
 
 def test_a_late_agent_of_an_old_cycle_cannot_act(on_nodes: StartAgents) -> None:
     """It stood still, was given up, and wakes while others train in its place."""
-    agents = on_nodes(3, HELD, *PAIR_AND_SPARE, store_apart=True)
+    agents = on_nodes(3, HELD, *PAIR_AND_SPARE, "--ft-node-timeout=6", store_apart=True)
     agents.until_train(HOLD, world=4)
     late = agents.node_of(2)
     late.pause()

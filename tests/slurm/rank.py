@@ -25,10 +25,12 @@ _MOST_S = 300.0
 def main(folder: Path, *words: str) -> int:
     """Does the word of this start; its exit code."""
     rank, node = os.environ["RANK"], os.environ["SLURMD_NODENAME"]
-    started = folder / f"starts-{rank}"
-    start = len(started.read_text()) if started.exists() else 0
-    started.write_text("x" * (start + 1))
-    word = words[start] if rank == "0" else words[start] if words[start] in ("finish", "over") else "train"
+    word = words[_lines_in(folder / "starts")] if rank == "0" else "train"
+    if rank == "0":
+        with (folder / "starts").open("a") as starts:
+            starts.write("one\n")
+    elif (ahead := words[_lines_in(folder / "run" / "history.jsonl")]) in ("finish", "over"):
+        word = ahead  # of this attempt; a rank that ends before it starts counts no start of its own
     saved = folder / f"step-{rank}"
     print(f"start rank {rank} of {os.environ['WORLD_SIZE']} on {node}: {word}, step {_number_in(saved)}", flush=True)
     what, _, code = word.partition(":")
@@ -57,6 +59,10 @@ def _train(saved: Path) -> None:
         time.sleep(0.01)
     saved.write_text(str(step))
     print(f"saved step {step}", flush=True)
+
+
+def _lines_in(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def _number_in(file: Path) -> int:

@@ -5,6 +5,7 @@ All of it is JSON; only the microbatches of the data iterators are what the load
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,9 @@ from ft_client.rerun.failure import Failure
 from ft_client.rerun.machine import IN_DOUBT, RerunState
 
 VERSION = 1
+_SHARDED = "sharded"
+_DISTRIBUTED = "torch_dist"
+_MEGATRONS = "megatron.core.dist_checkpointing.mapping"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,18 @@ class Checkpoint:
         return {"version": VERSION, **form, "state": self.state.value, "failure": failure}
 
 
+def part_of(form: dict[str, Any], ckpt_format: str, world_size: int, rank: int) -> dict[str, Any]:
+    """The form as it goes into a checkpoint of this format.
+
+    Megatron's distributed checkpoints keep one copy of what is plain, rank 0's; what each rank has of its own is one
+    of its sharded objects there, and comes back as what it holds.
+    """
+    mapping = sys.modules.get(_MEGATRONS)
+    if ckpt_format != _DISTRIBUTED or mapping is None:
+        return form
+    return {_SHARDED: mapping.ShardedObject("rerun_state_machine", form, (world_size,), (rank,))}
+
+
 def settled(state: RerunState, iteration: int) -> tuple[RerunState, int]:
     """State and iteration to save: a step in doubt is computed again; any other unfinished step is a new one."""
     if state in IN_DOUBT:
@@ -55,6 +71,8 @@ def read(state_dict: Any, world_size: int, rank: int) -> Checkpoint:
     Raises:
         ValueError: naming `state_dict`: of another form, of another world size, or in doubt of another rank's step.
     """
+    if isinstance(state_dict, dict) and _SHARDED in state_dict:
+        state_dict = state_dict[_SHARDED]
     if not isinstance(state_dict, dict) or state_dict.get("version") != VERSION:
         raise ValueError(f"state_dict={state_dict!r:.100} was not written by RerunStateMachine.state_dict()")
     try:

@@ -214,7 +214,8 @@ class RerunStateMachine:
 
         Args:
             data_iterator: as given to `should_run_forward_backward`.
-            ckpt_format: accepted for compatibility; so is `force`. Each rank saves and loads its own dict.
+            ckpt_format: each rank saves and loads its own dict; in Megatron's "torch_dist" it is a sharded object.
+            force: accepted for compatibility.
         """
         state, iteration = checkpoint.settled(self.state, self.current_iteration)
         unfinished = self.state is not RerunState.NOT_RUNNING_YET
@@ -222,16 +223,18 @@ class RerunStateMachine:
         data = [one.state_dict() for one in as_iterators(data_iterator, self.mode is not RerunMode.DISABLED)]
         if self._loaded is not None:
             random, data = self._loaded.rng, self._loaded.data_iterators
-        return Checkpoint(
+        world_size, rank = group.size(), group.rank()
+        form = Checkpoint(
             state=state,
             current_iteration=iteration,
-            world_size=group.size(),
-            rank=group.rank(),
+            world_size=world_size,
+            rank=rank,
             failure=self._validation.failure,
             rng=random,
             largest=self._largest.state_dict(),
             data_iterators=data,
         ).to_dict()
+        return checkpoint.part_of(form, ckpt_format, world_size, rank)
 
     def validate_state_dict(self, state_dict: Any) -> bool:
         """Whether `load_state_dict` would take it; the log says why not."""
