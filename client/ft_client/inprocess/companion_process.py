@@ -77,6 +77,8 @@ def become(order: Order, make_store: MakeStore | None = None) -> NoReturn:
     """
     try:
         os.setsid()
+        with contextlib.suppress(OSError):  # the fork inherits it: whoever finds its pid finds it by its name
+            Path("/proc/self/comm").write_text(COMPANION)
         pid = os.fork()
         if pid == 0:
             _live(order, make_store)
@@ -120,8 +122,6 @@ def _settle(order: Order) -> None:
     sys.stdin, sys.stdout, sys.stderr = None, open(1, "w"), open(2, "w")  # noqa: SIM115
     # A name server that is not there must not cost a store its time; unless the user says so.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(COMPANION)
 
 
 def _close_all_but(kept: set[int]) -> None:
