@@ -102,15 +102,11 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         assert self._ranks is not None
         ranks = {local_rank: (self._global(local_rank), pid) for local_rank, pid in pids.items()}
         self._monitors.begin_cycle(self._cycle, ranks, self._ranks.started_ns)
-        self._parts.recorder.cycle_started(self._cycle, worker_group, ranks)
+        settings, recorder = self._parts.settings, self._parts.recorder
+        recorder.cycle_started(self._cycle, worker_group, ranks)
         assert self._store_of_cycle is not None
         self._rung_one = in_process.begin(
-            self._parts.settings,
-            self._store_of_cycle,
-            worker_group.workers,
-            self._ranks,
-            self._monitors,
-            self._parts.recorder,
+            settings, self._store_of_cycle, worker_group.workers, self._ranks, self._monitors, recorder
         )
         return pids
 

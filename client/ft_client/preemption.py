@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ft_client import group, piggyback
-from ft_client.ending import check_ending
+from ft_client.ending import check_exit_code, check_save
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,8 @@ class PreemptionGuard(DistributedSignalHandler):
         exit_signal_handler_for_dataloader: bool = False,
     ) -> None:
         super().__init__(sig, exit_signal_handler_for_dataloader)
-        check_ending(save, exit_code)
+        check_save(save)
+        check_exit_code(exit_code)
         self._save, self._exit_code = save, exit_code
 
     def check(self) -> None:

@@ -178,7 +178,7 @@ def test_signals_that_cannot_be_caught(sig: int) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [({"exit_code": 256}, "exit_code"), ({"exit_code": "0"}, "exit_code"), ({"save": 3}, "save")],
+    [({"exit_code": 256}, "exit_code"), ({"exit_code": None}, "exit_code"), ({"save": 3}, "save")],
 )
 def test_arguments_of_the_guard(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named}="):

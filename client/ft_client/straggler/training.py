@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ft_client import group
-from ft_client.ending import check_ending
+from ft_client.ending import check_exit_code, check_save
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
 from ft_client.straggler.findings import STEP_SECTION, findings
 from ft_client.straggler.options import read_options
@@ -52,7 +52,9 @@ class StragglerManager:
             options.setdefault("logger_name", self._LOGGER_NAME)
         self.options = read_options(config, options)
         self.logger = logging.getLogger(self.options.logger_name)
-        check_ending(save, exit_code)
+        check_save(save)
+        if exit_code is not None:
+            check_exit_code(exit_code)
         self._save, self._exit_code = save, exit_code
         self._running = False
 
