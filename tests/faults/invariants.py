@@ -58,7 +58,7 @@ def nothing_left(job: Job, limits: Collection[str] = ()) -> None:
     while (left := _left_over(job, limits)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left, f"I1: left over: {left}\n{job.tail()}"
-    earlier = [file.name for file in (job.folder / "ranks").glob("*") if '"left": []' not in file.read_text()]
+    earlier = [file.name for file in (job.folder / "ranks").glob("[!.]*") if '"left": []' not in file.read_text()]
     assert not earlier, f"I1: cycles began beside children of earlier ones: {earlier}\n{job.tail()}"
 
 
