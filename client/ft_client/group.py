@@ -1,17 +1,64 @@
-"""What one value is over all ranks: reductions on the process group's own device.
+"""What one value is over all ranks.
 
+Ranks that all run on one host tell each other (`same_host`); others reduce by torch, on the process group's own device.
 Without a process group, or in one of its own, a rank is alone and asks nobody. torch is used when the script has loaded
-it; this file never does.
+it; this file never does. The timeout of a group has no public name in torch: `_get_backend`, `options._timeout`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+
+from ft_client.meeting import meet
+from ft_client.same_host import SameHost
+
+_HOW: dict[str, Callable[..., float]] = {"MAX": max, "MIN": min}
+
+
+class _Ties:
+    """What the ranks of one process group agree by; of the default group, which all ranks make anew together."""
+
+    def __init__(self) -> None:
+        self._group: Callable[[], Any] = lambda: None
+        self._host: SameHost | None = None
+
+    def host(self, dist: Any) -> SameHost | None:
+        """The connections of ranks of one host; None: they are on several. Collective when the group is a new one."""
+        group = dist.group.WORLD
+        if self._group() is not group:
+            self.drop()
+            rank, size, device = dist.get_rank(), dist.get_world_size(), _device(dist)
+            wait_s = _timeout_s(dist, group._get_backend(device))
+            self._host = meet(rank, size, wait_s, partial(_broadcast, dist), partial(_is_on_all, dist))
+            self._group = weakref.ref(group)
+        return self._host
+
+    def cut(self) -> None:
+        """Fails whoever waits in an agreement, here and in the peers."""
+        if (host := self._host) is not None:
+            host.cut()
+
+    def drop(self) -> None:
+        """Forgets the group. In a fork, the parent's connections stay as they are."""
+        host, self._host, self._group = self._host, None, lambda: None
+        if host is not None:
+            host.close()
+
+
+_ties = _Ties()
+os.register_at_fork(after_in_child=_ties.drop)
+
+
+def cut() -> None:
+    """Fails whoever waits in a call of this file between ranks of one host, here and in the peers. From any thread."""
+    _ties.cut()
 
 
 def rank() -> int:
@@ -47,6 +94,15 @@ def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
     dist = _distributed()
     if dist is None:
         return [list(values)]
+    if (host := _ties.host(dist)) is not None:
+        gathered: list[list[float]] = []
+
+        def keep(rows: list[bytes]) -> bytes:
+            gathered.extend(map(_floats, rows))
+            return b""
+
+        _ask(dist, host, f"a gather of {len(values)}", _bytes(values), keep)
+        return gathered if dist.get_rank() == 0 else None
     tensor = _tensor(dist, values)
     rows = [tensor.new_empty(tensor.shape) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(tensor, rows, dst=0)
@@ -58,9 +114,9 @@ def from_rank0(value: float) -> float:
     dist = _distributed()
     if dist is None:
         return value
-    tensor = _tensor(dist, [value])
-    dist.broadcast(tensor, src=0)
-    return float(tensor.item())
+    if (host := _ties.host(dist)) is not None:
+        return _floats(_ask(dist, host, "a broadcast", _bytes([value]), lambda rows: rows[0]))[0]
+    return _broadcast(dist, value)
 
 
 def union_over_ranks(names: Iterable[str]) -> list[str]:
@@ -69,22 +125,64 @@ def union_over_ranks(names: Iterable[str]) -> list[str]:
     dist = _distributed()
     if dist is None:
         return own
-    torch = sys.modules["torch"]
     text = json.dumps(own).encode()
+    if (host := _ties.host(dist)) is not None:
+        return list(json.loads(_ask(dist, host, "a union", text, lambda rows: json.dumps(_union(rows)).encode())))
+    torch = sys.modules["torch"]
     length = int(max_over_ranks([len(text)])[0])
     tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=_device(dist))
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, tensor)
-    return sorted({name for one in gathered for name in json.loads(bytes(one.tolist()))})
+    return _union([bytes(one.tolist()) for one in gathered])
+
+
+def _union(texts: list[bytes]) -> list[str]:
+    return sorted({name for text in texts for name in json.loads(text)})
 
 
 def _reduced(values: Sequence[float], how: str) -> list[float]:
     dist = _distributed()
     if dist is None:
         return list(values)
+    if (host := _ties.host(dist)) is None:
+        return _all_reduced(dist, values, how)
+
+    def reduced(rows: list[bytes]) -> bytes:
+        return _bytes(map(_HOW[how], *map(_floats, rows)))
+
+    return _floats(_ask(dist, host, f"the {how} of {len(values)}", _bytes(values), reduced))
+
+
+def _ask(dist: Any, host: SameHost, question: str, own: bytes, answer: Callable[[list[bytes]], bytes]) -> bytes:
+    """An exchange that fails as a collective does."""
+    try:
+        return host.exchange(question, own, answer)
+    except OSError as error:
+        raise dist.DistNetworkError(str(error)) from error
+
+
+def _bytes(values: Iterable[float]) -> bytes:
+    return array("d", values).tobytes()
+
+
+def _floats(data: bytes) -> list[float]:
+    return array("d", data).tolist()
+
+
+def _all_reduced(dist: Any, values: Sequence[float], how: str) -> list[float]:
     tensor = _tensor(dist, values)
     dist.all_reduce(tensor, op=getattr(dist.ReduceOp, how))
     return [float(value) for value in tensor.tolist()]
+
+
+def _is_on_all(dist: Any, is_here: bool) -> bool:
+    return _all_reduced(dist, [float(is_here)], "MIN")[0] > 0
+
+
+def _broadcast(dist: Any, value: float) -> float:
+    tensor = _tensor(dist, [value])
+    dist.broadcast(tensor, src=0)
+    return float(tensor.item())
 
 
 def _tensor(dist: Any, values: Sequence[float]) -> Any:
@@ -98,6 +196,12 @@ def _distributed() -> Any:
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return dist
+
+
+def _timeout_s(dist: Any, backend: Any) -> float:
+    """After which a collective of the group fails."""
+    options = getattr(backend, "options", None)
+    return float(getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout).total_seconds())
 
 
 def _device(dist: Any) -> Any:

@@ -19,7 +19,7 @@ from ft_launcher.hints import NodeEvidence
 from rank_monitor.contract.messages import NO_ITERATION, RankException
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_IN_COLLECTIVE = ("distributed_c10d.py", "_engine_run_backward", "all_reduce", "barrier")
+_IN_COLLECTIVE = ("distributed_c10d.py", "same_host.py", "_engine_run_backward", "all_reduce", "barrier")
 _MOST_NAMED = 4
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""

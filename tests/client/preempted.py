@@ -15,45 +15,32 @@ from ft_client import piggyback
 from ft_client.piggyback import Piggyback
 from ft_client.preemption import DistributedSignalHandler, PreemptionGuard
 from ft_client.rerun import RerunStateMachine
+from tests.client import asked
 
 
-def asks(rank: int, world_size: int, struck: int, at: int, sig: int) -> dict[str, Any]:
+def asks(rank: int, world_size: int, struck: int, at: int, sig: int, one_host: bool) -> dict[str, Any]:
     """Steps until the ranks agree to stop; `struck` gets the signal in step `at`."""
     before = signal.getsignal(sig)
-    sizes: list[int] = []
-    reduce = dist.all_reduce
-
-    def counted(tensor: Any, *args: Any, **more: Any) -> Any:
-        sizes.append(tensor.numel())
-        return reduce(tensor, *args, **more)
-
-    with DistributedSignalHandler(sig) as handler, mock.patch.object(dist, "all_reduce", counted):
+    with DistributedSignalHandler(sig) as handler, asked.counted(one_host) as found:
         for step in range(10):
             if step == at and rank == struck:
                 os.kill(os.getpid(), sig)
             if handler.should_stop():
                 break
-        counts = list(sizes)
+        agreed = list(found)
         flags = handler.signals_received()
         released = [handler.release(), handler.release()]
     restored = signal.getsignal(sig) is before
-    return {"step": step, "sizes": counts, "flags": flags, "released": released, "restored": restored}
+    return {"step": step, "agreed": agreed, "flags": flags, "released": released, "restored": restored}
 
 
-def rides(rank: int, world_size: int, struck: int, at: int, short_s: float) -> dict[str, Any]:
-    """Steps of the rerun machine with the guard; how many reductions there were, and in which step each rank left."""
-    sizes: list[int] = []
-    reduce = dist.all_reduce
-
-    def counted(tensor: Any, *args: Any, **more: Any) -> Any:
-        sizes.append(tensor.numel())
-        return reduce(tensor, *args, **more)
-
+def rides(rank: int, world_size: int, struck: int, at: int, short_s: float, one_host: bool) -> dict[str, Any]:
+    """Steps of the rerun machine with the guard; what was agreed on, and in which step each rank left."""
     machine = RerunStateMachine(mode="validate_results")
     with (
         mock.patch.object(piggyback, "of_process", Piggyback()),
         mock.patch.object(piggyback, "SHORT_STEP_S", short_s),
-        mock.patch.object(dist, "all_reduce", counted),
+        asked.counted(one_host) as agreed,
         DistributedSignalHandler(signal.SIGUSR1) as handler,
     ):
         for step in range(10):
@@ -65,7 +52,7 @@ def rides(rank: int, world_size: int, struck: int, at: int, short_s: float) -> d
                     os.kill(os.getpid(), signal.SIGUSR1)
             if handler.should_stop():
                 break
-    return {"step": step, "reductions": len(sizes)}
+    return {"step": step, "agreed": agreed}
 
 
 def agrees(rank: int, world_size: int) -> dict[str, Any]:

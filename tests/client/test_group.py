@@ -1,9 +1,14 @@
-"""Limits learned over two real ranks: one process group of gloo, one monitor each."""
+"""Limits learned over two real ranks: one process group of gloo, one monitor each. How ranks of one host agree."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +36,9 @@ def attempt(name, call):
         told[name] = str(error)
 
 told["max"] = group.max_over_ranks([rank, -rank, 2.5])
+told["min"] = group.min_over_ranks([rank, -rank, 2.5])
+told["gather"] = group.gather_on_rank0([rank, 0.5])
+told["from rank 0"] = group.from_rank0(rank + 0.25)
 told["union"] = group.union_over_ranks(["both", "ä" * 100] if rank else ["both", "first"])
 told["no names"] = group.union_over_ranks([])
 client.send_heartbeat()
@@ -82,8 +90,11 @@ Told = tuple[list[dict[str, Any]], list[FakeMonitor]]
 def test_reductions(told: Told) -> None:
     for one in told[0]:
         assert one["max"] == [1.0, 0.0, 2.5]
+        assert one["min"] == [0.0, -1.0, 2.5]
+        assert one["from rank 0"] == 0.25
         assert one["union"] == sorted(["both", "first", "ä" * 100])
         assert one["no names"] == []
+    assert [one["gather"] for one in told[0]] == [[[0.0, 0.5], [1.0, 0.5]], None]
 
 
 def test_all_ranks_decide_alike_whether_they_are_ready(told: Told) -> None:
@@ -107,6 +118,47 @@ def test_each_monitor_is_told(told: Told) -> None:
     limits = [monitor.messages(LimitsSet)[-1] for monitor in told[1]]
     assert limits[0] == limits[1]
     assert limits[0].state["current_timeouts"] == told[0][0]["state"]
+
+
+AGREES = """
+import os, signal, sys, time
+import torch.distributed as dist
+from ft_client import group
+
+rank = int(os.environ["RANK"])
+for store in sys.argv[1:]:
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=3)
+    assert group.max_over_ranks([rank]) == [2.0]
+    if store != sys.argv[-1]:
+        dist.destroy_process_group()
+if rank == 1:
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+for attempt in range(2):
+    try:
+        group.max_over_ranks([0.0])
+    except dist.DistNetworkError as error:
+        print(error, flush=True)
+"""
+
+
+def test_a_rank_that_dies_is_not_waited_for_and_each_group_meets_anew(tmp_path: Path) -> None:
+    """Though its fork lives on, as a loader's worker may for a while."""
+    script = tmp_path / "script.py"
+    script.write_text(AGREES)
+    program = [sys.executable, str(script), str(tmp_path / "store1"), str(tmp_path / "store2")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(3):
+            variables = {**os.environ, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+            ranks.append(stack.enter_context(subprocess.Popen(program, env=variables, **pipes)))  # type: ignore[call-overload]
+        for rank, lost in ((0, 1), (2, 0)):
+            out, err = ranks[rank].communicate(timeout=120)
+            assert out.count(f"Connection closed by peer: rank {lost} has ended") == 2, out + err
+        assert ranks[1].wait() == -signal.SIGKILL
 
 
 def test_the_device_is_that_of_the_groups_backend() -> None:

@@ -37,29 +37,31 @@ def ranks_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
             stack.callback(one.close)
 
 
+@pytest.mark.parametrize("one_host", [True, False])
 @pytest.mark.parametrize(("world_size", "struck"), [(1, 0), (2, 1), (4, 2)])
 def test_one_rank_is_hit_and_all_stop_at_the_same_step(
-    ranks_of: Callable[[int], Ranks], world_size: int, struck: int
+    ranks_of: Callable[[int], Ranks], world_size: int, struck: int, one_host: bool
 ) -> None:
-    told = ranks_of(world_size).run(preempted.asks, struck=struck, at=3, sig=signal.SIGTERM)
+    told = ranks_of(world_size).run(preempted.asks, struck=struck, at=3, sig=signal.SIGTERM, one_host=one_host)
     for rank, one in enumerate(told):
         assert one["step"] == 3
-        assert one["sizes"] == ([1] * 4 if world_size > 1 else []), "one scalar reduction per step"
+        assert one["agreed"] == ([("all_reduce", 1)] * 4 if world_size > 1 else []), "one number per step"
         assert one["flags"] == [other == struck for other in range(world_size)]
         assert one["released"] == [True, False] and one["restored"]
         received = ["Received signal 15, initiating graceful stop"] if rank == struck else []
         assert one["lines"] == ["Signal handler installed for 15", *received]
 
 
+@pytest.mark.parametrize("one_host", [True, False])
 @pytest.mark.parametrize("short_s", [math.inf, 0.0])
 def test_the_rerun_machines_votes_carry_the_signal_where_steps_are_short(
-    ranks_of: Callable[[int], Ranks], short_s: float
+    ranks_of: Callable[[int], Ranks], short_s: float, one_host: bool
 ) -> None:
-    told = ranks_of(2).run(preempted.rides, struck=1, at=3, short_s=short_s)
+    told = ranks_of(2).run(preempted.rides, struck=1, at=3, short_s=short_s, one_host=one_host)
     votes = 5  # four steps and one rerun
     own = 2 if short_s else 4  # the time before the first vote is not known, and nobody asks between run and rerun
     assert [one["step"] for one in told] == [3, 3]
-    assert [one["reductions"] for one in told] == [votes + own] * 2
+    assert [len(one["agreed"]) for one in told] == [votes + own] * 2
 
 
 def test_what_carries_a_flag_and_what_does_not(ranks_of: Callable[[int], Ranks]) -> None:

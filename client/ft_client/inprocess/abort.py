@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from ft_client.group import cut as cut_agreements
 from ft_client.inprocess import connections
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.state import FrozenState
@@ -49,10 +50,11 @@ class AbortTorchDistributed(Abort):
     """Ends what runs in `torch.distributed` and destroys all process groups.
 
     NCCL's communicators are aborted, each in a thread of its own; gloo's connections are shut down, and so are those
-    to the store at MASTER_PORT, for which a main thread inside `init_process_group` may wait. Whoever waits in gloo
-    gets a RuntimeError, on the other side of the connection too. A main thread that is still on its way into a wait
-    (its store looks up a name, or finds no server yet) is not freed: call again until it has been interrupted. Never
-    freed are a `recv` from any source, which ends with its group's timeout, and gloo over ibverbs.
+    by which ranks of one host agree, and those to the store at MASTER_PORT, for which a main thread inside
+    `init_process_group` may wait. Whoever waits in gloo gets a RuntimeError, on the other side of the connection too.
+    A main thread that is still on its way into a wait (its store looks up a name, or finds no server yet) is not
+    freed: call again until it has been interrupted. Never freed are a `recv` from any source, which ends with its
+    group's timeout, and gloo over ibverbs.
 
     Args:
         torch_fr_trace_path: folder for the Flight Recorder's dump, `iter_ITERATION/_dump_RANK` with the rank at entry;
@@ -144,6 +146,7 @@ def _abort(group: ProcessGroup) -> None:
 def cut_connections() -> None:
     """Ends waits for peers and for the iteration's store. To be called again while the main thread does not arrive: a
     thread that was on its way into a wait, in a name lookup for instance, was missed."""
+    cut_agreements()
     left = connections.cut_gloo()
     if (port := os.environ.get("MASTER_PORT", "")).isdecimal():
         connections.cut_store(int(port))

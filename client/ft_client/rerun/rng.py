@@ -27,12 +27,11 @@ class RngState:
 def save() -> RngState:
     """The present state."""
     of_numpy = sys.modules.get("numpy.random")
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
     return RngState(
         random.getstate(),
         of_numpy.get_state() if of_numpy else None,
         torch.get_rng_state(),
-        torch.cuda.get_rng_state() if in_use else None,
+        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     )
 
 

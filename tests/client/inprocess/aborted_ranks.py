@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ft_client.group import max_over_ranks
 from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
 from ft_client.inprocess.state import State
 
@@ -57,6 +58,7 @@ OPERATIONS: dict[str, Callable[[], Any]] = {
     "second group": lambda: dist.all_reduce(TINY, group=SECOND[-1]),
     "new group": lambda: dist.new_group(list(range(last() + 1))),
     "monitored": lambda: dist.monitored_barrier(timeout=LONG),
+    "agreement": lambda: max_over_ranks([1.0]),
     "ddp": ddp,
     "init": lambda: dist.init_process_group("gloo", timeout=LONG),
 }
@@ -107,6 +109,7 @@ class Rank:
             dist.all_reduce(total)
             dist.all_reduce(total, group=SECOND[-1])
             assert total.item() == self.world**2, total
+            assert max_over_ranks([self.rank]) == [last()]
             if operation == "init":
                 AbortTorchDistributed()(self.state)
             else:

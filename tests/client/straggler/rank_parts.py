@@ -6,7 +6,6 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ft_client.straggler import Detector, NVRxStragglerDetectionManager, Report, StragglerManager
+from tests.client import asked
 from tests.client.straggler import ranks
 
 NAP_S = 0.03
@@ -92,30 +92,7 @@ def seen(report: Report | None) -> dict[str, Any] | None:
     }
 
 
-@contextlib.contextmanager
-def counted_collectives() -> Iterator[collections.Counter[str]]:
-    """Counts this rank's collectives, which happen as ever."""
-    count: collections.Counter[str] = collections.Counter()
-    names = ["all_reduce", "gather", "all_gather", "broadcast", "barrier", "all_gather_object", "broadcast_object_list"]
-    real = {name: getattr(dist, name) for name in names}
-
-    def counting(name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            count[name] += 1
-            return real[name](*args, **kwargs)
-
-        return call
-
-    for name in names:
-        setattr(dist, name, counting(name))
-    try:
-        yield count
-    finally:
-        for name in names:
-            setattr(dist, name, real[name])
-
-
-def collectives(rank: int) -> list[dict[str, int]]:
+def agreements(rank: int, one_host: bool) -> list[dict[str, int]]:
     """What each of several reports costs: the first, one as before, one with a section new on one rank, the next."""
     Detector.initialize()
     counts = []
@@ -125,25 +102,25 @@ def collectives(rank: int) -> list[dict[str, int]]:
         if turn == 2 and rank == 3:
             with Detector.detection_section("late"):
                 pass
-        with counted_collectives() as count:
+        with asked.counted(one_host) as agreed:
             report = Detector.generate_report()
         assert (report is not None) == (rank == 0)
         if report is not None and turn == 2:
             assert report.section_relative_perf_scores["late"] == {3: 1.0}
         if report is not None and turn == 3:
             assert "late" not in report.section_relative_perf_scores
-        counts.append(dict(count))
+        counts.append(dict(collections.Counter(kind for kind, _ in agreed)))
     return counts
 
 
-def silent_modes(rank: int) -> dict[str, Any]:
+def silent_modes(rank: int, one_host: bool) -> dict[str, Any]:
     """Reports that are not gathered: individual scores alone, and relative ones."""
     found: dict[str, Any] = {}
     for scores in ("individual_perf_scores", "relative_perf_scores"):
         Detector.initialize(
             scores_to_compute=[scores], gather_on_rank0=False, node_name=f"n{rank}", report_time_interval=0.01
         )
-        with counted_collectives() as count:
+        with asked.counted(one_host) as agreed:
             report = None
             while report is None:
                 with Detector.detection_section("work"):
@@ -151,7 +128,11 @@ def silent_modes(rank: int) -> dict[str, Any]:
                 report = Detector.generate_report_if_interval_elapsed()
         told = seen(report)
         assert told is not None
-        found[scores] = (dict(count), told["nodes"], [list(told[kind]) for kind in ("relative", "individual")])
+        found[scores] = (
+            {kind for kind, _ in agreed},
+            told["nodes"],
+            [list(told[kind]) for kind in ("relative", "individual")],
+        )
     return found
 
 

@@ -66,17 +66,20 @@ def test_calm_runs(tmp_path: Path, run: int) -> None:
         assert told["slow"] == NOBODY
 
 
-def test_a_report_costs_two_collectives_and_names_travel_when_new(tmp_path: Path) -> None:
-    steady, with_names = {"all_reduce": 1, "gather": 1}, {"all_reduce": 3, "all_gather": 1, "gather": 1}
-    assert results(rank_parts.collectives, tmp_path) == [[with_names, steady, with_names, steady]] * 4
+@pytest.mark.parametrize("one_host", [True, False])
+def test_a_report_costs_two_agreements_and_names_travel_when_new(tmp_path: Path, one_host: bool) -> None:
+    """Torch's collectives need to know how long the names are."""
+    steady, with_names = {"all_reduce": 1, "gather": 1}, {"all_reduce": 3 - one_host, "all_gather": 1, "gather": 1}
+    assert results(rank_parts.agreements, tmp_path, one_host) == [[with_names, steady, with_names, steady]] * 4
 
 
-def test_what_is_not_gathered(tmp_path: Path) -> None:
-    for rank, told in enumerate(results(rank_parts.silent_modes, tmp_path, world=2)):
-        counts, nodes, names = told["individual_perf_scores"]
-        assert (counts, nodes, names) == ({}, {rank: f"n{rank}"}, [[], ["work"]])
-        counts, nodes, names = told["relative_perf_scores"]
-        assert set(counts) == {"all_reduce", "all_gather"}
+@pytest.mark.parametrize("one_host", [True, False])
+def test_what_is_not_gathered(tmp_path: Path, one_host: bool) -> None:
+    for rank, told in enumerate(results(rank_parts.silent_modes, tmp_path, one_host, world=2)):
+        kinds, nodes, names = told["individual_perf_scores"]
+        assert (kinds, nodes, names) == (set(), {rank: f"n{rank}"}, [[], ["work"]])
+        kinds, nodes, names = told["relative_perf_scores"]
+        assert kinds == {"all_reduce", "all_gather"}
         assert (nodes, names) == ({rank: f"n{rank}"}, [["work"], []])
 
 

@@ -96,8 +96,9 @@ def test_an_exception_about_a_lost_peer_is_collateral_though_it_comes_first() ->
     assert fault.agreed_exit_code == -9
 
 
-def test_a_rank_that_waits_in_a_collective_is_not_the_hanging_one() -> None:
-    waiting = verdict(0, frames=["distributed_c10d.py:2962 in all_reduce", "train.py:3 in step"])
+@pytest.mark.parametrize("waits", ["distributed_c10d.py:2962 in all_reduce", "same_host.py:134 in _ready"])
+def test_a_rank_that_waits_in_a_collective_is_not_the_hanging_one(waits: str) -> None:
+    waiting = verdict(0, frames=[waits, "train.py:3 in step"])
     sleeping = verdict(1, frames=["train.py:9 in load"])
     ranks = [rank(0, verdict=waiting, verdict_at=1.0), rank(1, verdict=sleeping, verdict_at=1.01)]
     fault = attribute(ranks, NODE)

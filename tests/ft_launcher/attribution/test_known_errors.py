@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ft_client import same_host
 from ft_launcher.attribution.known_errors import is_about_peers, of_exception
 from ft_launcher.fault_class import FaultClass
 from ft_launcher.hints import NodeEvidence
@@ -54,6 +55,7 @@ IB = "NET/IB : Unable to open device mlx5_0"
 PAIR = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 RESET = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:4242: Connection reset by peer"
 WAITED = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
+NOT_ASKED = str(same_host.SameHost({}, 600.0, spins=False)._waited("recv", [1]))
 BARRIER = "Rank 1 failed to pass monitoredBarrier in 30000 ms"
 STORE = "wait timeout after 300000ms, keys: /default_pg/0//cuda//0"
 CLIENTS = "Timed out after 61 seconds waiting for clients. 1/2 clients joined."
@@ -96,6 +98,7 @@ SIGNALLED = "Process 4711 got signal: 15"
         ("torch.distributed.DistBackendError", WATCHDOG, NODE, HANG, "did not take part"),
         ("RuntimeError", WAITED + " to complete", NODE, HANG, "did not take part"),
         ("RuntimeError", BARRIER, NODE, HANG, "did not take part"),
+        ("torch.distributed.DistNetworkError", NOT_ASKED, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", STORE, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", CLIENTS, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", "Socket Timeout", NODE, HANG, "did not take part"),
@@ -106,6 +109,7 @@ SIGNALLED = "Process 4711 got signal: 15"
         ("torch.distributed.DistBackendError", "NCCL communicator was aborted on rank 1.", NODE, AROUND, "other end"),
         ("torch.distributed.DistNetworkError", RECV, NODE, AROUND, "other end is gone"),
         ("torch.distributed.DistNetworkError", UNREACHED, NODE, AROUND, "other end is gone"),
+        ("torch.distributed.DistNetworkError", str(same_host._lost(1)), NODE, AROUND, "other end is gone"),
         ("BrokenPipeError", "[Errno 32] Broken pipe", NODE, AROUND, "other end is gone"),
         ("ConnectionResetError", "", NODE, AROUND, ""),
         # Hardware, or what stands in its place.

@@ -1,0 +1,179 @@
+"""Ranks of one host, each a thread here: how they meet, and what they exchange."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from ft_client import meeting
+from ft_client.meeting import meet
+from ft_client.same_host import SameHost
+
+LONG_S = 120.0
+
+
+class Ranks:
+    """What torch's collectives are for ranks that meet, and a thread for each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=LONG_S)
+        self._said: list[Any] = [None] * size
+        self._pool = ThreadPoolExecutor(size)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._said[rank] = value
+        self._barrier.wait()
+        said = list(self._said)
+        self._barrier.wait()
+        return said
+
+    def meet(self, wait_s: float = LONG_S, name_for: Callable[[int, float], float] = lambda _, name: name) -> Any:
+        """By rank, its connections. `name_for`: what a rank hears of rank 0's name."""
+
+        def one(rank: int) -> SameHost | None:
+            def from_rank0(name: float) -> float:
+                return name_for(rank, float(self.gather(rank, name)[0]))
+
+            return meet(rank, self.size, wait_s, from_rank0, lambda is_here: all(self.gather(rank, is_here)))
+
+        return [found.result() for found in self.start(one)]
+
+    def start(self, call: Callable[[int], Any]) -> list[Future[Any]]:
+        return [self._pool.submit(call, rank) for rank in range(self.size)]
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    made = Ranks(getattr(request, "param", 3))
+    yield made
+    made.close()
+
+
+def errors(calls: list[Future[Any]]) -> list[BaseException | None]:
+    return [call.exception(LONG_S) for call in calls]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8], indirect=True)
+@pytest.mark.parametrize("large", [0, 1_000_000])
+def test_all_get_what_rank_0_makes_of_all_by_rank(ranks: Ranks, large: int) -> None:
+    hosts = ranks.meet()
+
+    def ask(rank: int) -> list[bytes]:
+        said = (b"%d" % rank, b"", b"x" * large)
+        return [hosts[rank].exchange(f"question {n}", one, b"|".join) for n, one in enumerate(said)]
+
+    expected = [b"|".join([b"%d" % rank for rank in range(ranks.size)])]
+    expected += [b"|" * (ranks.size - 1), b"|".join([b"x" * large] * ranks.size)]
+    assert [call.result(LONG_S) for call in ranks.start(ask)] == [expected] * ranks.size
+
+
+def test_ranks_that_are_out_of_step(ranks: Ranks) -> None:
+    hosts = ranks.meet()
+    first, *others = errors(ranks.start(lambda rank: hosts[rank].exchange(f"question {rank // 2}", b"", b"".join)))
+    assert isinstance(first, RuntimeError)
+    assert "rank 2 asks for question 1, this rank for question 0" in str(first)
+    assert all(isinstance(error, ConnectionError) for error in others)
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_nobody_waits_for_a_rank_that_is_gone(ranks: Ranks, gone: int) -> None:
+    hosts = ranks.meet()
+
+    def ask(rank: int) -> bytes:
+        if rank == gone:
+            hosts[rank].close()
+            return b""
+        return bytes(hosts[rank].exchange("it", b"", b"".join))
+
+    for rank, error in enumerate(errors(ranks.start(ask))):
+        assert rank == gone or (isinstance(error, ConnectionError) and "Connection closed by peer" in str(error))
+
+
+def test_who_waits_is_freed_from_another_thread_and_so_are_the_others(ranks: Ranks) -> None:
+    hosts = ranks.meet()
+    waiting = ranks.start(lambda rank: rank == 1 or hosts[rank].exchange("it", b"", b"".join))
+    hosts[2].cut()
+    assert [isinstance(error, ConnectionError) for error in errors(waiting)] == [True, False, True]
+    with pytest.raises(ConnectionError):
+        hosts[2].exchange("it", b"", b"".join)
+
+
+def test_a_rank_that_never_asks(ranks: Ranks) -> None:
+    hosts = ranks.meet(wait_s=0.2)
+    late, _, freed = errors(ranks.start(lambda rank: rank == 1 or hosts[rank].exchange("it", b"", b"".join)))
+    assert isinstance(late, TimeoutError) and "Timed out waiting 200ms for recv operation with rank 1" in str(late)
+    assert isinstance(freed, OSError)
+
+
+def test_what_the_answer_raises_frees_all(ranks: Ranks) -> None:
+    hosts = ranks.meet()
+
+    def fail(_: list[bytes]) -> bytes:
+        raise KeyboardInterrupt
+
+    first, *others = errors(ranks.start(lambda rank: hosts[rank].exchange("it", b"", fail)))
+    assert isinstance(first, KeyboardInterrupt)
+    assert all(isinstance(error, ConnectionError) for error in others)
+
+
+@pytest.mark.parametrize("away", [1, 2])
+def test_none_meet_unless_all_can(ranks: Ranks, away: int) -> None:
+    assert ranks.meet(name_for=lambda rank, name: name + 1 if rank == away else name) == [None] * 3
+
+
+def test_none_meet_where_rank_0_cannot_listen(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = meeting._address(1.0)
+    monkeypatch.setattr(meeting.secrets, "randbits", lambda _: 0)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(taken)
+        assert ranks.meet() == [None] * 3
+
+
+@pytest.mark.parametrize("said", [b"", b"\1", meeting._HELLO.pack(0), meeting._HELLO.pack(3)])
+def test_a_connection_of_somebody_else_is_none_of_a_rank(ranks: Ranks, said: bytes) -> None:
+    strangers = []
+
+    def intrude(rank: int, name: float) -> float:
+        if rank == 0:
+            strangers.append(socket.socket(socket.AF_UNIX))
+            strangers[0].connect(meeting._address(name))
+            strangers[0].send(said)
+        return name
+
+    hosts = ranks.meet(name_for=intrude)
+    assert None not in hosts
+    for stranger in strangers:
+        with stranger, contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+
+
+def test_a_fork_lets_go_of_its_parents_connections(ranks: Ranks) -> None:
+    hosts = ranks.meet()
+    child = os.fork()
+    if child == 0:
+        for host in hosts:
+            host.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    asked = ranks.start(lambda rank: hosts[rank].exchange("it", b"%d" % rank, b"".join))
+    assert [call.result(LONG_S) for call in asked] == [b"012"] * 3
+
+
+def test_a_default_timeout_of_sockets_is_not_theirs(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    socket.setdefaulttimeout(0.01)
+    try:
+        hosts = ranks.meet()
+        assert all(peer.gettimeout() is None for host in hosts for peer in host._peers.values())
+    finally:
+        socket.setdefaulttimeout(None)
