@@ -15,10 +15,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher import cycle_store
 from ft_launcher.attribution import Fault
-from ft_launcher.cycle import AllZombies, Cycle, MembersWait, Phase, ToldToEnd
+from ft_launcher.cycle import Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move, another_device
-from ft_launcher.health import judge
+from ft_launcher.health.reading import judge
 from ft_launcher.last_words import await_cause
 from ft_launcher.rank_agent import RankAgent
 from ft_launcher.rank_count import gpu_uuids
@@ -70,10 +70,9 @@ class NodeAgent(RankAgent):
             ready = readable(self._descriptors(), self._wait_limit())
             for number in self._parts.signals.read():
                 self._told = self._told or number
-                cycle.on(ToldToEnd(number))
+                cycle.on(Phase.TOLD_TO_END)
             self._parts.zygotes.handle()
-            if self._ranks is not None:
-                self._ranks.attend()
+            self._ranks.attend()
             unreaped = self._zombies.unreaped
             self._take_ends(cycle, [rank for rank, fd in self._running().items() if fd in ready or rank in unreaped])
             self._ask_members(cycle, bool(ready))
@@ -81,7 +80,6 @@ class NodeAgent(RankAgent):
 
     def _take_ends(self, cycle: Cycle, ended: list[int]) -> None:
         """Hears the monitors, then takes the exit codes of ranks that ended, and does what rung 1 makes of both."""
-        assert self._ranks is not None and self._rung_one is not None
         self._hear(cycle)
         if self._rung_one.needs_words(ended):
             self._monitors.snapshots()
@@ -96,37 +94,32 @@ class NodeAgent(RankAgent):
         for event in self._rung_one.attend():
             cycle.on(event)
         if self._zombies.attend(self._ranks):
-            cycle.on(AllZombies())
+            cycle.on(Phase.FAILED)
 
     def _ask_members(self, cycle: Cycle, woken: bool) -> None:
         """Asks what the other nodes want; torch's handlers know it after a store operation."""
-        if self._parts.several_nodes and not woken:
-            cycle.on(MembersWait(self._waiting_nodes()))
+        if woken or not self._parts.several_nodes:
+            return
+        try:
+            if self._rdzv_handler.num_nodes_waiting() > 0:
+                cycle.on(Phase.REFORM)
+        except Exception as error:  # the training is healthy: a store that does not answer ends nothing
+            self._parts.recorder.store_silent(error)
 
     def _descriptors(self) -> set[int]:
         ours = self._monitors.descriptors() | self._parts.zygotes.descriptors() | self._parts.injected.descriptors()
-        if self._ranks is not None:
-            ours |= self._ranks.descriptors()
-        if self._rung_one is not None:
-            ours |= self._rung_one.descriptors()
+        ours |= self._ranks.descriptors() | self._rung_one.descriptors()
         pidfds = {pidfd for rank, pidfd in self._running().items() if rank not in self._zombies.unreaped}
         return {self._parts.signals.fileno(), *pidfds, *ours}
 
     def _wait_limit(self) -> float | None:
         """How long to wait for an event; with several nodes, torch's membership is asked each monitor interval."""
         sources = (self._monitors, self._ranks, self._rung_one, self._zombies)
-        moments = [moment for source in sources if source and (moment := source.next_check()) is not None]
+        moments = [moment for source in sources if (moment := source.next_check()) is not None]
         checks = [moment - time.monotonic() for moment in moments]
         if self._parts.several_nodes:
             checks.append(float(self._worker_group.spec.monitor_interval))
         return max(0.0, min(checks)) if checks else None
-
-    def _waiting_nodes(self) -> int:
-        try:
-            return int(self._rdzv_handler.num_nodes_waiting())
-        except Exception as error:  # the training is healthy: a store that does not answer ends nothing
-            self._parts.recorder.store_silent(error)
-            return 0
 
     # Forming a cycle.
 
@@ -186,7 +179,7 @@ class NodeAgent(RankAgent):
         """Stops the others, finds out what happened and decides; a result when the job ends here."""
         if self._is_agreed:
             self._let_end()
-        elif self._asked is None and self._ranks is not None and not self._parts.several_nodes:
+        elif self._asked is None and not self._parts.several_nodes:
             told = self._parts.signals.fileno()
             await_cause(group.workers, self._ranks, self._monitors, told, lambda: self._hear(None))
         found = self._end_cycle(group)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 from ft_launcher.signals import SignalPipe
 from rank_monitor.contract.wait import readable
@@ -28,13 +29,13 @@ def run_aside(work: Callable[[], _T], signals: SignalPipe) -> _T:
         ToldMeanwhile: the launcher got a signal before `work` was done.
     """
     done, at_work = os.pipe()
-    outcome: list[tuple[bool, Any]] = []
+    outcome: Future[_T] = Future()
 
     def run() -> None:
         try:
-            outcome.append((True, work()))
+            outcome.set_result(work())
         except BaseException as error:  # handed to the caller's thread
-            outcome.append((False, error))
+            outcome.set_exception(error)
         finally:
             os.close(at_work)
 
@@ -46,7 +47,4 @@ def run_aside(work: Callable[[], _T], signals: SignalPipe) -> _T:
                 raise ToldMeanwhile(number)
     finally:
         os.close(done)
-    worked, value = outcome[0]
-    if not worked:
-        raise value
-    return value  # type: ignore[no-any-return]
+    return outcome.result()

@@ -136,7 +136,7 @@ def make_job(
     from ft_launcher import command_line, config, torch_config
 
     parsed = command_line.parse(words)
-    resolved = config.resolve(parsed, environ, torch_config.stop_timeouts(parsed, environ), _peer_note())
+    resolved = config.resolve(parsed, environ, _peer_note())
     once_read(parsed, resolved)
     return torch_config.make_job(parsed, resolved, seen, environ)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ft_launcher import nvrx_flags, options
 from ft_launcher.options import UsageError
@@ -19,6 +20,7 @@ from rank_monitor.contract import kinds
 from rank_monitor.contract.errors import ConfigError
 
 _TORCH_VARIABLE = "PET_{}"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,35 @@ class Parsed:
         if asked.no_python and not run_path:
             return []
         return [*(["-m"] if asked.module and not run_path else []), asked.training_script, *asked.training_script_args]
+
+
+class Blame:
+    """Turns what torch says about a value into an error with the value's name and source."""
+
+    def __init__(self, parsed: Parsed) -> None:
+        self._parsed = parsed
+
+    def error(self, dest: str, problem: str, hint: str = "See ft_launcher --help") -> ConfigError:
+        """The error about the value of an option of torch."""
+        value = getattr(self._parsed.namespace, dest)
+        return ConfigError(dest, value, self._parsed.source_of(dest), problem.removesuffix("."), hint)
+
+    def read(self, dest: str, reader: Callable[[Any], _T]) -> _T:
+        """`reader` of an option's value.
+
+        Raises:
+            ConfigError: the reader does not take it.
+        """
+        with self.of(dest):
+            return reader(getattr(self._parsed.namespace, dest))
+
+    @contextmanager
+    def of(self, dest: str) -> Iterator[None]:
+        """What fails inside is the fault of this option."""
+        try:
+            yield
+        except (ValueError, RuntimeError, AssertionError) as error:
+            raise self.error(dest, str(error).splitlines()[0] if str(error) else "is wrong") from None
 
 
 def cut(words: Sequence[str], value_follows: Callable[[str], bool]) -> Cut:

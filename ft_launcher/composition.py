@@ -28,7 +28,8 @@ from ft_launcher import nccl, one_node, report, several_nodes
 from ft_launcher.agent import NodeAgent
 from ft_launcher.config import DEFAULT
 from ft_launcher.cycle_store import PortHolder
-from ft_launcher.health import GpuMemory, NodeHealth
+from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.injected import Injected
 from ft_launcher.logs import CycleLogs, RunFolder
 from ft_launcher.member_agent import MemberAgent
@@ -118,6 +119,7 @@ def _run_recorded(
         ports = _choose_rendezvous(job)
         if job.logs_specs_name is None:
             config.logs_specs = CycleLogs(run_folder, runtime.folder, job.redirects, job.tee, job.local_ranks_filter)
+        folders = [str(runtime.folder), *filter(None, [job.log_dir])]
         parts = NodeParts(
             settings=job.settings,
             runtime=runtime,
@@ -125,7 +127,7 @@ def _run_recorded(
             signals=signals,
             ports=ports,
             zygotes=zygotes,
-            health=NodeHealth(job.settings.health, _folders_in_use(job, runtime), runtime.tag),
+            health=NodeHealth(job.settings.health, folders, runtime.tag),
             memory=GpuMemory(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             several_nodes=config.rdzv_backend != one_node.BACKEND,
@@ -135,14 +137,10 @@ def _run_recorded(
             values: Mapping[int, Any] = torch_launcher.launch_agent(config, job.entrypoint, list(job.args))
             return values
 
-    outcome = _outcome(launch, _silent if within else report.show)
+    outcome = _outcome(launch, (lambda text: None) if within else report.show)
     if agents and agents[0].exit_code is not None:
         outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
     return outcome
-
-
-def _silent(text: str) -> None:
-    """Shows nothing."""
 
 
 @contextmanager
@@ -160,10 +158,6 @@ def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
         yield
     finally:
         torch_launcher.LocalElasticAgent = before
-
-
-def _folders_in_use(job: Job, runtime: Runtime) -> list[str]:
-    return [str(runtime.folder), *([job.log_dir] if job.log_dir else [])]
 
 
 def _outcome(launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None]) -> Outcome:

@@ -17,6 +17,7 @@ from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings import parse
 
 DEFAULT = "default"
+_STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,10 @@ class SeveralErrors(ConfigError):
         self.args = ("\n".join(["several values are wrong:", *(f"  {error}" for error in errors)]),)
 
 
-def resolve(
-    parsed: Parsed, environ: Mapping[str, str], before: Sequence[Given] = (), notes: Sequence[str] = ()
-) -> Resolved:
+def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = ()) -> Resolved:
     """Merges all sources.
 
     Args:
-        before: what is below the YAML and above the defaults.
         notes: warnings that come first.
 
     Raises:
@@ -61,24 +59,25 @@ def resolve(
     command_line = [Given(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
     environment, warnings = from_environment(environ)
     warnings = [*notes, *(nvrx_flags.warning(flag, key) for key, flag in parsed.accepted.items()), *warnings]
-    where, _ = _read_all(given for given in (*environment, *command_line) if _is_about_sources(given))
+    where, _ = _read_all(
+        given for given in (*environment, *command_line) if options.GROUP_OF[given.key] is SourceSettings
+    )
     from_yaml, more_warnings, errors = _from_yaml(where)
-    layers = [*before, *from_yaml, *environment, *command_line]
+    layers = [*_stop_timeouts(parsed, environ), *from_yaml, *environment, *command_line]
     found, more_errors = _read_all(layers)
-    _raise_if_any([*errors, *more_errors])
+    if errors := [*errors, *more_errors]:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
     sources = {key: DEFAULT for key in options.GROUP_OF} | {key: source for key, (_, source) in found.items()}
     settings = _build({key: value for key, (value, _) in found.items()}, sources)
     warnings += [*more_warnings, *_about_values(layers, found)]
     return Resolved(settings, sources, tuple(warnings))
 
 
-def _is_about_sources(given: Given) -> bool:
-    return options.GROUP_OF[given.key] is SourceSettings
-
-
-def _raise_if_any(errors: Sequence[ConfigError]) -> None:
-    if errors:
-        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+def _stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[Given]:
+    """torch's `--shutdown-timeout`, and the variable for it, as the lowest sources of `workers_stop_timeout`."""
+    option = getattr(parsed.namespace, "shutdown_timeout", None), parsed.source_of("shutdown_timeout")
+    asked = ((environ.get(_STOP_VARIABLE), _STOP_VARIABLE), option)
+    return [Given("workers_stop_timeout", raw, source) for raw, source in asked if raw is not None]
 
 
 def _read_all(layers: Iterable[Given]) -> tuple[dict[str, tuple[Any, str]], list[ConfigError]]:

@@ -4,11 +4,7 @@
     RUNNING RankEnded(other)                  -> FAILED
             Condemned, then RankEnded         -> FAILED, whatever the code
             Lost, none is left                -> SUCCEEDED if one is done, else FAILED
-            RungTwo, AllZombies               -> FAILED
-            ToldToEnd                         -> TOLD_TO_END
-            MembersWait, EndedElsewhere       -> REFORM
-            CutOff                            -> CUT_OFF
-            Asked                             -> ASKED
+            an ending that is not the ranks'  -> that one
 
 The first ending stands; what comes later is evidence, not a change of mind. A rank that is lost no longer counts, also
 when it was started again, until it takes part: the cycle succeeds when all others are done.
@@ -25,12 +21,23 @@ class Phase(Enum):
     """Where a cycle is. All but RUNNING are endings."""
 
     RUNNING = auto()
+
     SUCCEEDED = auto()
+
     FAILED = auto()
+    """A rank failed, the restart in process did, or no rank runs and no end of one will be told."""
+
     TOLD_TO_END = auto()
+    """The launcher got a signal that ends it."""
+
     REFORM = auto()
+    """Other nodes wait to take part, or the cycle has ended for all nodes."""
+
     ASKED = auto()
+    """A rank asked for what ends the cycle: a restart, the end of the job, the exclusion of this node."""
+
     CUT_OFF = auto()
+    """The other nodes may have gone on without this one."""
 
 
 @dataclass(frozen=True)
@@ -62,62 +69,8 @@ class TakesPart:
     local_rank: int
 
 
-@dataclass(frozen=True)
-class RungTwo:
-    """The restart in process failed."""
-
-    local_rank: int
-
-
-@dataclass(frozen=True)
-class AllZombies:
-    """No rank runs, and no end of one will be told."""
-
-
-@dataclass(frozen=True)
-class ToldToEnd:
-    """The launcher got a signal that ends it."""
-
-    signal_number: int
-
-
-@dataclass(frozen=True)
-class MembersWait:
-    """Other nodes wait to take part, or to start again."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A rank asked for what ends the cycle: a restart, the end of the job, the exclusion of this node."""
-
-    local_rank: int
-
-
-@dataclass(frozen=True)
-class EndedElsewhere:
-    """The cycle has ended for all nodes."""
-
-
-@dataclass(frozen=True)
-class CutOff:
-    """The other nodes may have gone on without this one."""
-
-
-Event: TypeAlias = (
-    RankEnded
-    | Condemned
-    | Lost
-    | TakesPart
-    | RungTwo
-    | AllZombies
-    | ToldToEnd
-    | MembersWait
-    | Asked
-    | EndedElsewhere
-    | CutOff
-)
+Event: TypeAlias = RankEnded | Condemned | Lost | TakesPart | Phase
+"""What happened to a rank, or the ending that something else makes of the cycle."""
 
 
 class Cycle:
@@ -129,8 +82,8 @@ class Cycle:
         self._condemned: set[int] = set()
         self._is_any_done = False
 
-    def on(self, event: Event) -> Phase:
-        """Takes one event; returns the phase after it."""
+    def on(self, event: Event) -> None:
+        """Takes one event; `phase` says what the cycle is then."""
         match event:
             case RankEnded():
                 self._running.discard(event.local_rank)
@@ -146,20 +99,8 @@ class Cycle:
                 self._end_if_none_runs()
             case TakesPart():
                 self._running.add(event.local_rank)
-            case RungTwo() | AllZombies():
-                self._end(Phase.FAILED)
-            case ToldToEnd():
-                self._end(Phase.TOLD_TO_END)
-            case MembersWait():
-                if event.count > 0:
-                    self._end(Phase.REFORM)
-            case Asked():
-                self._end(Phase.ASKED)
-            case EndedElsewhere():
-                self._end(Phase.REFORM)
-            case CutOff():
-                self._end(Phase.CUT_OFF)
-        return self.phase
+            case Phase():
+                self._end(event)
 
     def _end_if_none_runs(self) -> None:
         if not self._running:

@@ -45,7 +45,7 @@ class PortHolder:
         """A new, empty store server; its port is free for us, and so are the next two."""
         listener = self._held.dup() if self._held is not None else self._find()
         port = listener.getsockname()[1]
-        server = TCPStore(
+        return TCPStore(
             host_name=self._host,
             port=port,
             is_master=True,
@@ -53,7 +53,6 @@ class PortHolder:
             timeout=timedelta(seconds=60),
             master_listen_fd=listener.detach(),
         )
-        return server
 
     def close(self) -> None:
         """Lets go of a held port."""
@@ -110,8 +109,7 @@ def _family(host: str) -> tuple[socket.AddressFamily, str]:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        local = host == "localhost"
-        return socket.AF_INET, "127.0.0.1" if local else "0.0.0.0"
+        return socket.AF_INET, "127.0.0.1" if host == "localhost" else "0.0.0.0"
     if address.version == 6:
         return socket.AF_INET6, host if address.is_loopback else "::"
     return socket.AF_INET, host if address.is_loopback else "0.0.0.0"

@@ -90,11 +90,7 @@ class Departures:
         """What was told since the last call."""
         with contextlib.suppress(OSError):
             self._bell.recv(64)
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._told.get_nowait())
-        return found
+        return [self._told.get_nowait() for _ in range(self._told.qsize())]
 
     def close(self) -> None:
         """Ends the threads. To be called when the ranks are gone: it writes what the threads wait for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from rank_monitor.contract.messages import RankException
 
 
 def gather(
-    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, stopped: set[int], killed: set[int]
+    workers: Sequence[Any],
+    ranks: RankContext,
+    monitors: NodeMonitors,
+    stopped: Collection[int] = (),
+    killed: Collection[int] = (),
 ) -> list[RankEvidence]:
     """Evidence of every local rank.
 

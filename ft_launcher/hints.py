@@ -27,7 +27,7 @@ class NodeEvidence:
 
 _UNKNOWN, _TOLD = FaultClass.UNKNOWN, FaultClass.PREEMPTION
 
-_OF_SIGNALS = {
+_OF_SIGNALS: dict[int, Cause] = {
     signal.SIGABRT: Cause(
         _UNKNOWN,
         "a collective that timed out or ranks out of step (NCCL's watchdog), or a failed assertion; "
@@ -88,7 +88,7 @@ def of_signal(number: int, node: NodeEvidence) -> Cause:
         return _of_kill(node)
     if number == signal.SIGBUS and is_full(node):
         return Cause(FaultClass.MEMORY, full(node))
-    return _OF_SIGNALS.get(signal.Signals(number), NO_CAUSE) if number in set(signal.Signals) else NO_CAUSE
+    return _OF_SIGNALS.get(number, NO_CAUSE)
 
 
 def of_exit(code: int, node: NodeEvidence) -> Cause:
@@ -96,7 +96,7 @@ def of_exit(code: int, node: NodeEvidence) -> Cause:
     if (known := _OF_CODES.get(code)) is not None:
         return known
     number = code - 128
-    if number not in set(signal.Signals) or not (cause := of_signal(number, node)).hint:
+    if not (cause := of_signal(number, node)).hint:
         return NO_CAUSE
     words = f"by its code a command in it died of {signal.Signals(number).name}: {cause.hint}"
     return Cause(cause.fault_class, words)

@@ -11,14 +11,14 @@ import logging
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed import PrefixStore
 
 from ft_launcher import node_evidence
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence, attribute
-from ft_launcher.cycle import Event, Lost, RankEnded, RungTwo, TakesPart
+from ft_launcher.cycle import Event, Lost, Phase, RankEnded, TakesPart
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.departures import Departures, Told
 from ft_launcher.evidence import gather
@@ -40,29 +40,32 @@ LIMIT = "in_process"
 """Names the limit of a fault that is a restart in process which came to no end."""
 
 
-@dataclass
 class InProcess:
-    """One cycle.
+    """One cycle, whose ranks were started just now. `workers` are torch's, in the order of local ranks."""
 
-    `workers` are torch's, in the order of local ranks; `oom_kills`: what the node's group counted at the start.
-    """
-
-    store: CycleStore
-    workers: Sequence[Any]
-    ranks: RankContext
-    monitors: NodeMonitors
-    recorder: Recorder
-    rungs: Rungs
-    departures: Departures
-    oom_kills: int | None
-    _events: list[Event] = field(default_factory=list)
-    _told: list[Told] = field(default_factory=list)
-    _ends: dict[int, RankEvidence] = field(default_factory=dict)
-    """The last death of each rank."""
-    _open: set[int] = field(default_factory=set)
-    """Whose death is not dealt with yet."""
-    _killed: set[int] = field(default_factory=set)
-    _took_over: TakeOver | None = None
+    def __init__(
+        self,
+        settings: Settings,
+        store: CycleStore,
+        workers: Sequence[Any],
+        ranks: RankContext,
+        monitors: NodeMonitors,
+        recorder: Recorder,
+    ) -> None:
+        self._store, self._workers, self._ranks = store, workers, ranks
+        self._monitors, self._recorder = monitors, recorder
+        start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
+        self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin, final_codes(settings.restart))
+        self.departures = Departures(store.host, store.port, settings.stop.workers_stop_timeout)
+        self._oom_kills = node_evidence.oom_kills()
+        self._events: list[Event] = []
+        self._told: list[Told] = []
+        self._ends: dict[int, RankEvidence] = {}
+        """The last death of each rank."""
+        self._open: set[int] = set()
+        """Whose death is not dealt with yet."""
+        self._killed: set[int] = set()
+        self._took_over: TakeOver | None = None
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -70,26 +73,26 @@ class InProcess:
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds)."""
-        return self.rungs.next_check()
+        return self._rungs.next_check()
 
     def heard(self, local_rank: int, message: Restarter) -> None:
         """A rank's wrapper said something."""
-        self._do(self.rungs.heard(local_rank, message, time.monotonic()))
+        self._do(self._rungs.heard(local_rank, message, time.monotonic()))
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """A rank's process ended; returns what that is for the cycle."""
-        was_let_in = local_rank not in self.rungs.lost
-        steps = self.rungs.died(local_rank, exit_code, time.monotonic())
+        was_let_in = local_rank not in self._rungs.lost
+        steps = self._rungs.died(local_rank, exit_code, time.monotonic())
         if steps is None:
             return RankEnded(local_rank, exit_code)
-        (end,) = gather([self.workers[local_rank]], self.ranks, self.monitors, set(), set())
+        (end,) = gather([self._workers[local_rank]], self._ranks, self._monitors)
         self._ends[local_rank] = end
         if was_let_in or exit_code != 0:
             ours = local_rank in self._killed
-            fault = None if ours else attribute([end], node_evidence.since(self.oom_kills))
-            self.recorder.lost_in_process(self.store.cycle, end, fault, ours)
+            fault = None if ours else attribute([end], node_evidence.since(self._oom_kills))
+            self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
         self._do(steps)
-        if self.rungs.is_restarting or self._took_over is not None:
+        if self._rungs.is_restarting or self._took_over is not None:
             self._open.add(local_rank)
         return Lost(local_rank)
 
@@ -100,22 +103,22 @@ class InProcess:
             ended: local ranks whose process ended.
         """
         self._told += self.departures.take()
-        words = (self.rungs.needs_word(rank) or self.rungs.may_have_declared(rank) for rank in ended)
+        words = (self._rungs.needs_word(rank) or self._rungs.may_have_declared(rank) for rank in ended)
         return bool(self._told) or any(words)
 
     def attend(self) -> list[Event]:
         """Does what is due; returns what happened since the last call."""
         told, self._told = self._told, []
         for one in told:
-            self._do(self.rungs.told(one.local_rank, one.problem, time.monotonic()))
-        self._do(self.rungs.tick(time.monotonic()))
+            self._do(self._rungs.told(one.local_rank, one.problem, time.monotonic()))
+        self._do(self._rungs.tick(time.monotonic()))
         events, self._events = self._events, []
         return events
 
     def finish(self) -> set[int]:
         """The local ranks without which the cycle succeeded."""
-        if lost := sorted(self.rungs.lost):
-            self.recorder.finished_without(self.store.cycle, [int(self.workers[one].global_rank) for one in lost])
+        if lost := sorted(self._rungs.lost):
+            self._recorder.finished_without(self._store.cycle, [int(self._workers[one].global_rank) for one in lost])
         return set(lost)
 
     def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
@@ -124,7 +127,7 @@ class InProcess:
         for rank in evidence:
             if rank.local_rank in self._open:
                 found.append(self._ends[rank.local_rank])
-            elif rank.local_rank in self.rungs.lost:
+            elif rank.local_rank in self._rungs.lost:
                 found.append(replace(rank, died_at=None, verdict=None, exception_at=None))
             else:
                 found.append(rank)
@@ -141,37 +144,37 @@ class InProcess:
 
     def _do(self, steps: list[Step]) -> None:
         for step in steps:
-            rank = 0 if isinstance(step, Restarted) else int(self.workers[step.local_rank].global_rank)
+            rank = 0 if isinstance(step, Restarted) else int(self._workers[step.local_rank].global_rank)
             match step:
                 case Tell():
                     self.departures.tell(step, self._ends[step.local_rank].pid)
                 case StartAgain(local_rank):
                     self._start_again(local_rank, rank)
                 case StayAway(_, reason):
-                    self.recorder.stays_away(self.store.cycle, rank, reason)
+                    self._recorder.stays_away(self._store.cycle, rank, reason)
                 case Joined(local_rank, iteration):
                     self._events.append(TakesPart(local_rank))
-                    self.recorder.joined(self.store.cycle, rank, iteration)
+                    self._recorder.joined(self._store.cycle, rank, iteration)
                 case Restarted(iteration, took_s):
                     self._open.clear()
                     why = self._records(step.prefix, step.failed)
-                    self.recorder.restarted_in_process(self.store.cycle, iteration, took_s, why)
+                    self._recorder.restarted_in_process(self._store.cycle, iteration, took_s, why)
                 case EndRank(local_rank, reason):
-                    self.recorder.ends_late_rank(self.store.cycle, rank, reason)
+                    self._recorder.ends_late_rank(self._store.cycle, rank, reason)
                     self._killed.add(local_rank)
                     with contextlib.suppress(KeyError, OSError):  # it ended by itself meanwhile
-                        signal.pidfd_send_signal(self.ranks.pidfds[local_rank], signal.SIGKILL)
+                        signal.pidfd_send_signal(self._ranks.pidfds[local_rank], signal.SIGKILL)
                 case TakeOver(local_rank, reason) if self._took_over is None:
                     self._took_over = step
-                    self._events.append(RungTwo(local_rank))
-                    self.recorder.took_over(self.store.cycle, rank, reason)
+                    self._events.append(Phase.FAILED)
+                    self._recorder.took_over(self._store.cycle, rank, reason)
 
     def _records(self, prefix: str, iteration: int) -> list[dict[str, Any]]:
         """Why an iteration was interrupted, as the ranks wrote it; the node that hosts the store tells."""
-        if self.store.server is None or not prefix:
+        if self._store.server is None or not prefix:
             return []
         try:
-            records = Iteration(PrefixStore(prefix, self.store.server), iteration).records()
+            records = Iteration(PrefixStore(prefix, self._store.server), iteration).records()
             return [dict(json.loads(record)) for record in records]
         except (RuntimeError, ValueError, TypeError) as error:
             logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
@@ -181,29 +184,12 @@ class InProcess:
         """Starts one rank anew, beside the others."""
         started_ns = time.monotonic_ns()
         try:
-            pid = self.ranks.start_again(local_rank, {env.REJOIN: "1"})
+            pid = self._ranks.start_again(local_rank, {env.REJOIN: "1"})
         except (OSError, NoWarmStart) as error:
-            self.recorder.stays_away(self.store.cycle, rank, f"it cannot be started: {error}")
+            self._recorder.stays_away(self._store.cycle, rank, f"it cannot be started: {error}")
             return
-        self.workers[local_rank].id = pid
+        self._workers[local_rank].id = pid
         self._killed.discard(local_rank)
-        self.monitors.begin_rank(self.store.cycle, local_rank, rank, pid, started_ns)
-        self.rungs.started(local_rank)
-        self.recorder.started_again(self.store.cycle, rank, local_rank, pid)
-
-
-def begin(
-    settings: Settings,
-    store: CycleStore,
-    workers: Sequence[Any],
-    ranks: RankContext,
-    monitors: NodeMonitors,
-    recorder: Recorder,
-) -> InProcess:
-    """Rung 1 of a cycle whose ranks were started just now."""
-    enabled, rejoin = settings.start.inprocess == "auto", settings.start.rejoin
-    numbers = [int(worker.global_rank) for worker in workers]
-    rungs = Rungs(numbers, enabled, rejoin, final_codes(settings.restart))
-    departures = Departures(store.host, store.port, settings.stop.workers_stop_timeout)
-    oom_kills = node_evidence.oom_kills()
-    return InProcess(store, workers, ranks, monitors, recorder, rungs, departures, oom_kills)
+        self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
+        self._rungs.started(local_rank)
+        self._recorder.started_again(self._store.cycle, rank, local_rank, pid)

@@ -20,7 +20,6 @@ from ft_launcher.command_line import Parsed
 from rank_monitor.contract.config import GROUPS
 
 _SOURCE = "LaunchConfig"
-_STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _FIELDS = tuple(field.name for field in fields(TorchLaunchConfig))
 
 
@@ -66,7 +65,7 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         Raises:
             ConfigError: every wrong value of any source.
         """
-        return config.resolve(self.keywords(), os.environ, self._stop_timeouts())
+        return config.resolve(self.keywords(), os.environ)
 
     def keywords(self) -> Keywords:
         """What was given, in the form of a command line: torch's options by their names there."""
@@ -78,14 +77,9 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
             "rdzv_conf": self.rdzv_configs,
             "master_port": None,
             "standalone": False,
+            "shutdown_timeout": vars(self)["_stop_s"],
         }
-        return Keywords(Namespace(**theirs, **more), ours, dict.fromkeys(ours, _SOURCE), {}, frozenset(_FIELDS))
-
-    def _stop_timeouts(self) -> list[config.Given]:
-        """torch's `shutdown_timeout`, and the variable for it, as the lowest source of `workers_stop_timeout`."""
-        text, seconds = os.environ.get(_STOP_VARIABLE), vars(self)["_stop_s"]
-        found = [] if text is None else [config.Given("workers_stop_timeout", text, _STOP_VARIABLE)]
-        return found if seconds is None else [*found, config.Given("workers_stop_timeout", seconds, _SOURCE)]
+        return Keywords(Namespace(**theirs | more), ours, dict.fromkeys(ours, _SOURCE), {}, frozenset(_FIELDS))
 
     def __getattr__(self, name: str) -> Any:
         if (key := _key(name)) is None:

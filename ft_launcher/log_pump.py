@@ -6,18 +6,20 @@ Ranks write to files, not to a pipe of ours: a launcher that is slow or gone sto
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
 from rank_monitor.contract.wait import readable
 
 _IN_MODIFY = 0x2
-_IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 _CHUNK = 1 << 16
+_PERIOD_S = 0.1
+"""Between two looks at the files where inotify is used up (fs.inotify.max_user_instances)."""
 
 
 @dataclass
@@ -54,7 +56,6 @@ class LogPump:
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._streams = list(streams)
-        self._lost = 0
         self._thread: threading.Thread | None = None
         self._stop_reader, self._stop_writer = -1, -1
 
@@ -80,27 +81,35 @@ class LogPump:
                 stream.file.close()
 
     def _run(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        inotify = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
-        for path in {stream.path for stream in self._streams}:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY)
-        try:
-            while True:
-                self._carry()
-                ready = readable([inotify, self._stop_reader], None)
-                if self._stop_reader in ready:
-                    return
-                os.read(inotify, _CHUNK)
-        finally:
-            os.close(inotify)
+        inotify = _watch({stream.path for stream in self._streams})
+        while True:
+            self._carry()
+            ready = readable([self._stop_reader, *inotify], None if inotify else _PERIOD_S)
+            for descriptor in inotify:
+                if descriptor in ready:
+                    os.read(descriptor, _CHUNK)
+            if self._stop_reader in ready:
+                break
+        for descriptor in inotify:
+            os.close(descriptor)
 
     def _carry(self, ended: bool = False) -> None:
         for stream in self._streams:
-            try:
+            with contextlib.suppress(OSError, ValueError):  # a console that is gone stops no rank
                 stream.carry(ended)
-            except (OSError, ValueError):  # a console that is gone stops no rank
-                self._lost += 1
+
+
+def _watch(paths: Collection[str]) -> list[int]:
+    """An inotify descriptor, readable when a file was written to; none where the system has no more of them."""
+    libc = ctypes.CDLL(None)
+    inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    watched = [libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY) >= 0 for path in paths]
+    if inotify >= 0 and not all(watched):
+        os.close(inotify)
+    return [inotify] if inotify >= 0 and all(watched) else []
 
 
 def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
@@ -112,12 +121,8 @@ def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
     streams = []
     for tail in tails:
         prefixes = tail._log_line_prefixes or {}
-        wanted = getattr(tail, "_log_line_filter", None) or _every_line
+        wanted = getattr(tail, "_log_line_filter", None) or (lambda line: True)
         for local_rank, path in tail._log_files.items():
             prefix = prefixes.get(local_rank, f"[{name}{local_rank}]:")
             streams.append(Stream(path, prefix, tail._dst, wanted))
     return streams
-
-
-def _every_line(line: str) -> bool:
-    return True

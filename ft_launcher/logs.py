@@ -42,13 +42,8 @@ class RunFolder:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(
-                    "log_dir",
-                    str(self.path.parent),
-                    "--log-dir",
-                    str(error.strerror),
-                    "Name a folder that can be written",
-                ) from None
+                hint = "Name a folder that can be written"
+                raise ConfigError("log_dir", str(self.path.parent), "--log-dir", str(error.strerror), hint) from None
             self.exists = True
         return self.path
 

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import NodeAgent, Unhealthy
 from ft_launcher.attribution import Fault
-from ft_launcher.cycle import CutOff, Cycle, EndedElsewhere
+from ft_launcher.cycle import Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move
 from ft_launcher.job_policy import decision_of, doubt_in, fault_record, forgiven_limit
@@ -25,7 +25,7 @@ from ft_launcher.node_rendezvous import JobOver, NodeRendezvous
 from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, How, Over, Place
 from ft_launcher.restart_history import CycleLife
-from ft_launcher.restart_policy import Action, Decision, is_known
+from ft_launcher.restart_policy import Action, Decision, asked_by, is_known
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.messages import ControlRequest
 from rank_monitor.contract.wait import readable
@@ -72,10 +72,10 @@ class MemberAgent(NodeAgent):
     def _ask_members(self, cycle: Cycle, woken: bool) -> None:
         if (end := self._nodes.take_end()) is not None:
             self._end = end
-            cycle.on(EndedElsewhere())
+            cycle.on(Phase.REFORM)
         if (cut := self._nodes.cut(time.monotonic())) is not None:
             self._cut = cut
-            cycle.on(CutOff())
+            cycle.on(Phase.CUT_OFF)
         elif (trouble := self._nodes.trouble()) is not None:
             self._parts.recorder.store_silent(trouble)
 
@@ -173,8 +173,7 @@ class MemberAgent(NodeAgent):
         super()._end_as_told()
 
     def _as_asked(self, group: WorkerGroup, rank: int, request: ControlRequest) -> RunResult | None:
-        how = _REQUESTS[request.action]
-        reason = f"rank {rank} asked for it" + (f": {request.description}" if request.description else "")
+        how, reason = _REQUESTS[request.action], asked_by(rank, request)
         if how is How.LEFT:
             decision = Decision(Action.LEAVE, reason, exit_code=int(ExitCode.NODE_EXCLUDED))
         else:
@@ -197,11 +196,8 @@ class MemberAgent(NodeAgent):
             self.exit_code = self._preempted
         if self._pcontext is None or over.exit_code in (ExitCode.OK, ExitCode.PREEMPTED):
             return self._stopped()
-        fault = found[0] if found else None
-        return self._give_up(self._worker_group, fault, decision or self._gave_up(over))
-
-    def _gave_up(self, over: Over) -> Decision:
-        return Decision(Action.GIVE_UP, over.reason, exit_code=over.exit_code)
+        decision = decision or Decision(Action.GIVE_UP, over.reason, exit_code=over.exit_code)
+        return self._give_up(self._worker_group, found[0] if found else None, decision)
 
     def _after_cut(self, group: WorkerGroup) -> RunResult:
         """Others may form a new group without this node: its ranks must be gone before."""
@@ -264,5 +260,7 @@ class MemberAgent(NodeAgent):
         super()._shutdown(*args, **kwargs)
         if self.exit_code == ExitCode.NODE_UNHEALTHY:
             self._why_leaving = self.reason
-        limit_s = self._parts.settings.stop.exit_barrier_timeout if self.exit_code == ExitCode.OK else None
-        self._nodes.leave(self._why_leaving, *([limit_s] if limit_s is not None else []))
+        if self.exit_code == ExitCode.OK:
+            self._nodes.leave(self._why_leaving, self._parts.settings.stop.exit_barrier_timeout)
+        else:
+            self._nodes.leave(self._why_leaving)

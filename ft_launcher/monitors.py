@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -139,11 +139,6 @@ class NodeMonitors:
         """When `handle` should be called even if nothing is readable (monotonic seconds)."""
         since = [seat.stopped_since for seat in self._seats if seat.stopped_since is not None]
         return min(since) + STOPPED_GRACE_S if since else None
-
-    def begin_cycle(self, cycle: int, ranks: Mapping[int, tuple[int, int]], started_ns: int) -> None:
-        """Tells every monitor of its rank: `ranks` maps local rank to global rank and pid."""
-        for local_rank, (rank, pid) in ranks.items():
-            self.begin_rank(cycle, local_rank, rank, pid, started_ns)
 
     def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
         """Tells a monitor of its rank, at the start of a cycle or when that one was started again."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ft_launcher.cycle_store import PortHolder
-from ft_launcher.health import GpuMemory, NodeHealth
+from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.injected import Injected
 from ft_launcher.recorder import Recorder
 from ft_launcher.runtime import Runtime

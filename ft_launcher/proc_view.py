@@ -23,8 +23,8 @@ _FROM_STAT = (26, 27, 45, 46, 47, 28)
 _shown: list[mmap.mmap] = []
 
 
-def show(words: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Has /proc/PID/cmdline and /proc/PID/environ show these; returns whether the system could."""
+def show(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Has /proc/PID/cmdline and /proc/PID/environ show these."""
     arguments = b"".join(os.fsencode(word) + b"\0" for word in words)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
     length = len(arguments) + len(variables)
@@ -35,10 +35,8 @@ def show(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     code, code_end, data, data_end, heap, stack = _layout()
     own = (code, code_end, data, data_end, heap, _libc().sbrk(0), stack)
     layout = struct.pack("11QQII", *own, first, between, between, last, 0, 0, _NO_EXE)
-    if _libc().prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, len(layout), 0) != 0:
-        return False
-    _shown.append(memory)
-    return True
+    if _libc().prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, len(layout), 0) == 0:
+        _shown.append(memory)
 
 
 @functools.cache

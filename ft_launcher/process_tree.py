@@ -129,10 +129,8 @@ class ProcessTree:
         own = os.getpid()
         found = {pid for pid in stats if pid != own and self._belongs(pid, stats, own)}
         for pid in found - self._ranks:
-            if (
-                stats[pid].state == "Z" and stats[pid].parent == own
-            ):  # not one whose threads live on: it has no code yet
-                with contextlib.suppress(OSError):
+            if stats[pid].state == "Z" and stats[pid].parent == own:
+                with contextlib.suppress(OSError):  # one whose threads live on has no code yet
                     os.waitpid(pid, os.WNOHANG)
         return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
 

@@ -23,13 +23,14 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ft_launcher import composition, function_rank, script
+from ft_launcher.command_line import Blame
 from ft_launcher.config import Resolved
 from ft_launcher.launch_config import LaunchConfig, log_places
 from ft_launcher.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.restart_policy import about_policy
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
-from ft_launcher.torch_config import Blame, Job, check_numbers
+from ft_launcher.torch_config import Job, check_numbers
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode

@@ -22,10 +22,10 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher import grace, in_process, node_evidence, progress
+from ft_launcher import grace, node_evidence, progress
 from ft_launcher.aside import ToldMeanwhile, run_aside
 from ft_launcher.attribution import Fault, attribute
-from ft_launcher.cycle import Asked, Condemned, Cycle
+from ft_launcher.cycle import Condemned, Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move
 from ft_launcher.doubt import about_doubt
@@ -62,7 +62,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._multipliers: dict[str, float] = {}
         self._move = Move()
         self._store_of_cycle: CycleStore | None = None
-        self._rung_one: InProcess | None = None
+        self._in_process: InProcess | None = None
         self._zombies = Zombies()
         self._attempt = 0
         self._told: int | None = None
@@ -80,11 +80,18 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         return self._store_of_cycle.cycle if self._store_of_cycle else 0
 
     @property
-    def _ranks(self) -> RankContext | None:
-        return self._pcontext if isinstance(self._pcontext, RankContext) else None
+    def _ranks(self) -> RankContext:
+        """The ranks of the cycle, or of the last one."""
+        assert isinstance(self._pcontext, RankContext), "no rank was started yet"
+        return self._pcontext
+
+    @property
+    def _rung_one(self) -> InProcess:
+        assert self._in_process is not None, "no rank was started yet"
+        return self._in_process
 
     def _running(self) -> dict[int, int]:
-        return dict(self._ranks.pidfds) if self._ranks else {}
+        return dict(self._ranks.pidfds) if self._pcontext else {}
 
     def _global(self, local_rank: int) -> int:
         return int(self._worker_group.workers[local_rank].global_rank)
@@ -99,13 +106,13 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._oom_kills, self._zombies = node_evidence.oom_kills(), Zombies()
         with self._our_context():
             pids: dict[int, int] = super()._start_workers(worker_group)
-        assert self._ranks is not None
         ranks = {local_rank: (self._global(local_rank), pid) for local_rank, pid in pids.items()}
-        self._monitors.begin_cycle(self._cycle, ranks, self._ranks.started_ns)
+        for local_rank, (rank, pid) in ranks.items():
+            self._monitors.begin_rank(self._cycle, local_rank, rank, pid, self._ranks.started_ns)
         settings, recorder = self._parts.settings, self._parts.recorder
         recorder.cycle_started(self._cycle, worker_group, ranks)
         assert self._store_of_cycle is not None
-        self._rung_one = in_process.begin(
+        self._in_process = InProcess(
             settings, self._store_of_cycle, worker_group.workers, self._ranks, self._monitors, recorder
         )
         return pids
@@ -146,7 +153,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
                 cycle.on(Condemned(local_rank))
             if isinstance(news, ControlRequest):
                 self._consider(cycle, local_rank, news)
-            if isinstance(news, Restarter) and self._rung_one is not None and cycle is not None:
+            if isinstance(news, Restarter) and cycle is not None:
                 self._rung_one.heard(local_rank, news)
 
     def _consider(self, cycle: Cycle | None, local_rank: int, request: ControlRequest) -> None:
@@ -156,7 +163,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             return
         self._asked = self._asked or (self._global(local_rank), request)
         if cycle is not None:
-            cycle.on(Asked(local_rank))
+            cycle.on(Phase.ASKED)
 
     def _may_follow(self, request: ControlRequest) -> bool:
         """With a rendezvous that is not ours the other nodes could not be told."""
@@ -169,7 +176,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
 
     def _tree(self) -> ProcessTree:
-        pids = self._ranks.pids() if self._ranks else {}
+        pids = self._ranks.pids() if self._pcontext else {}
         running = {pids[local_rank] for local_rank in self._running()}
         checks = self._parts.health.pids() | self._parts.memory.pids()
         keep = self._monitors.pids() | self._parts.zygotes.pids() | checks
@@ -180,21 +187,19 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         ending = (tree or self._tree()).stop(first, limit_s, meanwhile=self._monitors.end_cycle)
         if self._pcontext is not None:
             self._pcontext.close(signal.SIGTERM)
-        if self._rung_one is not None:
-            self._rung_one.departures.close()
+        if self._in_process is not None:
+            self._in_process.departures.close()
         self._parts.recorder.stopped(self._cycle, ending)
         return ending
 
     def _end_cycle(self, group: WorkerGroup) -> tuple[Fault, CycleLife] | None:
         """Stops the ranks; returns what failed first and how the cycle was; None when nothing failed by itself."""
         stop_began = time.monotonic()
-        assert self._ranks is not None
         tree = self._tree()
         self._monitors.snapshots(meanwhile=tree.find)
         stopped = {rank for rank, pid in self._ranks.pids().items() if is_stopped(pid)}
         ending = self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout, tree)
         self._hear(None)
-        assert self._rung_one is not None
         evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
         evidence = self._rung_one.of_the_end(evidence)
         fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
@@ -207,7 +212,6 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _take_results(self, group: WorkerGroup) -> RunResult:
         """What the ranks returned in a cycle that succeeded; a rank that was not let in again is stopped."""
-        assert self._ranks is not None and self._rung_one is not None
         if self._running():
             self._stop_workers(group)
         self._ranks.excuse(self._rung_one.finish())
@@ -237,7 +241,6 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _preempt(self) -> int:
         """The ranks get their signal once, and time to save; no limit is judged meanwhile. The launcher's exit code."""
-        assert self._ranks is not None
         stop = self._parts.settings.stop
         self._monitors.end_cycle()
         grace.tell(self._ranks, stop.preemption_signal)
@@ -253,7 +256,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
     @property
     def _is_agreed(self) -> bool:
         """Whether a rank exited as all ranks do after the same step: the others are about to."""
-        return self._ranks is not None and any(end.exit_code in AGREED for end in self._ranks.exits.values())
+        return any(end.exit_code in AGREED for end in self._ranks.exits.values())
 
     def _let_end(self) -> None:
         """Lets ranks that have agreed to exit save and end; what does not is stopped as ever.
@@ -261,7 +264,6 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         Raises:
             SignalException: the launcher was told to end meanwhile.
         """
-        assert self._ranks is not None
         grace.wait(self._ranks, self._parts.settings.stop.workers_stop_timeout, self._parts.signals, self._heed)
         if self._told is not None:
             self._end_as_told()

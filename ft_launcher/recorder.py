@@ -22,7 +22,7 @@ from ft_launcher.logs import RunFolder
 from ft_launcher.monitors import STALL, News, Replaced
 from ft_launcher.process_tree import Ending
 from ft_launcher.restart_history import CycleLife
-from ft_launcher.restart_policy import Action, Decision
+from ft_launcher.restart_policy import Decision
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.injection import Told
 from rank_monitor.contract.launcher_messages import Verdict
@@ -187,8 +187,7 @@ class Recorder:
     def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
         """What a request comes to."""
         self._decided(cycle, decision)
-        if decision.action is not Action.GO_ON:
-            self.cycle_ended(cycle, f"asked for: {request.action}")
+        self.cycle_ended(cycle, f"asked for: {request.action}")
         report.show(f"ft_launcher: {report.next_step(decision)}")
 
     def _decided(self, cycle: int, decision: Decision) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher import options
+from ft_launcher.command_line import Blame
 from rank_monitor.contract.config import MemberSettings
 from rank_monitor.contract.errors import ConfigError
 
@@ -32,16 +32,6 @@ _POSITIVE = (
     "keep_alive_interval",
     "keep_alive_max_attempt",
 )
-
-
-class Blame(Protocol):
-    """Names the option that is at fault, and where its value came from."""
-
-    def error(self, dest: str, problem: str, hint: str = "") -> ConfigError:
-        """The error about an option."""
-
-    def of(self, dest: str) -> AbstractContextManager[None]:
-        """What fails inside is the fault of this option."""
 
 
 def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> None:

@@ -28,20 +28,11 @@ _REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.
 
 
 class Action(Enum):
-    """What to do after a cycle, or, for GO_ON, within one."""
+    """What to do after a cycle."""
 
     RESTART = "restart"
     GIVE_UP = "give up"
     LEAVE = "leave"
-    GO_ON = "go on"
-
-
-class Uncharged(Enum):
-    """Ends of a cycle that are nobody's fault in the job, in words."""
-
-    MEMBERSHIP = "the membership changed"
-    SPARE = "a spare took the place of a lost node"
-    PREEMPTION = "a node was preempted"
 
 
 @dataclass(frozen=True)
@@ -159,14 +150,6 @@ def _final_code(fault: Fault, settings: RestartSettings) -> int:
     return int(ExitCode.RANKS_FAILED) if fault.agreed_exit_code is None else passed_on(fault.agreed_exit_code)
 
 
-def after_no_fault(
-    why: Uncharged, history: History, settings: RestartSettings, max_restarts: int, now: float
-) -> Decision:
-    """The restart after a cycle that ended without a fault: not charged."""
-    left = _left(history, settings, max_restarts, now)
-    return Decision(Action.RESTART, f"{why.value}: not charged", restarts_left=left)
-
-
 def _left(history: History, settings: RestartSettings, max_restarts: int, now: float) -> int:
     return max(0, max_restarts - len(history.within(settings.restart_window, now)))
 
@@ -176,37 +159,26 @@ def is_known(request: ControlRequest) -> bool:
     return request.action in _REQUESTED
 
 
+def asked_by(rank: int, request: ControlRequest) -> str:
+    """That in one line."""
+    words = " ".join(request.description.split())[:_MOST_WORDS]
+    return f"rank {rank} asked for it" + (f": {words}" if words else "")
+
+
 def after_request(
     request: ControlRequest, rank: int, history: History, settings: RestartSettings, max_restarts: int, now: float
 ) -> Decision:
     """What a request of the training comes to: LEAVE is for the node of `rank` alone.
 
     Args:
-        request: what `rank` asks for.
+        request: what `rank` asks for; one that is known.
         history, settings, max_restarts, now: as for `decide`.
     """
-    words = " ".join(request.description.split())[:_MOST_WORDS]
-    asks = f"rank {rank} asked for it" + (f": {words}" if words else "")
-    if not is_known(request):
-        return Decision(Action.GO_ON, f"{request.action!r} is no request that is known")
-    code = _REQUESTED[request.action]
+    code, asks = _REQUESTED[request.action], asked_by(rank, request)
     if code is None:
         left = _left(history, settings, max_restarts, now)
         return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=left)
     return Decision(Action.LEAVE if code is ExitCode.NODE_EXCLUDED else Action.GIVE_UP, asks, exit_code=int(code))
-
-
-def goes_on(settings: RestartSettings, healthy: int, minimum: int) -> Decision | None:
-    """GO_ON when a cycle outlives the failure of nodes; None when it ends and `decide` has the word.
-
-    Args:
-        settings: the policy.
-        healthy: nodes whose ranks all run.
-        minimum: nodes that a cycle needs.
-    """
-    if settings.restart_policy != _MIN_HEALTHY or healthy < max(1, minimum):
-        return None
-    return Decision(Action.GO_ON, f"min-healthy: {healthy} nodes are well, {minimum} are enough")
 
 
 def about_policy(settings: RestartSettings, nodes: int) -> list[str]:

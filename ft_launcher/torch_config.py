@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import Std
@@ -22,19 +21,16 @@ from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher import options, script
-from ft_launcher.command_line import Parsed
-from ft_launcher.config import Given, Resolved
+from ft_launcher.command_line import Blame, Parsed
+from ft_launcher.config import Resolved
 from ft_launcher.prescan import Scan, settle_threads
 from ft_launcher.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.restart_policy import about_policy
 from rank_monitor.contract.config import Settings
-from rank_monitor.contract.errors import ConfigError
 
 StdMap: TypeAlias = "Std | dict[int, Std]"
-_T = TypeVar("_T")
 
 _PYTHON = "PYTHON_EXEC"
-_STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
 
@@ -65,17 +61,6 @@ class Job:
     def command(self) -> list[str]:
         """What the ranks run, in words; arguments of a function are left out."""
         return [self.entrypoint, *self.args] if isinstance(self.entrypoint, str) else [self.script]
-
-
-def stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[Given]:
-    """torch's `--shutdown-timeout`, and the variable for it, as the lowest source of `workers_stop_timeout`."""
-    given = []
-    if _STOP_VARIABLE in environ:
-        given.append(Given("workers_stop_timeout", environ[_STOP_VARIABLE], _STOP_VARIABLE))
-    seconds = getattr(parsed.namespace, "shutdown_timeout", None)
-    if seconds is not None:
-        given.append(Given("workers_stop_timeout", seconds, parsed.source_of("shutdown_timeout")))
-    return given
 
 
 def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMapping[str, str]) -> Job:
@@ -117,35 +102,6 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         script=("-m " if _as_module(namespace) else "") + namespace.training_script,
         no_python=not by_python,
     )
-
-
-class Blame:
-    """Turns what torch says about a value into an error with the value's name and source."""
-
-    def __init__(self, parsed: Parsed) -> None:
-        self._parsed = parsed
-
-    def error(self, dest: str, problem: str, hint: str = "See ft_launcher --help") -> ConfigError:
-        """The error about the value of an option of torch."""
-        value = getattr(self._parsed.namespace, dest)
-        return ConfigError(dest, value, self._parsed.source_of(dest), problem.removesuffix("."), hint)
-
-    def read(self, dest: str, reader: Callable[[Any], _T]) -> _T:
-        """`reader` of an option's value.
-
-        Raises:
-            ConfigError: the reader does not take it.
-        """
-        with self.of(dest):
-            return reader(getattr(self._parsed.namespace, dest))
-
-    @contextmanager
-    def of(self, dest: str) -> Iterator[None]:
-        """What fails inside is the fault of this option."""
-        try:
-            yield
-        except (ValueError, RuntimeError, AssertionError) as error:
-            raise self.error(dest, str(error).splitlines()[0] if str(error) else "is wrong") from None
 
 
 def _run_path(namespace: Namespace) -> bool:

@@ -32,8 +32,7 @@ def validate(arguments: tuple[str, ...]) -> None:
         ConfigError: something is wrong.
     """
     parsed = command_line.parse(arguments, script_if_none=_NO_SCRIPT)
-    before = torch_config.stop_timeouts(parsed, os.environ)
-    resolved = resolve(parsed, os.environ, before)
+    resolved = resolve(parsed, os.environ)
     warnings = resolved.warnings
     if parsed.namespace.training_script != _NO_SCRIPT:
         warnings = torch_config.make_job(parsed, resolved, Scan(None, starts_ranks=False), os.environ).warnings

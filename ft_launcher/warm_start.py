@@ -10,6 +10,7 @@ import ast
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rank_monitor.contract import env
@@ -59,19 +60,10 @@ def against_command(words: Sequence[str], environ: Mapping[str, str], orig_argv:
     for name, tool in _PROFILERS.items():
         if name in environ:
             return f"{tool} wraps the job ({name} is set): a profiler sees ranks only from their start"
-    options = [word for word in _own_options(orig_argv) if word != "-u"]
-    if options:
+    own = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c", "-"), orig_argv[1:])
+    if options := [word for word in own if word != "-u"]:
         return f"the launcher's interpreter was started with {' '.join(options)}, which ranks are not"
     return ""
-
-
-def _own_options(orig_argv: Sequence[str]) -> list[str]:
-    found = []
-    for word in orig_argv[1:]:
-        if not word.startswith("-") or word in ("-m", "-c", "-"):
-            break
-        found.append(word)
-    return found
 
 
 def against_process(threads: int, cuda: bool, device_files: Collection[str]) -> str:
@@ -108,15 +100,15 @@ class ScriptLook:
         return self._against_source() or self._against_folder()
 
     def _against_source(self) -> str:
+        if self._file is None:
+            return ""
         try:
-            assert self._file is not None
             status = self._file.stat()
             if (seen := (status.st_mtime_ns, status.st_size)) != self._seen:
                 line = writes_environment_first(self._file.read_bytes())
-                self._reason = f"line {line} of {self._file.name} sets a variable before torch is imported"
-                self._reason = self._reason if line else ""
-                self._seen = seen
-        except (OSError, AssertionError):
+                reason = f"line {line} of {self._file.name} sets a variable before torch is imported"
+                self._reason, self._seen = reason if line else "", seen
+        except OSError:
             return ""
         return self._reason
 
@@ -125,16 +117,13 @@ class ScriptLook:
         loaded = {name for name in sys.modules if "." not in name}
         try:
             with os.scandir(self._folder) as entries:
-                names = {entry.name.removesuffix(".py") for entry in entries if _may_be_module(entry)}
+                modules = (entry for entry in entries if entry.name.endswith(".py") or entry.is_dir())
+                names = {module.name.removesuffix(".py") for module in modules}
         except OSError:
             return ""
         ours = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
         hidden = sorted(name for name in names & loaded - ours if not _is_there(name, self._folder))
         return f"{self._folder} has a {hidden[0]} of its own" if hidden else ""
-
-
-def _may_be_module(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(".py") or entry.is_dir()
 
 
 def _is_there(name: str, folder: Path) -> bool:
@@ -180,21 +169,20 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _writes(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Subscript, ast.Call)) and (_writes_by_item(node) or _writes_by_call(node)):
-            yield node.lineno
+        match node:
+            case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv")):
+                yield node.lineno
+            case (
+                ast.Subscript(value=changed, ctx=ast.Store() | ast.Del())
+                | ast.Call(
+                    func=ast.Attribute(value=changed, attr="setdefault" | "update" | "pop" | "clear" | "popitem")
+                )
+            ) if _is_environ(changed):
+                yield node.lineno
 
 
-def _writes_by_item(node: ast.AST) -> bool:
-    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value)
-
-
-def _writes_by_call(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    changing = {"setdefault", "update", "pop", "clear", "popitem"}
-    return node.func.attr in {"putenv", "unsetenv"} or (node.func.attr in changing and _is_environ(node.func.value))
-
-
-def _is_environ(node: ast.AST) -> bool:
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-    return name in {"environ", "environb"}
+def _is_environ(node: ast.expr) -> bool:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name in {"environ", "environb"}
+    return False

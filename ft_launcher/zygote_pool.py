@@ -22,9 +22,6 @@ from rank_monitor.contract.errors import ConfigError, FtError
 
 logger = logging.getLogger(__name__)
 
-AUTO_IS_WARM = True
-"""Whether `auto` means a warm start; else only `on` does."""
-
 _READY_S = 300.0
 _RESPAWNS = 3
 _SLOW_PRELOAD_S = 10.0
@@ -73,8 +70,7 @@ class ZygotePool:
         finally:
             gc.freeze()
             self._restore()
-        if self._why_not and settings.warm_start == "on":
-            raise ConfigError("warm_start", "on", source, self._why_not, "Use auto: ranks start by exec then")
+        self._insist(source)
 
     def prepare_apart(self, words: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:
         """Starts a zygote as a program of its own, where ranks may be forks; the first ranks wait for it.
@@ -86,16 +82,24 @@ class ZygotePool:
             ConfigError: the warm start that the user insists on cannot be.
         """
         self._settings, self._tag = settings, tag
-        self._why_not = "--ft-warm-start=off" if settings.warm_start == "off" else ""
-        self._why_not = self._why_not or warm_start.against_command(words, os.environ, sys.orig_argv)
-        if not self._why_not and not function:
-            self._look = warm_start.ScriptLook(words, self._path)
-            self._why_not = self._look.against()
+        self._why_not = self._against_command(words, function)
         if not self._why_not:
             self._first = True
             self._respawn()
-        if self._why_not and settings.warm_start == "on":
-            raise ConfigError("warm_start", "on", "settings", self._why_not, "Use auto: ranks start by exec then")
+        self._insist("settings")
+
+    def _against_command(self, words: Sequence[str], function: bool = False) -> str:
+        """Why ranks of this command cannot be forks; empty when they can, as long as their script does not change."""
+        if self._settings.warm_start == "off":
+            return "--ft-warm-start=off"
+        if (why := warm_start.against_command(words, os.environ, sys.orig_argv)) or function:
+            return why
+        self._look = warm_start.ScriptLook(words, self._path)
+        return self._look.against()
+
+    def _insist(self, source: str) -> None:
+        if self._why_not and self._settings.warm_start == "on":
+            raise ConfigError("warm_start", "on", source, self._why_not, "Use auto: ranks start by exec then")
 
     def _restore(self) -> None:
         """Gives this process back what was changed while it loaded what ranks share."""
@@ -127,7 +131,7 @@ class ZygotePool:
                 why = str(refusal)
         if self._settings.warm_start == "on":
             raise NoWarmStart(f"no warm start: {why}. --ft-warm-start=auto starts the ranks by exec instead")
-        if why != self._said and (AUTO_IS_WARM or self._settings.warm_start != "auto"):
+        if why != self._said:
             self._said = why
             logger.info("Ranks start by exec: %s.", why)
         return None
@@ -140,12 +144,8 @@ class ZygotePool:
         """Readable when something is to be handled."""
         return self._zygote.descriptors() if self._zygote else set()
 
-    def handle(self) -> None:
-        """Takes note of a zygote that ended, or that is ready now."""
-        self._hear(0.0)
-
-    def _hear(self, timeout_s: float) -> None:
-        """As `handle`, waiting for a zygote that is not ready yet."""
+    def handle(self, timeout_s: float = 0.0) -> None:
+        """Takes note of a zygote that ended, or that is ready now; waits so long for one that is not ready yet."""
         current = self._zygote
         if current is None:
             return
@@ -170,13 +170,7 @@ class ZygotePool:
 
     def _fork(self, words: Sequence[str]) -> str:
         """Forks the zygote; returns why not."""
-        wanted = self._settings.warm_start
-        if wanted == "off" or (wanted == "auto" and not AUTO_IS_WARM):
-            return f"--ft-warm-start={wanted}"
-        if why := warm_start.against_command(words, os.environ, sys.orig_argv):
-            return why
-        self._look = warm_start.ScriptLook(words, self._path)
-        if why := self._look.against():
+        if why := self._against_command(words):
             return why
         began = time.monotonic()
         try:
@@ -252,7 +246,7 @@ class ZygotePool:
         while insists and self._zygote and not self._zygote.ready:
             if (left := deadline - time.monotonic()) <= 0:
                 break
-            self._hear(left)
+            self.handle(left)
         return self._zygote if self._zygote and self._zygote.ready else None
 
 

@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.control import WorkloadAction, WorkloadControlRequest
-    from ft_client.errors import RankMonitorClientError
-    from ft_client.rank_monitor_client import RankMonitorClient
-    from ft_client.short_forms import init, monitored, report_iteration, section, shutdown, steps
-
-__all__ = [
-    "RankMonitorClient",
-    "RankMonitorClientError",
-    "WorkloadAction",
-    "WorkloadControlRequest",
-    "init",
-    "monitored",
-    "report_iteration",
-    "section",
-    "shutdown",
-    "steps",
-]
+    from ft_client.control import WorkloadAction as WorkloadAction
+    from ft_client.control import WorkloadControlRequest as WorkloadControlRequest
+    from ft_client.errors import RankMonitorClientError as RankMonitorClientError
+    from ft_client.rank_monitor_client import RankMonitorClient as RankMonitorClient
+    from ft_client.short_forms import init as init
+    from ft_client.short_forms import monitored as monitored
+    from ft_client.short_forms import report_iteration as report_iteration
+    from ft_client.short_forms import section as section
+    from ft_client.short_forms import shutdown as shutdown
+    from ft_client.short_forms import steps as steps
 
 _HOMES = {
     "RankMonitorClient": ".rank_monitor_client",

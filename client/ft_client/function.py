@@ -17,7 +17,7 @@ from multiprocessing import process, spawn
 from types import TracebackType
 from typing import Any
 
-from ft_client.script import forget_bootstrap
+from ft_client.script import below, forget_bootstrap
 from rank_monitor.contract import parcel
 
 
@@ -63,12 +63,7 @@ class Function:
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
         """The part of a traceback that is the function's: what is below our frames."""
-        found, at = trace, trace
-        while at is not None:
-            if at.tb_frame.f_code is Function.run.__code__:
-                found = at.tb_next
-            at = at.tb_next
-        return found
+        return below(trace, {Function.run.__code__})
 
     def _unpack(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Takes the function from the agent, after this process was made like the caller's.

@@ -1,6 +1,7 @@
 """What one value is over all ranks.
 
-Ranks that all run on one host tell each other (`same_host`); others reduce by torch, on the process group's own device.
+Ranks that all run on one host tell each other (`same_host`), each thing by one exchange; others reduce by torch, on the
+process group's own device: what a function says of collectives is for these.
 Without a process group, or in one of its own, a rank is alone and asks nobody. torch is used when the script has loaded
 it; this file never does. The timeout of a group has no public name in torch: `_get_backend`, `options._timeout`.
 """
@@ -17,7 +18,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ft_client.meeting import meet
-from ft_client.same_host import SameHost
+from ft_client.same_host import PeerGone, PeerLate, SameHost
 
 _HOW: dict[str, Callable[..., float]] = {"MAX": max, "MIN": min}
 
@@ -35,7 +36,7 @@ class _Ties:
         if self._group() is not group:
             self.drop()
             rank, size, device = dist.get_rank(), dist.get_world_size(), _device(dist)
-            wait_s = _timeout_s(dist, group._get_backend(device))
+            wait_s = _timeout_s(dist, group, device)
             self._host = meet(rank, size, wait_s, partial(_broadcast, dist), partial(_is_on_all, dist))
             self._group = weakref.ref(group)
         return self._host
@@ -154,10 +155,10 @@ def _reduced(values: Sequence[float], how: str) -> list[float]:
 
 
 def _ask(dist: Any, host: SameHost, question: str, own: bytes, answer: Callable[[list[bytes]], bytes]) -> bytes:
-    """An exchange that fails as a collective does."""
+    """An exchange in which what peers do fails as in a collective."""
     try:
         return host.exchange(question, own, answer)
-    except OSError as error:
+    except (PeerGone, PeerLate) as error:
         raise dist.DistNetworkError(str(error)) from error
 
 
@@ -198,10 +199,13 @@ def _distributed() -> Any:
     return dist
 
 
-def _timeout_s(dist: Any, backend: Any) -> float:
-    """After which a collective of the group fails."""
-    options = getattr(backend, "options", None)
-    return float(getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout).total_seconds())
+def _timeout_s(dist: Any, group: Any, device: Any) -> float:
+    """After which a collective of the group fails; torch's default where its backend does not say."""
+    try:
+        timeout = group._get_backend(device).options._timeout
+    except (RuntimeError, AttributeError):
+        timeout = dist.distributed_c10d.default_pg_timeout
+    return float(timeout.total_seconds())
 
 
 def _device(dist: Any) -> Any:

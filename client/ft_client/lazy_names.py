@@ -10,13 +10,14 @@ from importlib import import_module
 def lazy_names(
     package: str, homes: Mapping[str, str], modules: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The package's `__getattr__` and `__dir__`.
+    """The package's `__getattr__` and `__dir__`; sets its `__all__`.
 
     Args:
         package: its `__name__`.
         homes: public name -> the module it lives in, absolute or relative to the package (`.module`).
         modules: those modules of the package that are public names themselves.
     """
+    public = vars(sys.modules[package])["__all__"] = sorted([*homes, *modules])
 
     def get(name: str) -> object:
         if name in homes:
@@ -29,6 +30,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes, *modules})
+        return sorted({*vars(sys.modules[package]), *public})
 
     return get, names

@@ -7,7 +7,7 @@ It lives in the client and not in the monitor: it is the client that observes, r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -257,7 +257,7 @@ class Multipliers:
     def __call__(self, learned: Mapping[str, float], loaded: bool) -> tuple[dict[str, float], list[str]]:
         """The limits with their factors, and the words for the log."""
         result, words = dict(learned), []
-        for name in self._due(learned, loaded):
+        for name in (one for one in learned if one in self._factors and (loaded or one not in self._applied)):
             result[name] = learned[name] * self._factors[name]
             self._applied.add(name)
             words.append(
@@ -265,6 +265,3 @@ class Multipliers:
                 f"it ended a cycle, so it is multiplied by {self._factors[name]:g}"
             )
         return result, words
-
-    def _due(self, names: Iterable[str], loaded: bool) -> list[str]:
-        return [name for name in names if name in self._factors and (loaded or name not in self._applied)]

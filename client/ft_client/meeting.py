@@ -11,9 +11,12 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext
+from typing import TypeAlias
 
 from ft_client.same_host import SameHost
+
+Peers: TypeAlias = dict[int, socket.socket]
 
 _HELLO = struct.Struct("=i")
 _CREDENTIALS = struct.Struct("=3i")  # process, user, group: unix(7), SO_PEERCRED
@@ -29,49 +32,67 @@ def meet(
         from_rank0: what rank 0 gives, on every rank. Called once.
         on_all: whether all ranks give True. Called twice.
     """
-    if rank == 0:
-        with socket.socket(socket.AF_UNIX) as listener:
-            from_rank0(_listen(listener, size))
-            peers = _accepted(listener, size) if on_all(True) else {}
-    else:
-        peers = _reach(from_rank0(0.0), rank)
-        on_all(bool(peers))
-    if on_all(len(peers) == (size - 1 if rank == 0 else 1)):
-        return SameHost(peers, wait_s, spins=len(os.sched_getaffinity(0)) >= size)
-    for peer in peers.values():
-        peer.close()
+    with ExitStack() as unless_all_meet:
+        peers = _heard(size, from_rank0, on_all) if rank == 0 else _reached(rank, from_rank0, on_all)
+        for peer in peers.values():
+            unless_all_meet.enter_context(peer)
+        if on_all(len(peers) == (size - 1 if rank == 0 else 1)):
+            unless_all_meet.pop_all()
+            return SameHost(peers, wait_s, spins=len(os.sched_getaffinity(0)) >= size)
     return None
 
 
-def _listen(listener: socket.socket, size: int) -> float:
-    """The name under which it listens, as a float holds it; 0: it cannot."""
+def _heard(size: int, from_rank0: Callable[[float], float], on_all: Callable[[bool], bool]) -> Peers:
+    """Rank 0's connections, by rank; empty: not all reach it."""
     name = float(1 + secrets.randbits(52))
-    try:
+
+    def listen(listener: socket.socket) -> None:
         listener.bind(_address(name))
         listener.listen(size)
-    except OSError:
-        return 0.0
-    listener.setblocking(False)
-    return name
+
+    listener = _prepared(listen)
+    with listener or nullcontext():
+        from_rank0(name)
+        return _accepted(listener, size) if on_all(listener is not None) and listener else {}
 
 
-def _reach(name: float, rank: int) -> dict[int, socket.socket]:
+def _reached(rank: int, from_rank0: Callable[[float], float], on_all: Callable[[bool], bool]) -> Peers:
     """A connection to rank 0, which is told whose it is; empty: rank 0 is not to be reached from here."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.setblocking(False)
-    try:
+    name = from_rank0(0.0)
+
+    def reach(connection: socket.socket) -> None:
         connection.connect(_address(name))
         connection.sendall(_HELLO.pack(rank))
-    except OSError:
-        connection.close()
-        return {}
-    return {0: connection}
+
+    connection = _prepared(reach)
+    on_all(connection is not None)
+    return {0: connection} if connection else {}
 
 
-def _accepted(listener: socket.socket, size: int) -> dict[int, socket.socket]:
+def _prepared(prepare: Callable[[socket.socket], object]) -> socket.socket | None:
+    """A Unix socket that never waits, prepared; None: there is none to be had, or it cannot be prepared."""
+    with ExitStack() as unless_prepared:
+        try:
+            made = unless_prepared.enter_context(socket.socket(socket.AF_UNIX))
+            made.setblocking(False)
+            prepare(made)
+        except OSError as error:
+            _check_is_of_system(error)
+            return None
+        unless_prepared.pop_all()
+        return made
+
+
+def _check_is_of_system(error: OSError) -> None:
+    """Raises it again if it is none of a system call's: a signal's handler may raise TimeoutError, say."""
+    if error.errno is None:
+        raise error
+
+
+def _accepted(listener: socket.socket, size: int) -> Peers:
     """By rank, the connections that wait to be taken: all of them, for each rank has said that it has one."""
-    peers: dict[int, socket.socket] = {}
-    with suppress(BlockingIOError):
+    peers: Peers = {}
+    try:
         while len(peers) < size - 1:
             connection, _ = listener.accept()
             rank = _whose(connection)
@@ -79,6 +100,8 @@ def _accepted(listener: socket.socket, size: int) -> dict[int, socket.socket]:
                 peers[rank] = connection
             else:
                 connection.close()
+    except OSError as error:  # none is left, or this process may not open more files
+        _check_is_of_system(error)
     return peers
 
 
@@ -88,7 +111,7 @@ def _whose(connection: socket.socket) -> int:
     _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:
         said = connection.recv(_HELLO.size)
-    except OSError:
+    except (BlockingIOError, ConnectionError):
         return -1
     return int(_HELLO.unpack(said)[0]) if user == os.geteuid() and len(said) == _HELLO.size else -1
 

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ft_client import group, piggyback
-from ft_client.ending import check_exit_code, check_save
+from ft_client.given import check_exit_code, check_save
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +88,14 @@ class DistributedSignalHandler:
     def should_stop(self) -> bool:
         """Whether any rank got the signal: the same on all ranks, which call it alike.
 
-        One all-reduce of a number; none where the rerun machine's, in the same step, has carried it (`piggyback`).
+        One agreement on a number; none where the rerun machine's, in the same step, has carried it (`piggyback`).
         """
         self._say()
         agreed = piggyback.of_process.taken(self._is_received)
         return group.max_over_ranks([float(self._received)])[0] > 0 if agreed is None else agreed
 
     def signals_received(self) -> list[bool]:
-        """By rank, whether it got the signal: the same on all ranks, which call it alike. One all-reduce."""
+        """By rank, whether it got the signal: the same on all ranks, which call it alike. One agreement."""
         self._say()
         own = group.rank()
         flags = [float(self._received and rank == own) for rank in range(group.size())]

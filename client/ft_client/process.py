@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ft_client import stacks
@@ -15,20 +16,21 @@ _link: Link | None = None
 _forked = False
 
 
-def start(own: bool = False) -> Link | None:
+def start(own: bool = False, environment: Mapping[str, str] = os.environ) -> Link | None:
     """The link of this process, connected at the first call if there is somebody to connect to.
 
     Args:
         own: the launcher started this very process for the rank.
+        environment: says who to connect to.
 
     Returns:
         None without a launcher, and in a forked child of a process that had a link.
     """
     global _link
-    path = os.environ.get(env.RANK_MONITOR_SOCKET)
+    path = environment.get(env.RANK_MONITOR_SOCKET)
     if _link is not None or _forked or not path:
         return _link
-    stack_signal = stacks.register()
+    stack_signal = stacks.register(environment)
     _link = Link(Path(path), own)
     os.register_at_fork(after_in_child=_in_child)
     _link.reconnect()

@@ -8,12 +8,11 @@ state also while the main thread hangs. Knows nothing of what the state is.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
-import signal
 import sys
 import time
 
+from ft_client import unseen_thread
 from ft_client.link import Link
 from rank_monitor.contract import codec
 from rank_monitor.contract.messages import IterationReached, Progress
@@ -21,7 +20,6 @@ from rank_monitor.contract.messages import IterationReached, Progress
 _PERIOD_S = 30.0
 _PERIOD_UNTIL_WELCOME_S = 5.0
 _AFTER_ERROR_S = 1.0
-_OF_THE_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # faults of its own
 _SEMAPHORE_BYTES = 128  # sem_t has 32 on Linux
 
 
@@ -55,7 +53,7 @@ class Stamp:
 
 
 class Watchdog:
-    """The thread. It is not in `threading.enumerate()`: a script sees the threads it would see without us."""
+    """The thread."""
 
     def __init__(self, link: Link) -> None:
         self.errors = 0
@@ -65,19 +63,12 @@ class Watchdog:
         self._ticked_ns = self._due_ns = time.monotonic_ns()
 
     def start(self, stack_signal: int | None = None) -> None:
-        """Starts it; it ends with the process.
-
-        It takes no signal: one that the script blocks, to wait for it, must not find a thread that lets it through.
-        Only `stack_signal` may come here, when the main thread blocks that.
+        """Starts it; it ends with the process. Only `stack_signal` may come here, when the main thread blocks that.
 
         Raises:
             RuntimeError: no thread can be started.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {stack_signal} - _OF_THE_THREAD)
-        try:
-            _thread.start_new_thread(self._run, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        unseen_thread.start(self._run, stack_signal)
 
     def _run(self) -> None:
         while not self._link.closed:

@@ -22,6 +22,14 @@ _SPIN_S = 50e-6
 """What waking a sleeping thread takes: who looks for that long before it sleeps waits twice the best at most."""
 
 
+class PeerGone(ConnectionError):
+    """Another rank has closed its connection, or this one has before."""
+
+
+class PeerLate(TimeoutError):
+    """Another rank did not ask in time."""
+
+
 class SameHost:
     """The connections of one rank: rank 0's to all others, another's to rank 0. One thread asks at a time.
 
@@ -49,9 +57,9 @@ class SameHost:
             question: what is asked; the same on all ranks, or they are out of step.
 
         Raises:
-            ConnectionError: another rank has closed its connection, or this one has before.
-            TimeoutError: another rank did not ask within `wait_s`.
+            PeerGone, PeerLate: nobody waits any more for a rank that has ended, or did not ask within `wait_s`.
             RuntimeError: another rank asks something else.
+            BaseException: whatever `answer`, or the handler of a signal, raises.
         """
         head = question.encode() + b"\0"
         try:
@@ -80,34 +88,31 @@ class SameHost:
         """One message to each peer."""
         for rank, peer in self._peers.items():
             try:
-                peer.sendall(_LENGTH.pack(len(message)) + message)
+                peer.sendall(_LENGTH.pack(len(message)) + message, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 raise self._waited("send", [rank]) from None
-            except OSError as error:
+            except ConnectionError as error:
                 raise _lost(rank) from error
 
     def _receive(self, head: bytes) -> list[bytes]:
         """From each peer, by rank, the rest of the one message that is on its way."""
-        read = dict.fromkeys(self._peers, b"")
+        read = {rank: bytearray() for rank in self._peers}
         awaited = list(read)
-        spin_until = time.perf_counter() + self._spin_s
+        since = time.perf_counter()
         while awaited:
-            spins = self._spin_s > 0 and time.perf_counter() < spin_until
-            for rank in awaited if spins else self._ready(awaited):
+            waited_s = time.perf_counter() - since
+            for rank in awaited if waited_s < self._spin_s else self._ready(awaited, self._wait_s - waited_s):
                 read[rank] += self._now(rank)
             awaited = [rank for rank in awaited if not _is_whole(read[rank])]
-        return [_rest(rank, message[_LENGTH.size :], head) for rank, message in read.items()]
+        return [_rest(rank, bytes(message[_LENGTH.size :]), head) for rank, message in read.items()]
 
-    def _ready(self, awaited: list[int]) -> list[int]:
+    def _ready(self, awaited: list[int], wait_s: float) -> list[int]:
         """Those who have said something, or are gone, once there are any."""
         poll = select.poll()
         by_descriptor = {self._peers[rank].fileno(): rank for rank in awaited}
-        try:
-            for descriptor in by_descriptor:
-                poll.register(descriptor, select.POLLIN)
-        except ValueError:  # closed in this process: -1
-            raise _lost(awaited[0]) from None
-        if ready := poll.poll(self._wait_s * 1000):
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        if ready := poll.poll(max(wait_s, 0.0) * 1000):
             return [by_descriptor[descriptor] for descriptor, _ in ready]
         raise self._waited("recv", awaited)
 
@@ -117,18 +122,18 @@ class SameHost:
             data = self._peers[rank].recv(_AT_ONCE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return b""
-        except OSError as error:
+        except ConnectionError as error:
             raise _lost(rank) from error
         if not data:
             raise _lost(rank)
         return data
 
-    def _waited(self, way: str, ranks: list[int]) -> TimeoutError:
+    def _waited(self, way: str, ranks: list[int]) -> PeerLate:
         whom = ", ".join(f"rank {rank}" for rank in ranks)
-        return TimeoutError(f"Timed out waiting {self._wait_s * 1000:.0f}ms for {way} operation with {whom}")
+        return PeerLate(f"Timed out waiting {self._wait_s * 1000:.0f}ms for {way} operation with {whom}")
 
 
-def _is_whole(message: bytes) -> bool:
+def _is_whole(message: bytearray) -> bool:
     return len(message) >= _LENGTH.size and len(message) == _LENGTH.size + _LENGTH.unpack_from(message)[0]
 
 
@@ -140,5 +145,5 @@ def _rest(rank: int, message: bytes, head: bytes) -> bytes:
     raise RuntimeError(f"{out_of_step}: rank {rank} asks for {theirs}, this rank for {here}")
 
 
-def _lost(rank: int) -> ConnectionError:
-    return ConnectionError(f"Connection closed by peer: rank {rank} has ended, or given up what the ranks agree on")
+def _lost(rank: int) -> PeerGone:
+    return PeerGone(f"Connection closed by peer: rank {rank} has ended, or given up what the ranks agree on")

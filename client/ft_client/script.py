@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Container
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
@@ -52,12 +53,7 @@ class Script:
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
         """The part of a traceback that `python` would have shown: what is below our frames."""
-        found = trace
-        while trace is not None:
-            if trace.tb_frame.f_code in _OUR_FRAMES:
-                found = trace.tb_next
-            trace = trace.tb_next
-        return found
+        return below(trace, _OUR_FRAMES)
 
     def _look_first_in(self, folder: str | None, always: bool = False) -> None:
         if folder is not None and (always or self._first_path is not None):
@@ -83,6 +79,16 @@ class Script:
 
 
 _OUR_FRAMES = frozenset({Script.run.__code__, Script._run_file.__code__})
+
+
+def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
+    """What is below the last frame of a traceback that runs one of `codes`; the whole of it where there is none."""
+    found = trace
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            found = trace.tb_next
+        trace = trace.tb_next
+    return found
 
 
 class Main(Protocol):
@@ -120,13 +126,8 @@ def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
 def forget_bootstrap() -> None:
     """Makes `__main__` what it is at the start of an interpreter."""
     main = sys.modules["__main__"].__dict__
-    fresh: dict[str, object] = {
-        "__name__": "__main__",
-        "__doc__": None,
-        "__package__": None,
-        "__loader__": None,
-        "__spec__": None,
-    }
+    nothing = dict.fromkeys(("__doc__", "__package__", "__loader__", "__spec__"))
+    fresh: dict[str, object] = {"__name__": "__main__", **nothing}
     if "__annotations__" in main:
         fresh["__annotations__"] = {}
     fresh["__builtins__"] = sys.modules["builtins"]

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+from collections.abc import Mapping
 
 from ft_client.descriptor import moved_up
 from rank_monitor.contract import env
 
 
-def register() -> int | None:
-    """Registers what the launcher asked for in the environment; returns the signal, None if there is none."""
-    path, number = os.environ.get(env.STACK_FILE), os.environ.get(env.STACK_SIGNAL)
+def register(environment: Mapping[str, str]) -> int | None:
+    """Registers what the launcher asked for there; returns the signal, None if there is none."""
+    path, number = environment.get(env.STACK_FILE), environment.get(env.STACK_SIGNAL)
     if not path or not number:
         return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from ft_launcher.fault_class import FaultClass
@@ -37,8 +37,8 @@ class Fault:
     iteration: int = NO_ITERATION
     limit: str = ""
     learned_limit: bool = False
-    detail: tuple[str, ...] = field(default=())
-    others: tuple[str, ...] = field(default=())
+    detail: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     agreed_exit_code: int | None = None
     error: str = ""
     collateral: bool = False

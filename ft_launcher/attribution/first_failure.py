@@ -173,16 +173,10 @@ def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
     return excerpt(rank.exception.traceback) if rank.exception else ()
 
 
-def _name(rank: RankEvidence) -> str:
-    """Type and innermost frame of its exception, else its exit code."""
-    if rank.exception is None:
-        return f"exit code {rank.exit_code}"
-    at = place(rank.exception.traceback)
-    return rank.exception.type + (f" at {at}" if at else "")
-
-
 def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
-    """Its name, where it is an exception of the program; empty where that only says that a peer is gone, say."""
+    """Type and innermost frame of an exception of the program; empty where that only says that a peer is gone, say."""
     if kind is not FaultKind.EXCEPTION or _collateral(rank) == 1 or cause.fault_class not in _OF_PROGRAM:
         return ""
-    return _name(rank)
+    assert rank.exception is not None
+    at = place(rank.exception.traceback)
+    return rank.exception.type + (f" at {at}" if at else "")

@@ -47,14 +47,9 @@ class RankEvidence:
 
 def where(rank: RankEvidence) -> str:
     """In which sections and at which iteration the rank was, in words; empty when nothing is known."""
-    sections: dict[str, float] = {}
-    if rank.verdict:
-        sections = rank.verdict.sections
-    elif rank.snapshot:
-        sections = rank.snapshot.sections
-    parts = []
-    if sections:
-        parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in sections.items()))
+    told, parts = rank.verdict or rank.snapshot, []
+    if told and told.sections:
+        parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in told.sections.items()))
     if iteration(rank) != NO_ITERATION:
         parts.append(f"at iteration {iteration(rank)}")
     return " ".join(parts)

@@ -96,10 +96,3 @@ class NodeHealth:
             readings.append(too_late(process.order, bytes(process.output), took_s, None if ended else process.pid))
         self._running.clear()
         return readings
-
-
-def check_node(
-    settings: HealthSettings, folders: Sequence[str] = (), tag: str = "", places: Places | None = None
-) -> list[Reading]:
-    """The readings of one round of checks, without a memory of earlier ones; see `NodeHealth`."""
-    return NodeHealth(settings, folders, tag, places).check()

@@ -29,8 +29,9 @@ begin() {
     export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}"
     MASTER_ADDR="$(scontrol show node -o "$first" | grep -oP ' NodeAddr=\K\S+')" || MASTER_ADDR="$first"
     told="" ended=""
-    # USR1: the time limit is near (--signal=B:USR1@...). The tasks get SIGTERM: launchers let their ranks save.
-    trap 'told=yes; say "told to end"; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+    # USR1: the time limit is near (--signal=B:USR1@...). The tasks get SIGTERM: launchers let their ranks save. In the
+    # background, for scancel waits and tries again where Slurm is at this job too, whose SIGTERM must not wait for that.
+    trap 'told=yes; say "told to end"; scancel --signal=TERM "$SLURM_JOB_ID" &' USR1
     # TERM: Slurm ends the job itself (cancelled, requeued, preempted, time limit), and tells the tasks too.
     trap 'ended=yes' TERM
 }

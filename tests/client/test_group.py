@@ -176,3 +176,29 @@ def test_the_device_is_that_of_the_groups_backend() -> None:
         "cuda:nccl": torch.device("cuda"),
         "cpu:gloo": torch.device("cpu"),
     }
+
+
+def test_the_timeout_of_a_backend_that_tells_none_is_torchs() -> None:
+    import torch
+    from torch import distributed
+
+    from ft_client import group
+
+    class Own(distributed.ProcessGroup):
+        """A group written in Python has no backend; others have no options."""
+
+    told = group._timeout_s(distributed, Own(0, 2), torch.device("cpu"))
+    assert told == distributed.distributed_c10d.default_pg_timeout.total_seconds()
+
+
+def test_only_what_peers_do_fails_as_a_collective() -> None:
+    from torch import distributed
+
+    from ft_client import group
+    from ft_client.same_host import SameHost
+
+    def fail(_: list[bytes]) -> bytes:
+        raise TimeoutError("the user's own, from the handler of a signal")
+
+    with pytest.raises(TimeoutError, match="the user's own"):
+        group._ask(distributed, SameHost({}, 1.0, spins=False), "it", b"", fail)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import select
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -116,6 +119,65 @@ def test_a_rank_that_never_asks(ranks: Ranks) -> None:
     assert isinstance(freed, OSError)
 
 
+def test_who_has_never_said_all_is_late_too() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        enough = threading.Event()
+
+        def trickle() -> None:
+            there.send(b"\xff\xff\0\0")
+            for _ in range(100):
+                if enough.wait(0.05):
+                    return
+                there.send(b"x")
+            there.close()
+
+        talking = threading.Thread(target=trickle)
+        talking.start()
+        with pytest.raises(TimeoutError):
+            SameHost({1: here}, 0.3, spins=False).exchange("it", b"", b"".join)
+        enough.set()
+        talking.join()
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_what_a_signals_handler_raises_is_not_taken_for_a_lost_rank(ranks: Ranks) -> None:
+    hosts = ranks.meet()
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError("enough")
+
+    def strike(main: int) -> None:
+        select.select(list(hosts[0]._peers.values()), [], [], LONG_S)  # it says more than is heard meanwhile
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        striking = threading.Thread(target=strike, args=(threading.get_ident(),))
+        striking.start()
+        with pytest.raises(TimeoutError, match="enough"):
+            hosts[1].exchange("it", b"x" * 10_000_000, b"".join)
+        striking.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(
+        errors(ranks.start(lambda rank: rank or hosts[0].exchange("it", b"", b"".join)))[0], ConnectionError
+    )
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_who_lets_sigpipe_end_it_outlives_a_rank_that_is_gone(ranks: Ranks) -> None:
+    gone, left = ranks.meet()
+    gone.close()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        with contextlib.suppress(ConnectionError):
+            left.exchange("it", b"", b"".join)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_what_the_answer_raises_frees_all(ranks: Ranks) -> None:
     hosts = ranks.meet()
 
@@ -130,6 +192,51 @@ def test_what_the_answer_raises_frees_all(ranks: Ranks) -> None:
 @pytest.mark.parametrize("away", [1, 2])
 def test_none_meet_unless_all_can(ranks: Ranks, away: int) -> None:
     assert ranks.meet(name_for=lambda rank, name: name + 1 if rank == away else name) == [None] * 3
+
+
+@pytest.mark.parametrize("files", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_none_meet_where_one_may_open_too_few_files(ranks: Ranks, files: int) -> None:
+    """Of the listener, the connection and its other end."""
+    held = [os.dup(0) for _ in range(files + 1)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1], hard))
+    try:
+        assert ranks.meet() == [None] * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_a_signals_handler_raises_is_not_taken_for_a_socket_that_cannot_be_had() -> None:
+    def interrupted(_: socket.socket) -> None:
+        raise TimeoutError("enough")
+
+    with pytest.raises(TimeoutError, match="enough"):
+        meeting._prepared(interrupted)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_nobody_waits_for_a_rank_that_fails_to_hear_that_all_have_met(ranks: Ranks) -> None:
+    """Though its exception, with all that it refers to, is kept."""
+
+    def one(rank: int) -> None:
+        answers = []
+
+        def on_all(is_here: bool) -> bool:
+            answers.append(all(ranks.gather(rank, is_here)))
+            if rank == 1 and len(answers) == 2:
+                raise RuntimeError("the group is gone")
+            return answers[-1]
+
+        host = meet(rank, 2, LONG_S / 20, lambda name: float(ranks.gather(rank, name)[0]), on_all)
+        assert host is not None
+        host.exchange("it", b"", b"".join)
+
+    left, failed = errors(ranks.start(one))
+    assert str(failed) == "the group is gone"
+    assert isinstance(left, ConnectionError)
 
 
 def test_none_meet_where_rank_0_cannot_listen(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,11 @@ class Box:
         self.value = value
 
 
-def adds(a, b):
-    return int(os.environ["RANK"]) * 100 + a + b.value, Box(os.environ["WORLD_SIZE"])
+def works(a, b, memory, tensor, queue):
+    rank = int(os.environ["RANK"])
+    memory.buf[rank] = tensor[rank] = rank + 1
+    queue.put(os.environ["RANK"])
+    return rank * 100 + a + b.value, Box(os.environ["WORLD_SIZE"]), sums()
 
 
 def is_forked():
@@ -39,15 +42,17 @@ def dies_once():
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
-def hangs_once():
+def dies_once_and_sums():
+    return dies_once(), sums().item()
+
+
+def hangs():
     from ft_client import RankMonitorClient
 
     client = RankMonitorClient()
     client.init_workload_monitoring()
     client.send_heartbeat()
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        time.sleep(600)
-    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+    time.sleep(600)
 
 
 def sums():
@@ -61,7 +66,9 @@ def sums():
     return total
 
 
-def leaves_a_thread():
+def exits_or_leaves_a_thread():
+    if os.environ["RANK"] == "0":
+        exits()
     threading.Thread(target=time.sleep, args=(600,)).start()
     return "done"
 
@@ -76,15 +83,6 @@ def exits():
 
 def returns_a_lock():
     return threading.Lock()
-
-
-def puts(queue):
-    queue.put(os.environ["RANK"])
-
-
-def fills(memory, tensor):
-    rank = int(os.environ["RANK"])
-    memory.buf[rank] = tensor[rank] = rank + 1
 
 
 def says_up_and_waits(file, *handled):

@@ -180,8 +180,7 @@ print("goes on")
 """
 
 TORCH = """
-import random, sys
-import numpy, torch
+import torch
 torch.manual_seed(3)
 print(torch.initial_seed(), torch.rand(3), torch.get_num_threads(), torch.get_num_interop_threads())
 print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.multiprocessing.get_sharing_strategy())
@@ -189,6 +188,11 @@ weights = torch.ones(200, 200, requires_grad=True)
 (weights @ weights).sum().backward()
 print(weights.grad.sum(), torch.cuda.is_initialized())
 print(torch.compile(lambda x: x.sin() + 1, backend="aot_eager")(torch.zeros(2)))
+"""
+
+LOADERS = """
+import sys
+import torch
 
 class Squares(torch.utils.data.Dataset):
     def __len__(self):
@@ -198,7 +202,7 @@ class Squares(torch.utils.data.Dataset):
 
 if __name__ == "__main__":
     for method in sys.argv[1:]:
-        loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=2, multiprocessing_context=method)
+        loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=1, multiprocessing_context=method)
         print(method, [batch.tolist() for batch in loader])
 """
 
@@ -285,5 +289,6 @@ PROBES = [
         "thread in the end",
         "import threading\ndef f():\n  threading.main_thread().join()\n  1 / 0\nthreading.Thread(target=f).start()",
     ),
-    Probe("torch", TORCH, ("probe.py", "fork", "spawn", "forkserver")),
+    Probe("torch", TORCH),
+    Probe("loaders of data", LOADERS, ("probe.py", "fork", "spawn", "forkserver")),
 ]

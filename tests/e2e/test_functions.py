@@ -87,143 +87,72 @@ def told_by(folder: Path, main: str, method: str = "spawn") -> list[Any]:
     return Program(folder, main, method).told()
 
 
-@every_method
-def test_arguments_go_and_values_come_back(tmp_path: Path, method: str) -> None:
-    told = told_by(
-        tmp_path,
-        """
-        values = launch(adds, LaunchConfig(nproc_per_node=2, start_method=method))(1, Box(20))
-        told += [[rank, number, type(box) is Box, box.value] for rank, (number, box) in sorted(values.items())]
-        """,
-        method,
-    )
-    assert told == [[0, 21, True, "2"], [1, 121, True, "2"]]
+ONE_AFTER_THE_OTHER = """
+import gc, multiprocessing, torch, traceback
+from multiprocessing.shared_memory import SharedMemory
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+if method == "forkserver":  # or each rank would import torch by itself
+    multiprocessing.set_forkserver_preload(["torch", "ft_launcher.python_api"])
+
+def came_to(function, **settings):
+    try:
+        values = launch(function, LaunchConfig(start_method=method, workers_stop_timeout=0.5, **settings))()
+        return [value for _, value in sorted(values.items())]
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return [error.exit_code, rank, sorted(error.failures), str(error.__cause__), traceback.format_exc()]
+
+memory, tensor = SharedMemory(create=True, size=2), torch.zeros(2).share_memory_()
+queue = multiprocessing.get_context(method).Queue()
+values = launch(works, LaunchConfig(nproc_per_node=2, start_method=method))(1, Box(20), memory, tensor, queue)
+told.append([[rank, number, type(box) is Box, box.value, total.item()]
+             for rank, (number, box, total) in sorted(values.items())])
+told.append([list(bytes(memory.buf[:2])), tensor.tolist(), sorted(queue.get(timeout=60) for _ in range(2))])
+queue.close()
+SharedMemory(memory.name).close()
+memory.close()
+memory.unlink()
+told.append(came_to(dies_once_and_sums, nproc_per_node=2, max_restarts=1))
+told.append(came_to(raises, nproc_per_node=2, max_restarts=0))
+told.append(came_to(hangs, max_restarts=1, rank_heartbeat_timeout=2, journal_dir="journal"))
+told.append(came_to(exits_or_leaves_a_thread, nproc_per_node=2))
+told.append(came_to(leaves_at_once, max_restarts=0))
+told.append(came_to(returns_a_lock, max_restarts=0))
+"""
 
 
 @every_method
-def test_several_ranks_train_together_twice_in_one_program(tmp_path: Path, method: str) -> None:
-    told = told_by(
-        tmp_path,
-        """
-        for _ in range(2):
-            values = launch(sums, LaunchConfig(nproc_per_node=2, start_method=method))()
-            told.append([values[0].item(), values[1].item()])
-        """,
-        method,
-    )
-    assert told == [[3.0, 3.0], [3.0, 3.0]]
-
-
-@pytest.mark.parametrize(("warm", "forked"), [("on", True), ("auto", True), ("off", False)])
-def test_spawn_takes_the_zygote_where_it_may(tmp_path: Path, warm: str, forked: bool) -> None:
-    main = f"told += launch(is_forked, LaunchConfig(nproc_per_node=2, warm_start={warm!r}))().values()"
-    assert told_by(tmp_path, main) == [forked, forked]
-
-
-@every_method
-def test_an_exception_comes_with_its_own_traceback(tmp_path: Path, method: str) -> None:
-    (said,) = told_by(
-        tmp_path,
-        """
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        import traceback
-        try:
-            launch(raises, LaunchConfig(nproc_per_node=2, start_method=method, max_restarts=0))()
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            told.append([error.exit_code, rank, sorted(error.failures), traceback.format_exc()])
-        """,
-        method,
-    )
-    code, rank, failed, shown = said
-    assert (code, rank, failed) == (1, 1, [0, 1])
+def test_one_function_after_the_other_in_one_program(tmp_path: Path, method: str) -> None:
+    """Values go and come, shared things are shared, ranks train together twice, and each bad end is told as it is."""
+    told = told_by(tmp_path, ONE_AFTER_THE_OTHER, method)
+    values, shared, killed, raised, hung, returned, left, lock = told
+    assert values == [[0, 21, True, "2", 3.0], [1, 121, True, "2", 3.0]]
+    assert shared == [[1, 2], [1.0, 2.0], ["0", "1"]]
+    assert killed == [["1", 3.0], ["1", 3.0]]
+    assert raised[:3] == [1, 1, [0, 1]]
+    shown = raised[4]
     assert shown.index("in raises") < shown.index("ValueError: the batch is empty") < shown.index("ChildFailedError")
     assert "ft_client" not in shown and "torch_launcher" not in shown
-
-
-@every_method
-def test_a_killed_rank_is_restarted(tmp_path: Path, method: str) -> None:
-    main = "told += launch(dies_once, LaunchConfig(nproc_per_node=2, start_method=method, max_restarts=1))().values()"
-    assert told_by(tmp_path, main, method) == ["1", "1"]
-
-
-@every_method
-def test_a_hang_is_seen_and_restarted(tmp_path: Path, method: str) -> None:
-    told = told_by(
-        tmp_path,
-        """
-        config = LaunchConfig(start_method=method, max_restarts=1, rank_heartbeat_timeout=2, journal_dir="journal")
-        told += launch(hangs_once, config)().values()
-        config.max_restarts = 0
-        try:
-            launch(hangs_once, config)()
-        except Exception as error:
-            told += [type(error).__name__, error.exit_code]
-        """,
-        method,
-    )
-    assert told == ["1", "ChildFailedError", 85]
+    assert hung[:2] == [85, 0]
     (journal,) = (tmp_path / "journal").iterdir()
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     assert [event["kind"] for event in events if event["event"] == "fault"] == ["hang", "hang"]
-    assert events[0]["command"] == ["__main__:hangs_once"]
+    assert [event["action"] for event in events if event["event"] == "decision"] == ["restart", "give up"]
+    assert events[0]["command"] == ["__main__:hangs"]
+    assert returned == [None, "done"]
+    assert (left[0], left[3]) == (1, "None")
+    assert lock[0] == 1 and "the function returned a lock that cannot be sent back" in lock[3]
 
 
-@every_method
-def test_a_rank_that_returned_and_does_not_end_is_stopped(tmp_path: Path, method: str) -> None:
-    main = "told += launch(leaves_a_thread, LaunchConfig(start_method=method, workers_stop_timeout=0.5))().values()"
-    assert told_by(tmp_path, main, method) == ["done"]
-
-
-@every_method
-def test_what_is_a_return_and_what_is_none(tmp_path: Path, method: str) -> None:
+def test_spawn_takes_the_zygote_where_it_may(tmp_path: Path) -> None:
     told = told_by(
         tmp_path,
         """
-        def came_to(function):
-            try:
-                return launch(function, LaunchConfig(start_method=method, max_restarts=0))()[0]
-            except Exception as error:
-                return [error.exit_code, str(error.__cause__)]
-        told += map(came_to, [exits, leaves_at_once, returns_a_lock])
+        for warm_start in ("on", "auto", "off"):
+            told.append(sorted(launch(is_forked, LaunchConfig(nproc_per_node=2, warm_start=warm_start))().values()))
         """,
-        method,
     )
-    assert told[:2] == [None, [1, "None"]]
-    assert told[2][0] == 1 and "the function returned a lock that cannot be sent back" in told[2][1]
-
-
-@every_method
-def test_shared_memory_stays_with_the_program(tmp_path: Path, method: str) -> None:
-    told = told_by(
-        tmp_path,
-        """
-        import torch
-        from multiprocessing.shared_memory import SharedMemory
-        memory, tensor = SharedMemory(create=True, size=2), torch.zeros(2)
-        launch(fills, LaunchConfig(nproc_per_node=2, start_method=method))(memory, tensor.share_memory_())
-        told += [list(bytes(memory.buf[:2])), tensor.tolist()]
-        SharedMemory(memory.name).close()
-        memory.unlink()
-        """,
-        method,
-    )
-    assert told == [[1, 2], [1.0, 2.0]]
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_queues_of_multiprocessing_travel(tmp_path: Path, method: str) -> None:
-    told = told_by(
-        tmp_path,
-        """
-        import multiprocessing
-        queue = multiprocessing.get_context(method).Queue()
-        launch(puts, LaunchConfig(nproc_per_node=2, start_method=method))(queue)
-        told += sorted(queue.get(timeout=60) for _ in range(2))
-        """,
-        method,
-    )
-    assert told == ["0", "1"]
+    assert told == [[True, True], [True, True], [False, False]]
 
 
 def test_a_fork_takes_what_cannot_travel(tmp_path: Path) -> None:
@@ -323,22 +252,24 @@ def test_in_a_thread_it_works_without_handlers_and_alone(tmp_path: Path) -> None
 
 
 @every_method
-@pytest.mark.parametrize("handled", [True, False])
-def test_told_to_end_it_ends_its_ranks_and_says_so(tmp_path: Path, method: str, handled: bool) -> None:
+def test_told_to_end_it_ends_its_ranks_and_says_so(tmp_path: Path, method: str) -> None:
+    """Ranks that end by the signal, and in a second launch such that handle it."""
     told = told_by(
         tmp_path,
-        f"""
+        """
         from torch.distributed.elastic.multiprocessing import SignalException
-        when_up("up", 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        try:
-            launch(says_up_and_waits, LaunchConfig(nproc_per_node=2, start_method=method))("up", *[1][:{int(handled)}])
-        except SignalException as error:
-            told += [error.sigval, error.exit_code]
-        told.append(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        for handled in ([], [1]):
+            up = f"up{len(handled)}-"
+            when_up(up, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            try:
+                launch(says_up_and_waits, LaunchConfig(nproc_per_node=2, start_method=method))(up, *handled)
+            except SignalException as error:
+                told += [error.sigval, error.exit_code]
+            told.append(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
         """,
         method,
     )
-    assert told == [signal.SIGTERM, 86, True]
+    assert told == [signal.SIGTERM, 86, True] * 2
 
 
 @every_method
@@ -353,8 +284,6 @@ def test_a_killed_program_leaves_no_rank(tmp_path: Path, method: str) -> None:
 
 
 def test_a_program_without_a_guard_is_told(tmp_path: Path) -> None:
-    program = Program(tmp_path, "pass")
-    assert program.told() == []
     text = SHARED.read_text() + "\nlaunch(exits, LaunchConfig(max_restarts=0))()\n"
     (tmp_path / "bare.py").write_text(text)
     done = subprocess.run(

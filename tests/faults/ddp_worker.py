@@ -1,4 +1,6 @@
-"""A rank of a real DDP training (gloo), struck once. All its numbers are whole or halves: results are exact.
+"""A rank of a real DDP training (gloo), struck as its plan says, by each strike once.
+
+All its numbers are whole or halves: results are exact.
 
 Rank 0 saves after every step; all resume from there. The weight goes down by the mean of the ranks' samples.
 """
@@ -37,8 +39,8 @@ def main(folder: Path) -> None:
     for step in range(int(done), DDP_STEPS):
         client.report_iteration(step)
         with client.section("step"):
-            for strike in plan.strikes:
-                marker = folder / "struck"
+            for index, strike in enumerate(plan.strikes):
+                marker = folder / f"struck-{index}"
                 if strike.iteration == step and strike.rank == rank and not marker.exists():
                     marker.touch()
                     STRIKES[strike.what](client)

@@ -12,6 +12,7 @@ from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Job, kill
 from tests.faults.training import Plan, Strike
 
+RANKS = [pytest.param(1, marks=pytest.mark.slow), 2]  # with two, the one that is struck has a neighbour
 HOLD = 3
 LIMIT_S = 1.0
 IN_STEP = ("--max-restarts=1", "--ft-rank-section-timeouts=step:3")
@@ -29,7 +30,7 @@ def struck(job: Job) -> bool:
 @pytest.mark.parametrize(
     ("number", "why"), [(signal.SIGKILL, "it died"), (signal.SIGSTOP, "it was stopped")], ids=["killed", "stopped"]
 )
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", RANKS)
 def test_a_lost_monitor_is_replaced_and_the_training_goes_on(
     start_job: StartJob, nproc: int, number: int, why: str
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_monitor_lost_together_with_its_rank(start_job: StartJob) -> None:
     assert replaced(job) == [(1, "it died")]
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", RANKS)
 def test_rank_and_monitor_stopped_together_and_continued(start_job: StartJob, nproc: int) -> None:
     """As when a machine is suspended: for longer than every limit, and nobody is to blame."""
     limits = (f"--ft-rank-heartbeat-timeout={LIMIT_S}", f"--ft-rank-section-timeouts=waiting:60,step:{LIMIT_S}")

@@ -10,15 +10,13 @@ import pytest
 
 from ft_launcher import options
 from ft_launcher.command_line import Parsed
-from ft_launcher.config import Given, Resolved, resolve
+from ft_launcher.config import Resolved, resolve
 from rank_monitor.contract.errors import ConfigError
 
 
-def resolved(
-    texts: Mapping[str, str], environ: Mapping[str, str] | None = None, before: tuple[Given, ...] = ()
-) -> Resolved:
-    parsed = Parsed(Namespace(), texts, {key: options.flag_of(key) for key in texts}, {}, frozenset())
-    return resolve(parsed, environ or {}, before)
+def resolved(texts: Mapping[str, str], environ: Mapping[str, str] | None = None, **torchs: object) -> Resolved:
+    spelled = {key: options.flag_of(key) for key in texts}
+    return resolve(Parsed(Namespace(**torchs), texts, spelled, {}, frozenset(torchs)), environ or {})
 
 
 def yaml_of(folder: Path, text: str) -> dict[str, str]:
@@ -35,11 +33,12 @@ def test_defaults_alone() -> None:
 
 def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
     path = yaml_of(tmp_path, "fault_tolerance: {safety_factor: 2, connect_timeout: 2, stall_warning: 2}")
-    before = (Given("workers_stop_timeout", "1", "before"), Given("safety_factor", "1", "before"))
-    found = resolved({**path, "stall_warning": "4"}, {"FT_CONNECT_TIMEOUT": "3", "FT_STALL_WARNING": "3"}, before)
+    environ = {"FT_CONNECT_TIMEOUT": "3", "FT_STALL_WARNING": "3", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
+    found = resolved({**path, "stall_warning": "4"}, environ)
     monitor = found.settings.monitor
     assert (monitor.safety_factor, monitor.connect_timeout, monitor.stall_warning) == (2, 3, 4)
-    assert found.settings.stop.workers_stop_timeout == 1
+    assert found.settings.stop.workers_stop_timeout == 7
+    assert resolved({}, environ, shutdown_timeout=1).settings.stop.workers_stop_timeout == 1
     sources = {key: found.sources[key] for key in ("safety_factor", "connect_timeout", "stall_warning")}
     assert sources == {
         "safety_factor": path["cfg_path"],

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from ft_launcher.log_pump import LogPump, Stream, streams_of
@@ -37,6 +41,32 @@ def test_lines_are_carried_while_they_are_written(tmp_path: Path) -> None:
     pump.stop()
     pump.stop()
     assert out.getvalue() == "[a]: one\n[b]: two\n[a]: half\n[a]: no end\n"
+
+
+WITHOUT_INOTIFY = """
+import sys
+from pathlib import Path
+from ft_launcher.log_pump import LogPump, Stream
+pump = LogPump([Stream(sys.argv[1], "", sys.stdout, lambda line: True)])
+pump.start()
+Path(sys.argv[1]).write_text("carried\\n")
+sys.stdin.read()
+pump.stop()
+"""
+NAMESPACE = ["unshare", "--user", "--map-root-user", "sh", "-ec"]
+USED_UP = 'echo 0 > /proc/sys/user/max_inotify_instances; exec "$@"'
+
+
+def test_lines_are_carried_where_inotify_is_used_up(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, USED_UP, "sh", "true"], check=False).returncode:
+        pytest.skip("needs unshare and user namespaces")
+    words = [sys.executable, "-c", WITHOUT_INOTIFY, str(tmp_path / "a")]
+    with subprocess.Popen(
+        [*NAMESPACE, USED_UP, "sh", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"carried\n"
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, b"")
 
 
 def test_a_file_written_before_the_start_and_one_never_written(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def say(monitors: NodeMonitors, *messages: Message) -> socket.socket:
 
 
 def begin(monitors: NodeMonitors, pid: int) -> None:
-    monitors.begin_cycle(3, {0: (5, pid)}, time.monotonic_ns())
+    monitors.begin_rank(3, 0, 5, pid, time.monotonic_ns())
 
 
 def test_what_a_rank_says_arrives_and_is_kept(runtime: Runtime) -> None:

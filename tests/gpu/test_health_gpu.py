@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.health import GpuMemory, check_node
+from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.node_health import NodeHealth
 from rank_monitor.contract.config import HealthSettings, StopSettings
 
 pytestmark = pytest.mark.gpu
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 def test_the_driver_answers_every_check() -> None:
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
-    readings = {reading.check: reading for reading in check_node(HealthSettings())}
+    readings = {reading.check: reading for reading in NodeHealth(HealthSettings()).check()}
     for check in ("gpu", "nvlink"):
         reading = readings[check]
         print(f"{check}: {reading.state} {reading.reason} after {reading.took_s:.2f} s")

@@ -6,20 +6,19 @@ Knows where things are and how one gets there; knows no launcher.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from tests.faults.job import HERE, Place, free_port, kill
+from tests.faults.job import HERE, Place, free_port
 from tests.nodes.clock import Clock
 from tests.nodes.netns import Network
 from tests.nodes.slow_proxy import Line, SlowProxy
+from tests.nodes.store_host import StoreHost
 
 STORE = "store"
 NODE = "NODE_OF_TEST"
 """What the processes of a node find its name in: the machine has one name for all of them."""
 _PORT = 29400
-_STORE_HOST = Path(__file__).with_name("store_host.py")
 
 
 def node_name(number: int) -> str:
@@ -82,7 +81,7 @@ class Site:
         assert self._store is not None
         if self.network is not None:
             self.network.cut(STORE)
-        kill(self._store.pid)
+        self._store.kill()
 
     def close(self) -> None:
         """Ends the lines and the store."""
@@ -90,8 +89,7 @@ class Site:
             proxy.close()
         self.proxies.clear()
         if self._store is not None:
-            kill(self._store.pid)
-            self._store.communicate()
+            self._store.kill()
             self._store = None
 
     def _host(self) -> str:
@@ -103,10 +101,8 @@ class Site:
         network = self.network
         return HERE.start if network is None else lambda argv, **popen: network.run(name, argv, **popen)
 
-    def _start_store(self) -> subprocess.Popen[bytes]:
-        if self.network is not None:
-            self.network.add(STORE)
-        words = [sys.executable, str(_STORE_HOST), str(self.port)]
-        store = self._start_on(STORE)(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        assert store.stdout is not None and int(store.stdout.readline()) == self.port
-        return store
+    def _start_store(self) -> StoreHost:
+        if self.network is None:
+            return StoreHost(self.port, None)
+        self.network.add(STORE)
+        return StoreHost(self.port, self.network.holder(STORE))

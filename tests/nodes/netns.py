@@ -77,6 +77,10 @@ class Network:
         """A node's address."""
         return self._nodes[name].address
 
+    def holder(self, name: str) -> int:
+        """The pid of the process that keeps a node's namespaces."""
+        return self._nodes[name].pid
+
     def run(self, name: str, argv: Sequence[str | os.PathLike[str]], **popen: Any) -> subprocess.Popen[Any]:
         """Starts a process inside a node; `popen` as for `subprocess.Popen`, whose pid is the program's own."""
         enter = ["nsenter", f"--target={self._nodes[name].pid}", "--net", "--uts", "--mount"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.faults.test_ddp import DDP_WORKER
 from tests.faults.training import DDP_STEPS, ITERATIONS, Plan, Strike, ddp_weight
 from tests.nodes.conftest import StartAgents
@@ -20,14 +18,13 @@ def test_a_clean_run(on_nodes: StartAgents) -> None:
     assert [agent.cycles for agent in agents] == [[0], [0]]
 
 
-@pytest.mark.parametrize(("what", "told"), [("exception", "exception"), ("SIGKILL", "signal")])
-def test_a_crash_is_restarted_on_both(on_nodes: StartAgents, what: str, told: str) -> None:
-    plan = Plan((Strike(what, "step", 3, rank=1),))
-    agents = on_nodes(WORLD, plan, "--nnodes=2", "--max-restarts=1", nproc=1, script=DDP_WORKER)
+def test_each_crash_is_restarted_on_both(on_nodes: StartAgents) -> None:
+    plan = Plan((Strike("exception", "step", 2, rank=1), Strike("SIGKILL", "step", 4, rank=1)))
+    agents = on_nodes(WORLD, plan, "--nnodes=2", "--max-restarts=2", nproc=1, script=DDP_WORKER)
     agents.end(0, 0)
     assert (agents.folder / "ddp").read_text() == f"{DDP_STEPS} {ddp_weight(WORLD)}"
-    assert agents.faults() == [(told, 1, 0)], agents.tail()
-    assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]]
+    assert agents.faults() == [("exception", 1, 0), ("signal", 1, 1)], agents.tail()
+    assert [agent.cycles for agent in agents] == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_the_store_on_a_node_of_its_own(on_nodes: StartAgents) -> None:

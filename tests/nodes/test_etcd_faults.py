@@ -46,20 +46,13 @@ def test_the_node_of_rank_0_is_lost(on_loopback: StartAgents, over: tuple[str, .
     agents.trained((ITERATIONS, 4))
 
 
-def test_etcd_starts_again_while_ranks_train(on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...]) -> None:
+def test_etcd_starts_again_and_stands_still_while_ranks_train(
+    on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...]
+) -> None:
     agents = on_loopback(2, HELD, *PATIENT, *over)
     agents.until_train(HOLD, world=4)
     etcd.restart()
     agents.stay(2)
-    agents.go()
-    agents.end(0, 0)
-    agents.trained((ITERATIONS, 4))
-    assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
-
-
-def test_etcd_stands_still_for_a_while(on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...]) -> None:
-    agents = on_loopback(2, HELD, *PATIENT, *over)
-    agents.until_train(HOLD, world=4)
     etcd.pause()
     agents.stay(3)
     etcd.resume()

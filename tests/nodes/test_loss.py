@@ -28,6 +28,7 @@ BELOW_MINIMUM = 84
 # Loss.
 
 
+@pytest.mark.slow  # as where it returns, and where its line is dead
 def test_the_rest_goes_on_when_a_node_is_lost(on_nodes: StartAgents) -> None:
     agents = on_nodes(2, HELD, *ONE_OR_TWO)
     agents.until_train(HOLD, world=4)

@@ -23,7 +23,7 @@ RANK = Path(__file__).with_name("rank.py")
 _MARK = "SLURM_TEST_MARK"
 _FOREIGN = ("FT_", "PET_", "SLURM_", "SBATCH_", "FAULT_TOL_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
 _LIMIT_S = 100.0
-_POLL_S = 0.1
+_POLL_S = 0.2
 _T = TypeVar("_T")
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.inject.call import inject_fault
-    from ft_client.inject.simulated import SimulatedFaultParams, simulate_fault
-    from ft_client.inject.strikes import BaseFaultOnPurpose, FaultOnPurpose
-
-__all__ = ["BaseFaultOnPurpose", "FaultOnPurpose", "SimulatedFaultParams", "inject_fault", "simulate_fault"]
+    from ft_client.inject.call import inject_fault as inject_fault
+    from ft_client.inject.simulated import SimulatedFaultParams as SimulatedFaultParams
+    from ft_client.inject.simulated import simulate_fault as simulate_fault
+    from ft_client.inject.strikes import BaseFaultOnPurpose as BaseFaultOnPurpose
+    from ft_client.inject.strikes import FaultOnPurpose as FaultOnPurpose
 
 _HOMES = {
     "BaseFaultOnPurpose": ".strikes",

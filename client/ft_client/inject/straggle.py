@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 
-from ft_client.inject import steps
 from rank_monitor.contract.injection import Injection
 
 
@@ -26,8 +25,3 @@ class Straggle:
 
     def on_section(self, name: str) -> None:
         """Does not matter here."""
-
-
-def begin(fault: Injection) -> None:
-    """The fault begins."""
-    steps.listen(Straggle(fault))

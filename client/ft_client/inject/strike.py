@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from ft_client import unseen_thread
 from ft_client.inject.place import Place
 from ft_client.inject.strikes import STRIKES
 from rank_monitor.contract import env, injection
 from rank_monitor.contract.injection import IN_MAIN_THREAD, OF_SYSTEM, Injection
 
 _TO_MAIN_THREAD = signal.SIGRTMIN + 9
-_OF_THE_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _PATIENCE_S = 1.0
 _due: deque[Callable[[], None]] = deque()
 
@@ -59,10 +59,6 @@ class Strike:
         if kind in OF_SYSTEM:
             if not told:
                 print(f"FT: {kind} needs a launcher with --ft-inject; nothing happens", file=sys.stderr, flush=True)
-        elif kind == "straggle":
-            from ft_client.inject import straggle
-
-            straggle.begin(self.fault)
         else:
             STRIKES[kind](self.fault)
 
@@ -85,11 +81,7 @@ class Strike:
             else:
                 now()
 
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_THE_THREAD)
-        try:
-            _thread.start_new_thread(strike, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        unseen_thread.start(strike)
 
     def _tell(self, at: str) -> bool:
         """Tells the launcher; returns whether there is one that listens."""

@@ -90,6 +90,13 @@ def _nan(fault: Injection) -> None:
     injector.spoil_next()
 
 
+def _straggle(fault: Injection) -> None:
+    from ft_client.inject import steps
+    from ft_client.inject.straggle import Straggle
+
+    steps.listen(Straggle(fault))
+
+
 def _lasting(fault: Injection) -> float:
     return _AGES_S if fault.for_s is None else fault.for_s
 
@@ -105,5 +112,6 @@ STRIKES: dict[str, Callable[[Injection], None]] = {
     "oom": _oom,
     "device_error": _device_error,
     "nan": _nan,
+    "straggle": _straggle,
 }
-"""Kind -> what it does. `straggle` lasts, and stands in `straggle.py`; what is of the system, the launcher does."""
+"""Kind -> what it does; what is of the system, the launcher does."""

@@ -10,36 +10,40 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.inprocess import (
-        abort,
-        attribution,
-        completion,
-        compose,
-        exception,
-        finalize,
-        health_check,
-        initialize,
-        nested_restarter,
-        rank_assignment,
-        rank_filter,
-        state,
-        store,
-        terminate,
-    )
-    from ft_client.inprocess.call_wrapper import CallWrapper
-    from ft_client.inprocess.compose import Compose
-    from ft_client.inprocess.restart_config import InProcessRestartConfig
-    from ft_client.inprocess.state import FrozenState, Mode, State
-    from ft_client.inprocess.wrapper import Wrapper
+    from ft_client.inprocess import abort as abort
+    from ft_client.inprocess import attribution as attribution
+    from ft_client.inprocess import completion as completion
+    from ft_client.inprocess import compose as compose
+    from ft_client.inprocess import exception as exception
+    from ft_client.inprocess import finalize as finalize
+    from ft_client.inprocess import health_check as health_check
+    from ft_client.inprocess import initialize as initialize
+    from ft_client.inprocess import nested_restarter as nested_restarter
+    from ft_client.inprocess import rank_assignment as rank_assignment
+    from ft_client.inprocess import rank_filter as rank_filter
+    from ft_client.inprocess import state as state
+    from ft_client.inprocess import store as store
+    from ft_client.inprocess import terminate as terminate
+    from ft_client.inprocess.call_wrapper import CallWrapper as CallWrapper
+    from ft_client.inprocess.compose import Compose as Compose
+    from ft_client.inprocess.restart_config import InProcessRestartConfig as InProcessRestartConfig
+    from ft_client.inprocess.state import FrozenState as FrozenState
+    from ft_client.inprocess.state import Mode as Mode
+    from ft_client.inprocess.state import State as State
+    from ft_client.inprocess.wrapper import Wrapper as Wrapper
 
-__all__ = [
-    "CallWrapper",
-    "Compose",
-    "FrozenState",
-    "InProcessRestartConfig",
-    "Mode",
-    "State",
-    "Wrapper",
+_HOMES = {
+    "CallWrapper": ".call_wrapper",
+    "Compose": ".compose",
+    "FrozenState": ".state",
+    "InProcessRestartConfig": ".restart_config",
+    "Mode": ".state",
+    "State": ".state",
+    "Wrapper": ".wrapper",
+}
+"""Class -> the module it lives in."""
+
+_MODULES = (
     "abort",
     "attribution",
     "completion",
@@ -54,17 +58,7 @@ __all__ = [
     "state",
     "store",
     "terminate",
-]
+)
+"""Modules that are public names themselves."""
 
-_HOMES = {
-    "CallWrapper": ".call_wrapper",
-    "Compose": ".compose",
-    "FrozenState": ".state",
-    "InProcessRestartConfig": ".restart_config",
-    "Mode": ".state",
-    "State": ".state",
-    "Wrapper": ".wrapper",
-}
-"""Class -> the module it lives in; every other public name is a module."""
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, tuple(name for name in __all__ if name not in _HOMES))
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, _MODULES)

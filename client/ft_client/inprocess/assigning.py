@@ -6,12 +6,14 @@ count themselves without gaps, and whatever assignment keeps a memory of the ran
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ft_client.inprocess.assignment import RankAssignmentCtx, assign
+from ft_client.inprocess.assignment import RankAssignmentCtx, assign, forget_activity
 from ft_client.inprocess.gather import GatherAbandoned, Gathers
-from ft_client.inprocess.state import Mode, State
+from ft_client.inprocess.rank_assignment import ShiftRanks
+from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore
 from rank_monitor.contract.iteration import Closed
 
@@ -53,17 +55,17 @@ class Assigning:
             state.iteration += 1
             if closed.joined:
                 state.world_size = closed.world_size + len(closed.joined_members)
-                _forget(state)
+                forget_activity(state)  # whoever keeps a memory of the ranks begins anew, on all of them
         self.undecided = state.world_size if closed is None else len(closed.all_members)
         prefix = f"{state.iteration}/assign"
-        context = RankAssignmentCtx(state.copy(), PrefixStore(prefix, self._store), gone)
+        context = RankAssignmentCtx(dataclasses.replace(state), PrefixStore(prefix, self._store), gone)
         self._current = state.iteration, context.gathers
         if self._abandoned >= state.iteration:
             context.gathers.abandon(context.store)
         try:
             decided = assign(self._assignment, context)
         except GatherAbandoned:
-            _close_ranks(state, gone)
+            ShiftRanks()(RankAssignmentCtx(state, context.store, gone))
             raise
         finally:
             self._keys += [f"{prefix}/{key}" for key in context.gathers.keys_left()]
@@ -83,15 +85,3 @@ class Assigning:
         self._keys, self._own_keys = [], []
         for key in keys:
             self._store.delete_key(key)
-
-
-def _forget(state: State) -> None:
-    """Whoever keeps a memory of the ranks begins anew, on all of them."""
-    state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
-
-
-def _close_ranks(state: State, gone: set[int]) -> None:
-    assert state.rank is not None
-    state.rank -= sum(other < state.rank for other in gone)
-    state.world_size -= len(gone)
-    _forget(state)

@@ -64,6 +64,11 @@ def activate(state: State, size: int) -> None:
     state.active_rank, state.active_world_size = state.rank if is_active else None, size
 
 
+def forget_activity(state: State) -> None:
+    """As at entry: nobody has said who is active."""
+    state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
+
+
 def limit_activity(state: State, size: Callable[[int], int]) -> None:
     """Makes `size(n)` ranks active, n being those that are active so far; all, when none was chosen yet."""
     activate(state, size(state.world_size if state.active_world_size is None else state.active_world_size))

@@ -6,13 +6,17 @@ Written by the companions, each for its own rank; constant for a call, whatever 
 from __future__ import annotations
 
 import datetime
+import itertools
 import secrets
+import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 FINISHED = "finished"
 """The key that is set when every member is through."""
 
+_INTERVALS_PER_LOOK = 4
 _EVER = datetime.timedelta(days=3650)
 
 
@@ -70,6 +74,14 @@ class Attendance:
     def token(self) -> str:
         """Random letters that the members of this call have in common."""
         return bytes(self._store.compare_set("token", "", secrets.token_hex(8))).decode()
+
+    def until_finished(self, interval_s: float) -> Iterator[None]:
+        """Now and after each interval, until all members are through, which is looked at now and then."""
+        for number in itertools.count():
+            if number % _INTERVALS_PER_LOOK == 0 and self.is_finished():
+                return
+            yield
+            time.sleep(interval_s)
 
     def beat(self, node: str, amount: int = 1) -> int:
         """Increases the counter of a node; returns it."""

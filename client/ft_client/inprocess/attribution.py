@@ -6,9 +6,6 @@ import enum
 import json
 from dataclasses import dataclass
 
-from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.json_record import from_json
-
 
 class Interruption(enum.Enum):
     """Why an iteration ends before its function does."""
@@ -37,28 +34,5 @@ class InterruptionRecord:
     interruption: Interruption
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """One JSON object, which the node agent writes into its journal."""
         return json.dumps({"rank": self.rank, "interruption": self.interruption.name})
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> InterruptionRecord:
-        """The record that was written as `text`.
-
-        Raises:
-            ProtocolError: it is no such record.
-        """
-        try:
-            written = from_json(_Written, json.loads(text))
-            if written.rank < 0:
-                raise ProtocolError(f"InterruptionRecord: rank {written.rank} is below 0")
-            return cls(written.rank, Interruption[written.interruption])
-        except KeyError as unknown:
-            raise ProtocolError(f"InterruptionRecord: no interruption is named {unknown}") from None
-        except ValueError as problem:
-            raise ProtocolError(f"InterruptionRecord: no JSON: {problem}") from None
-
-
-@dataclass(frozen=True)
-class _Written:
-    rank: int
-    interruption: str

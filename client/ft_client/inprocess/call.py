@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import distributed
 
-from ft_client.inprocess import absent, feed, restarter_report
+from ft_client.inprocess import absent, feed, nested_restarter
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.assigning import Assigning
 from ft_client.inprocess.assignment import RankDiscarded
@@ -60,6 +60,7 @@ class Call:
         self._arguments, self._coordination, self._state = arguments, coordination, state
         self._closed, self._guard = closed, guard
         self._member = state.initial_rank or 0
+        self._barrier_s = arguments.barrier_timeout.total_seconds()
         self._all_members = state.initial_world_size or state.world_size
         self._store = coordination.store
         self._part = Part(arguments, function, state, guard)
@@ -78,12 +79,12 @@ class Call:
             BaseException: what ended this rank's part.
         """
         self._feed.start()
-        restarter_report.send_to(self._tell)
+        nested_restarter.send_to(self._tell)
         try:
             phase, event = self._play()
         finally:
             self._part.close()
-            restarter_report.send_to(None)
+            nested_restarter.send_to(None)
             self._environment.restore()
         if phase is Phase.DONE:
             return self._part.result
@@ -146,7 +147,7 @@ class Call:
         self._part.begin()
         self._master = Master(self._coordination.towards) if state.active_rank == 0 else None
         self._iteration.arrive(self._entry(), self._master.note if self._master else None)
-        return self._next(self._arguments.barrier_timeout.total_seconds())
+        return self._next(self._barrier_s)
 
     def _prepare(self) -> Event:
         state = self._state
@@ -188,7 +189,7 @@ class Call:
     def _recover(self) -> Event:
         self._guard.restarting()
         self._tell("handling_starting")
-        within_s = (self._arguments.last_call_wait + self._arguments.barrier_timeout).total_seconds()
+        within_s = self._arguments.last_call_wait.total_seconds() + self._barrier_s
         deadline = time.monotonic() + within_s
         while self._faulted < self._state.iteration:
             event = self._next(deadline - time.monotonic())
@@ -200,21 +201,21 @@ class Call:
 
     def _account(self) -> Event:
         self._iteration.account(self._entry())
-        return self._next(self._arguments.barrier_timeout.total_seconds())
+        return self._next(self._barrier_s)
 
     # Others that do not come.
 
     def _interrupt_for_absent(self) -> Event:
         absent.expel(self._iteration, self._iteration.start, self._all_members)
-        return self._next(self._arguments.barrier_timeout.total_seconds())
+        return self._next(self._barrier_s)
 
     def _expel(self) -> Event:
         absent.expel(self._iteration, self._iteration.end, self._all_members)
-        return self._next(self._arguments.barrier_timeout.total_seconds())
+        return self._next(self._barrier_s)
 
     def _interrupt_for_unfinished(self) -> Event:
         absent.interrupt_for_unfinished(self._iteration, self._state.active_world_size or 0)
-        return self._next(self._arguments.barrier_timeout.total_seconds())
+        return self._next(self._barrier_s)
 
     # Leaving.
 
@@ -226,15 +227,14 @@ class Call:
 
     def _depart(self) -> Event:
         record = self._record(Interruption.BASE_EXCEPTION)
-        timeout_s = self._arguments.barrier_timeout.total_seconds()
-        with absent.departing(self._store, self._member, record, timeout_s, self._assigning.undecided):
+        with absent.departing(self._store, self._member, record, self._barrier_s, self._assigning.undecided):
             return self._leave()
 
     def _leave(self) -> Event:
         self._guard.restarting()
         self._feed.stopped = True
         self._part.terminate()
-        self._feed.join(self._arguments.barrier_timeout.total_seconds())
+        self._feed.join(self._barrier_s)
         self._tell("aborted" if isinstance(self._part.error, RestartAbort) else "left")
         self._guard.over()
         return Event.ENDED
@@ -260,7 +260,7 @@ class Call:
         except queue.Empty:
             return Event.LATE
         match news:
-            case feed.Started(_, note):
+            case feed.Started(note):
                 self._note = note
                 return Event.STARTED
             case feed.Fault(number):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,14 @@ from typing import Any
 NAMES = frozenset({"call_wrapper", "inprocess_call_wrapper"})
 """Parameters that get it whatever their annotation."""
 
-_CLASS = "CallWrapper"
+_WRITTEN = {
+    "CallWrapper",
+    "CallWrapper|None",
+    "None|CallWrapper",
+    "Optional[CallWrapper]",
+    "Union[CallWrapper,None]",
+    "Union[None,CallWrapper]",
+}
 _UNIONS = (typing.Union, types.UnionType)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -92,28 +99,5 @@ def _is_wrapper(annotation: object, wrapper: type, namespace: dict[str, Any]) ->
 
 
 def _reads_as_wrapper(text: str) -> bool:
-    """Whether a text is `CallWrapper`, `Optional[CallWrapper]` or a union of it and None, with or without modules."""
-    try:
-        return _reads(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError:
-        return False
-
-
-def _reads(node: ast.expr) -> bool:
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name == _CLASS
-        case ast.Constant(value=str(text)):
-            return _reads_as_wrapper(text)
-        case ast.Subscript(value=ast.Name(id="Optional") | ast.Attribute(attr="Optional"), slice=inner):
-            return _reads(inner)
-        case ast.Subscript(value=ast.Name(id="Union") | ast.Attribute(attr="Union"), slice=ast.Tuple(elts=parts)):
-            return _reads_with_none(parts)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _reads_with_none([left, right])
-    return False
-
-
-def _reads_with_none(parts: Sequence[ast.expr]) -> bool:
-    others = [part for part in parts if not (isinstance(part, ast.Constant) and part.value is None)]
-    return len(others) == 1 and len(parts) == 2 and _reads(others[0])
+    """Whether a text is `CallWrapper`, or that or None; with or without modules, quotes and blanks."""
+    return re.sub(r"""[\s'"]|\w+\.""", "", text) in _WRITTEN

@@ -5,17 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
+from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.state import FrozenState, State
-
-
-class Guarding(Protocol):
-    """What a call wrapper needs of the link to the monitor."""
-
-    def ping(self) -> None: ...
-    def running(self) -> None: ...
-    def unguarded(self) -> None: ...
 
 
 class CallWrapper:
@@ -26,7 +18,7 @@ class CallWrapper:
         guard: the link to the monitor.
     """
 
-    def __init__(self, state: State, guard: Guarding) -> None:
+    def __init__(self, state: State, guard: Guard) -> None:
         self._state, self._guard = state, guard
         self._atomic = threading.RLock()
         self._unguarded = 0

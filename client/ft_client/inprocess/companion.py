@@ -12,11 +12,11 @@ pools survive a fork. The process is made once; later calls use the same one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -27,26 +27,24 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from ft_client import unseen_thread
 from ft_client.descriptor import moved_up
 from ft_client.inprocess import companion_process, store_host
 from ft_client.inprocess.arguments import path_of
 from ft_client.inprocess.companion_process import Order
 from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.guarded_call import FINISHED, OVER, GuardedCall, MakeStore
-from ft_client.inprocess.timeouts import Timeouts
 from rank_monitor.contract import channel, env
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.sweep import processes_of
 
 logger = logging.getLogger(__name__)
 
-STORE_TIMEOUT_S = 300.0
 _OTHERS_S = 5.0
 _REPLACEMENTS = 3
 _SIDECARS_GO_S = 5.0
 _LOOK_S = 0.05
 _START_S = 60.0
-_OF_THE_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # faults of its own
 _START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.companion_process import main; main()"
 
 _kept: Companion | None = None
@@ -61,9 +59,9 @@ class Companion:
         is_lost: it is gone, and no other took its place: nobody watches this rank.
     """
 
-    def __init__(self, member: int, local_rank: int | None, logfile: Path | None) -> None:
+    def __init__(self, member: int, local_rank: int, logfile: Path | None) -> None:
         self.pid, self.is_lost = 0, False
-        self._member, self._local_rank, self._logfile, self._owner = member, local_rank or 0, logfile, os.getpid()
+        self._member, self._local_rank, self._logfile, self._owner = member, local_rank, logfile, os.getpid()
         self._tag = ""
         self._folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()
         self.socket = self._folder / "m"
@@ -80,31 +78,19 @@ class Companion:
     @classmethod
     def start(
         cls,
-        *,
-        member: int,
-        world_size: int,
-        local_rank: int | None,
-        timeouts: Timeouts,
-        prefix: str,
-        store_address: tuple[str, int] | None,
-        hosts_store: bool,
+        call: GuardedCall,
         make_store: MakeStore | None = None,
-        store_timeout_s: float = STORE_TIMEOUT_S,
+        *,
+        local_rank: int = 0,
         logfile: str | None = None,
         pidfile: str | None = None,
     ) -> Companion:
         """Starts the companion, or tells the one there is of a new call. Does not wait for what it does then.
 
         Args:
-            member: RANK at entry.
-            world_size: WORLD_SIZE at entry.
+            make_store: a new connection to the store, without the prefix; called in a fork. Not used where the call has
+                a host. A later call is guarded only when it brings an equal one: the process knows the first.
             local_rank: LOCAL_RANK at entry, for the log of the monitor.
-            prefix: of the call's keys in the store; the same on all ranks, another for each call.
-            store_address: where the `TCPStore` of the call is; None: only `make_store` knows.
-            hosts_store: the companion serves it there (of one rank only, and not where somebody else serves it).
-            make_store: a new connection to the store, without the prefix; called in a fork. Not used with an address. A
-                later call is guarded only when it brings an equal one: the process knows the first.
-            store_timeout_s: for connections to the store.
             logfile, pidfile: as given to the wrapper; `{rank}` is the member.
 
         Raises:
@@ -112,8 +98,7 @@ class Companion:
             InternalError: the process cannot be started.
         """
         global _kept
-        call = GuardedCall.of(member, world_size, prefix, store_address, hosts_store, timeouts, store_timeout_s)
-        paths = [path_of(path, member) if path else None for path in (pidfile, logfile)]
+        paths = [path_of(path, call.member) if path else None for path in (pidfile, logfile)]
         for path in filter(None, paths):
             path.open("a").close()
         companion = _kept if _kept is not None and _kept._owner == os.getpid() else None
@@ -121,7 +106,7 @@ class Companion:
         listeners = [store_host.listen(call.host, call.port)] if call.hosts_store and call.port not in served else []
         try:
             if companion is None:
-                companion = cls(member, local_rank, paths[1])
+                companion = cls(call.member, local_rank, paths[1])
                 companion._launch(make_store, _may_fork() or not call.host)
             elif companion.is_lost:
                 companion._launch(make_store, not call.host, reconnect=True)
@@ -151,7 +136,7 @@ class Companion:
         """
         with self._lock:
             self._is_over = True
-            self._tell_over()
+            self._tell(OVER)
         if self._call.hosts_store:
             self._all_over.wait(others_s)
 
@@ -163,16 +148,12 @@ class Companion:
         with self._lock:
             self._call, self._is_over = call, False
             self._all_over.clear()
-            self._tell_call(listeners)
+            self._tell(call.to_json(), listeners)
             self._served |= {call.port for _ in listeners}
 
-    def _tell_call(self, listeners: Sequence[socket.socket] = ()) -> None:
+    def _tell(self, words: bytes, listeners: Sequence[socket.socket] = ()) -> None:
         with contextlib.suppress(OSError):
-            channel.send(self._line, self._call.to_json(), tuple(listener.fileno() for listener in listeners))
-
-    def _tell_over(self) -> None:
-        with contextlib.suppress(OSError):
-            channel.send(self._line, OVER)
+            channel.send(self._line, words, tuple(listener.fileno() for listener in listeners))
 
     def _write_pid(self, path: Path | None) -> None:
         if path is not None:
@@ -206,7 +187,7 @@ class Companion:
         ours.setblocking(True)
         self._line, self.is_lost, self._served = ours, False, set()
         self._make_store = make_store if forks else None
-        threading.Thread(target=self._attend, args=(ours,), name="ft_client companion", daemon=True).start()
+        unseen_thread.start(functools.partial(self._attend, ours))
 
     def _prepare(self, line: socket.socket, reconnect: bool) -> Order:
         """What the process gets: a new folder in the same place, and descriptors out of a script's way."""
@@ -232,7 +213,6 @@ class Companion:
 
     def _attend(self, line: socket.socket) -> None:
         """Hears the companion until it is gone."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_THE_THREAD)
         with contextlib.suppress(OSError):
             while line.recv(len(FINISHED)) == FINISHED:
                 self._all_over.set()
@@ -262,9 +242,9 @@ class Companion:
             logger.warning("%s: this rank goes on, and nobody watches it", problem)
             return
         with self._lock:
-            self._tell_call()
+            self._tell(self._call.to_json())
             if self._is_over:
-                self._tell_over()
+                self._tell(OVER)
         self._write_pid(None)
 
 

@@ -120,8 +120,6 @@ def _settle(order: Order) -> None:
         os.dup2(of, standard)
     _close_all_but({0, 1, 2, *order.descriptors})
     sys.stdin, sys.stdout, sys.stderr = None, open(1, "w"), open(2, "w")  # noqa: SIM115
-    # A name server that is not there must not cost a store its time; unless the user says so.
-    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
 
 
 def _close_all_but(kept: set[int]) -> None:

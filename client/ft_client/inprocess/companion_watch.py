@@ -7,6 +7,7 @@ stands in `companion_process.py`.
 from __future__ import annotations
 
 import functools
+import math
 import socket
 import threading
 from collections.abc import Callable
@@ -166,7 +167,7 @@ class CompanionWatch:
         self._say("the store is served as long as the others need it")
         store_host.stay(call.port, self._attend(call), call.heartbeat_interval_s, call.barrier_timeout_s)
 
-    def _attend(self, call: GuardedCall, limit_s: float | None = None) -> Attendance:
+    def _attend(self, call: GuardedCall, limit_s: float = math.inf) -> Attendance:
         return Attendance(call.keys(call.connect(self._make_store, limit_s), _OWN), call.world_size)
 
     def _in_thread(self, task: Callable[[], None], then: Callable[[], None] = lambda: None) -> threading.Thread:

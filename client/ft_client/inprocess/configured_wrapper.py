@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from ft_client.inprocess.nested_restarter import (
 )
 from ft_client.inprocess.restart_config import InProcessRestartConfig, logfile_name
 from ft_client.inprocess.state import State
-from ft_client.inprocess.timeouts import Timeouts
 from ft_client.inprocess.tree import Tree
 from ft_client.inprocess.wrapper import Wrapper
 
@@ -45,8 +44,7 @@ def configured_wrapper(
     Raises:
         TypeError, ValueError: as `InProcessRestartConfig.timeouts` and `Wrapper`; RANK or WORLD_SIZE is missing.
     """
-    timeouts = config.timeouts()
-    durations = {field.name: getattr(timeouts, field.name) for field in fields(Timeouts)}
+    durations = asdict(config.timeouts())
     if not config.enabled:
         return Wrapper(**{**durations, **more, "enabled": False})
     state = State.from_env(environment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from ft_client import process
 from ft_client.inprocess import connections
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.companion import Companion
+from ft_client.inprocess.guarded_call import GuardedCall
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
 from rank_monitor.contract import env
@@ -90,35 +91,29 @@ def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coord
         logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
     raw = TCPStore(**{**arguments.store_kwargs, "host_name": None, "port": None})
     number = f"{_BASE}/call"
-    if is_respawned() and raw.check([number]):
-        prefix = _next_prefix(_BASE, int(raw.get(number)))
-    else:
-        prefix = _next_prefix(_BASE)
+    present = int(raw.get(number)) if is_respawned() and raw.check([number]) else None
+    prefix = _next_prefix(_BASE, present)
     if os.environ.get("RANK") == "0":
         raw.set(number, prefix.rpartition("/")[2])
     return _over(raw, make_store, arguments, prefix, address(None, None), None, reachable=True)
 
 
 def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
+    given = arguments.store_kwargs
     is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
-    where = address(*_given(arguments.store_kwargs)) if is_ours else None
+    where = address(given.get("host_name"), given.get("port")) if is_ours else None
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
     os.environ.setdefault("RES_OPTIONS", _RES_OPTIONS)
     local_rank = os.environ.get("LOCAL_RANK", "")
+    hosts = state.rank == 0 and where is not None and not _is_hosted_by_agent(where)
     companion = Companion.start(
-        member=state.rank or 0,
-        world_size=state.world_size,
-        local_rank=int(local_rank) if local_rank.isdecimal() else None,
-        timeouts=arguments,
-        prefix=prefix,
-        store_address=where,
-        hosts_store=state.rank == 0 and where is not None and not _is_hosted_by_agent(where),
-        make_store=make_store,
+        GuardedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments),
+        make_store,
+        local_rank=int(local_rank) if local_rank.isdecimal() else 0,
         logfile=arguments.monitor_process_logfile,
         pidfile=arguments.monitor_process_pidfile,
     )
-    with _environment(companion.environment):
-        process.start()
+    process.start(environment=companion.environment)
     if where is None:
         with contextlib.suppress(ValueError):
             where = address(None, None)
@@ -151,10 +146,6 @@ def _next_prefix(base: str, number: int | None = None) -> str:
     return f"{base}/{number}"
 
 
-def _given(kwargs: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    return kwargs.get("host_name"), kwargs.get("port")
-
-
 def _is_hosted_by_agent(where: Address) -> bool:
     """Whether torchrun's agent serves a store there."""
     master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -166,18 +157,3 @@ def _second(raw: Any, make_store: Callable[[], Any]) -> Any:
     with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError):
         return raw.clone()
     return make_store()
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Any:
-    """These variables, for a moment."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

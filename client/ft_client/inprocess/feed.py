@@ -26,7 +26,6 @@ _EVER = datetime.timedelta(days=3650)
 class Started:
     """Every rank came to the start."""
 
-    number: int
     note: str
 
 
@@ -40,8 +39,6 @@ class Fault:
 @dataclass(frozen=True)
 class Done:
     """Every active rank returned."""
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,9 @@ class Feed(threading.Thread):
         if self.stopped:
             return False
         if started.startswith(GO):
-            self.news.put(Started(number, started.removeprefix(GO)))
+            self.news.put(Started(started.removeprefix(GO)))
         if self._await(iteration.outcome) == DONE:
-            self.news.put(Done(number))
+            self.news.put(Done())
             return False
         began = time.monotonic()
         self._interrupt(number)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,10 +21,17 @@ MakeStore = Callable[[], Any]
 OVER, FINISHED = b"over", b"finished"
 """Words between rank and companion: the call is over for this rank, and for all."""
 
+_STORE_TIMEOUT_S = 300.0
+
 
 @dataclass(frozen=True)
 class GuardedCall:
-    """A call. `host` is empty where the store is made by the user's own factory; `prefix`: of the call's keys in it."""
+    """A call of one rank, `member` at entry.
+
+    `prefix`: of the call's keys in the store, the same on all ranks, another for each call. `host`, `port`: where its
+    `TCPStore` is; the host is empty where the store is made by the user's own factory. `hosts_store`: the companion
+    serves it there, of one rank only, and not where somebody else serves it.
+    """
 
     member: int
     world_size: int
@@ -34,7 +42,6 @@ class GuardedCall:
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     barrier_timeout_s: float
-    store_timeout_s: float
 
     @classmethod
     def of(
@@ -45,7 +52,6 @@ class GuardedCall:
         address: tuple[str, int] | None,
         hosts_store: bool,
         timeouts: Timeouts,
-        store_timeout_s: float,
     ) -> GuardedCall:
         """A call with the wrapper's durations; a store without an address is not hosted."""
         host, port = address or ("", 0)
@@ -59,7 +65,6 @@ class GuardedCall:
             heartbeat_interval_s=timeouts.heartbeat_interval.total_seconds(),
             heartbeat_timeout_s=timeouts.heartbeat_timeout.total_seconds(),
             barrier_timeout_s=timeouts.barrier_timeout.total_seconds(),
-            store_timeout_s=store_timeout_s,
         )
 
     def to_json(self) -> bytes:
@@ -78,12 +83,12 @@ class GuardedCall:
         except ValueError as problem:
             raise ProtocolError(f"GuardedCall: no JSON: {problem}") from None
 
-    def connect(self, make_store: MakeStore | None, limit_s: float | None = None) -> Any:
+    def connect(self, make_store: MakeStore | None, limit_s: float = math.inf) -> Any:
         """A new connection to the store, without the prefix; tries until it is served.
 
         Args:
             make_store: of the user's own factory.
-            limit_s: for how long; never longer than `store_timeout_s`.
+            limit_s: for how long; never longer than 300 s.
 
         Raises:
             RuntimeError: it was not served in time, or there is no way to it from this process.
@@ -91,8 +96,7 @@ class GuardedCall:
         from torch.distributed import TCPStore
 
         if self.host:
-            limit_s = self.store_timeout_s if limit_s is None else min(limit_s, self.store_timeout_s)
-            wait = datetime.timedelta(seconds=limit_s)
+            wait = datetime.timedelta(seconds=min(limit_s, _STORE_TIMEOUT_S))
             return TCPStore(self.host, self.port, is_master=False, timeout=wait, wait_for_workers=False)
         if make_store is None:
             raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")

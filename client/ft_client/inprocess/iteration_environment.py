@@ -10,7 +10,6 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Mapping
 
 from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store_host import listen, serve
@@ -29,10 +28,7 @@ class IterationEnvironment:
 
     def set(self, state: State, note: str) -> None:
         """For the iteration of `state`; `note` is that of the `Master` of its first rank."""
-        found: Mapping[str, object] = json.loads(note)
-        host, port = found["host"], found["port"]
-        os.environ.update(environment(state))
-        os.environ.update(MASTER_ADDR=str(host), MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(environment(state) | json.loads(note))
 
     def restore(self) -> None:
         """What was before the first iteration."""
@@ -44,7 +40,7 @@ class IterationEnvironment:
 
 
 class Master:
-    """A store server for one iteration, as long as this object lives; `note` tells the others where it is.
+    """A store server for one iteration, as long as this object lives; `note`: the variables by which others find it.
 
     Args:
         towards: where the store of the coordination is, which all ranks reach; None: all ranks are on this host.
@@ -56,7 +52,9 @@ class Master:
     def __init__(self, towards: tuple[str, int] | None) -> None:
         host = "127.0.0.1" if towards is None else own_address(towards)
         self._server = serve(_listen(host), host)
-        self.note = json.dumps({"host": host, "port": self._server.port})
+        self.note = json.dumps(
+            {"MASTER_ADDR": host, "MASTER_PORT": str(self._server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        )
 
 
 def _listen(host: str) -> socket.socket:

@@ -1,57 +1,66 @@
 """Callbacks that tell the node's agent how far the in-process restart of this rank is: rung 1 of the two it knows.
 
 A wrapper's registration alone suffices; these say more precisely when a restart begins and ends. Each stands where its
-name says: `HandlingStarting` last in the composed abort, which is thus called first, and so on.
+name says: `HandlingStarting` last in the composed abort, which is thus called first, and so on. Knows not who listens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 from ft_client.inprocess.abort import Abort
+from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.completion import Completion
 from ft_client.inprocess.initialize import Initialize
-from ft_client.inprocess.restarter_report import report
 from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.terminate import Terminate
 
+_sink: Callable[[str], None] | None = None
 
-class NestedRestarterHandlingStarting(Abort):
-    """A fault is being handled: what runs is about to be aborted."""
+
+def send_to(sink: Callable[[str], None] | None) -> None:
+    """From now on every state goes to `sink`; None: to nobody, as at the start."""
+    global _sink
+    _sink = sink
+
+
+class _Report(Callback):
+    reported: ClassVar[str]
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns `state`."""
-        report("handling_starting")
+        """Returns `state`, after it told `reported`."""
+        if _sink is not None:
+            _sink(self.reported)
         return state
 
 
-class NestedRestarterHandlingCompleted(Initialize):
+class NestedRestarterHandlingStarting(_Report, Abort):
+    """A fault is being handled: what runs is about to be aborted."""
+
+    reported = "handling_starting"
+
+
+class NestedRestarterHandlingCompleted(_Report, Initialize):
     """The restart is complete, or it is the first start: the function is about to be called.
 
     Args:
         special_rank: accepted for code written against NVIDIA's class; every rank reports here.
     """
 
+    reported = "handling_completed"
+
     def __init__(self, special_rank: int = 0) -> None:
         self.special_rank = special_rank
 
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns `state`."""
-        report("handling_completed")
-        return state
 
-
-class NestedRestarterFinalized(Completion):
+class NestedRestarterFinalized(_Report, Completion):
     """The function has come to its end on all ranks."""
 
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns `state`."""
-        report("finalized")
-        return state
+    reported = "finalized"
 
 
-class NestedRestarterAborted(Terminate):
+class NestedRestarterAborted(_Report, Terminate):
     """This rank leaves for good."""
 
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns `state`."""
-        report("aborted")
-        return state
+    reported = "aborted"

@@ -7,7 +7,6 @@ is gone. A node is a booted machine, or the part of it that has a network of its
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import threading
 import time
@@ -17,10 +16,6 @@ from pathlib import Path
 from ft_client.inprocess.attendance import Attendance
 
 _AGAIN_S = 0.1
-
-
-BEATS_PER_LOOK = 4
-"""Beats between two looks whether the call is finished."""
 
 
 def this_node() -> str:
@@ -72,11 +67,8 @@ class NodeBeat(threading.Thread):
 
     def _beat(self) -> None:
         attendance = self._attend()
-        for number in itertools.count():
-            if number % BEATS_PER_LOOK == 0 and attendance.is_finished():
-                return
+        for _ in attendance.until_finished(self._interval_s):
             attendance.beat(self._node)
-            time.sleep(self._interval_s)
 
 
 def _wait_for_the_end_of(end: socket.socket, name: str) -> None:

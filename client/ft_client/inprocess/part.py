@@ -12,10 +12,11 @@ from typing import Any
 
 from ft_client.inprocess.abort import cut_connections, forget_groups
 from ft_client.inprocess.arguments import Arguments
-from ft_client.inprocess.call_wrapper import CallWrapper, Guarding
+from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import BrokenCallback, called
 from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.failure import below_ours, let_go, was_never_called
+from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.machine import Event
 from ft_client.inprocess.state import Mode, State
@@ -36,7 +37,7 @@ class Part:
     """
 
     def __init__(
-        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, guard: Guarding
+        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, guard: Guard
     ) -> None:
         self.known_fault = -1
         self.result: Any = None

@@ -11,11 +11,11 @@ from ft_client.inprocess.assignment import (
     RankDiscarded,
     RankFilter,
     activate,
+    forget_activity,
     limit_activity,
 )
 from ft_client.inprocess.group_filter import FilterCountGroupedByKey, FilterGroupedByKey
 from ft_client.inprocess.layer import Layer, LayerFlag
-from ft_client.inprocess.state import Mode
 from ft_client.inprocess.tree import Tree
 
 __all__ = [
@@ -53,7 +53,7 @@ class MaxActiveWorldSize(RankFilter):
     """
 
     def __init__(self, max_active_world_size: int | None) -> None:
-        self.max_active_world_size = at_least_one("max_active_world_size", max_active_world_size)
+        self.max_active_world_size = at_least(1, "max_active_world_size", max_active_world_size)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Returns the context, this rank being active or a spare."""
@@ -66,7 +66,7 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
     """The first ranks are active, as many as are divisible by `divisor`."""
 
     def __init__(self, divisor: int = 1) -> None:
-        self.divisor = at_least_one("divisor", divisor) or 1
+        self.divisor = at_least(1, "divisor", divisor) or 1
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Returns the context, this rank being active or a spare."""
@@ -113,17 +113,17 @@ def filled(rank: int, world_size: int, terminated: Set[int]) -> int:
     return gaps[rank - size - bisect_left(above, rank)]
 
 
-def at_least_one(name: str, value: int | None) -> int | None:
-    """`value`, a whole number of at least 1 or None.
+def at_least(least: int, name: str, value: int | None) -> int | None:
+    """`value`, a whole number of at least `least` or None.
 
     Raises:
         TypeError: it is something else.
-        ValueError: it is below 1.
+        ValueError: it is below that.
     """
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise TypeError(f"{name}={value!r} is not a whole number")
-    if value is not None and value < 1:
-        raise ValueError(f"{name}={value} is below 1")
+    if value is not None and value < least:
+        raise ValueError(f"{name}={value} is below {least}")
     return value
 
 
@@ -134,6 +134,6 @@ def _renumber(ctx: RankAssignmentCtx, number: Callable[[int, int, Set[int]], int
         raise RankDiscarded(f"rank {state.rank} is terminated")
     state.rank = number(state.rank, state.world_size, terminated)
     state.world_size -= len(terminated)
-    state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
+    forget_activity(state)
     ctx.terminated_ranks = set()
     return ctx

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable
 
 from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx, limit_activity
-from ft_client.inprocess.rank_assignment import at_least_one
+from ft_client.inprocess.rank_assignment import at_least
 from ft_client.inprocess.state import State
 
 
@@ -22,7 +22,7 @@ class MaxActiveWorldSize(RankFilter):
     """At most so many ranks are active; None: no limit."""
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
-        self.max_active_world_size = at_least_one("max_active_world_size", max_active_world_size)
+        self.max_active_world_size = at_least(1, "max_active_world_size", max_active_world_size)
 
     def __call__(self, state: State) -> State:
         """Returns the state, this rank being active or a spare."""
@@ -35,7 +35,7 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
     """As many ranks are active as are divisible by `divisor`."""
 
     def __init__(self, divisor: int = 1) -> None:
-        self.divisor = at_least_one("divisor", divisor) or 1
+        self.divisor = at_least(1, "divisor", divisor) or 1
 
     def __call__(self, state: State) -> State:
         """Returns the state, this rank being active or a spare."""

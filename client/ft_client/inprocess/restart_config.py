@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ft_client.inprocess.rank_assignment import at_least
 from ft_client.inprocess.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class InProcessRestartConfig:
         if self.granularity not in GRANULARITIES:
             raise ValueError(f"granularity={self.granularity!r} is neither 'node' nor 'rank'")
         for name, least in (("active_world_size", 1), ("max_iterations", 1), ("max_rank_faults", 0)):
-            _check_count(name, getattr(self, name), least)
+            at_least(least, name, getattr(self, name))
         if self.monitor_process_logdir is not None and not isinstance(self.monitor_process_logdir, str):
             raise TypeError(f"monitor_process_logdir={self.monitor_process_logdir!r} is not a text")
         durations = {one.name for one in fields(Timeouts)}
@@ -91,12 +92,3 @@ def _duration(name: str, value: object) -> datetime.timedelta:
     if not math.isfinite(value):
         raise ValueError(f"{name}={value!r} is not finite")
     return datetime.timedelta(seconds=value)
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is not a whole number")
-    if value < least:
-        raise ValueError(f"{name}={value} is below {least}")

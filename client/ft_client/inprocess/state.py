@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 
 class Mode(enum.Enum):
@@ -65,15 +65,6 @@ class State:
     def freeze(self) -> FrozenState:
         """The same values, read-only. The exception is the same object: not every exception can be copied."""
         return FrozenState(**{field.name: getattr(self, field.name) for field in fields(self)})
-
-    def copy(self) -> State:
-        """A second state with the same values."""
-        return replace(self)
-
-    def advance(self) -> None:
-        """Goes on to the next iteration, in which nothing was raised yet."""
-        self.iteration += 1
-        self.fn_exception = None
 
 
 @dataclass(frozen=True)

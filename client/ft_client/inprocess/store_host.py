@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import errno
 import ipaddress
-import itertools
 import socket
 import threading
 import time
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ft_client.inprocess.attendance import Attendance
-from ft_client.inprocess.node_beat import BEATS_PER_LOOK
 from ft_client.inprocess.silence import Silence
 
 _ESTABLISHED = "01"
@@ -92,11 +90,8 @@ class NodeJudge(threading.Thread):
         """Ends with a line in the log when the store is lost."""
         try:
             attendance = self._attend()
-            for number in itertools.count():
-                if number % BEATS_PER_LOOK == 0 and attendance.is_finished():
-                    return
+            for _ in attendance.until_finished(self._interval_s):
                 self._look(attendance)
-                time.sleep(self._interval_s)
         except RuntimeError as lost:
             self._say(f"nodes are not judged any more: {lost}")
 

@@ -72,13 +72,25 @@ def _after(command: Sequence[str], path: str) -> int:
 
 def _run(command: Sequence[str]) -> int:
     """The exit code of a command; it gets the signals that this process is sent."""
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    for number in _FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # else the command ignores it, too
+            signal.signal(number, forward)
     try:
         process = subprocess.Popen(command)
     except OSError as problem:
         print(f"{command[0]}: {problem.strerror}", file=sys.stderr)
         return _NOT_FOUND
-    for number in _FORWARDED:
-        signal.signal(number, lambda number, _: process.send_signal(number))
+    for sent in early:
+        process.send_signal(sent)
     code = process.wait()
     return died_of(-code) if code < 0 else code
 

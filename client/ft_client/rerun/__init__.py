@@ -10,39 +10,19 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.rerun.data_iterator import RerunDataIterator
-    from ft_client.rerun.injector import RerunErrorInjector
-    from ft_client.rerun.judgement import RerunDiagnostic
-    from ft_client.rerun.loss_check import RerunStateMachineConfig
-    from ft_client.rerun.machine import (
-        EXIT_CODE_FAILED_ON_RESULT_VALIDATION,
-        EXIT_CODE_RESUME_TO_DISAMBIGUATE,
-        RerunMode,
-        RerunState,
-    )
-    from ft_client.rerun.of_process import (
-        destroy_rerun_state_machine,
-        get_rerun_state_machine,
-        initialize_rerun_state_machine,
-    )
-    from ft_client.rerun.state_machine import RerunStateMachine
-    from ft_client.rerun.told import ran_before
-
-__all__ = [
-    "EXIT_CODE_FAILED_ON_RESULT_VALIDATION",
-    "EXIT_CODE_RESUME_TO_DISAMBIGUATE",
-    "RerunDataIterator",
-    "RerunDiagnostic",
-    "RerunErrorInjector",
-    "RerunMode",
-    "RerunState",
-    "RerunStateMachine",
-    "RerunStateMachineConfig",
-    "destroy_rerun_state_machine",
-    "get_rerun_state_machine",
-    "initialize_rerun_state_machine",
-    "ran_before",
-]
+    from ft_client.rerun.data_iterator import RerunDataIterator as RerunDataIterator
+    from ft_client.rerun.injector import RerunErrorInjector as RerunErrorInjector
+    from ft_client.rerun.judgement import RerunDiagnostic as RerunDiagnostic
+    from ft_client.rerun.loss_check import RerunStateMachineConfig as RerunStateMachineConfig
+    from ft_client.rerun.machine import EXIT_CODE_FAILED_ON_RESULT_VALIDATION as EXIT_CODE_FAILED_ON_RESULT_VALIDATION
+    from ft_client.rerun.machine import EXIT_CODE_RESUME_TO_DISAMBIGUATE as EXIT_CODE_RESUME_TO_DISAMBIGUATE
+    from ft_client.rerun.machine import RerunMode as RerunMode
+    from ft_client.rerun.machine import RerunState as RerunState
+    from ft_client.rerun.of_process import destroy_rerun_state_machine as destroy_rerun_state_machine
+    from ft_client.rerun.of_process import get_rerun_state_machine as get_rerun_state_machine
+    from ft_client.rerun.of_process import initialize_rerun_state_machine as initialize_rerun_state_machine
+    from ft_client.rerun.state_machine import RerunStateMachine as RerunStateMachine
+    from ft_client.rerun.told import ran_before as ran_before
 
 _HOMES = {
     "EXIT_CODE_FAILED_ON_RESULT_VALIDATION": ".machine",

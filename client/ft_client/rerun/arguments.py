@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ft_client.given import check_count
 from ft_client.rerun import result as results
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -30,12 +31,6 @@ def check_callable(name: str, function: Any) -> None:
     """Raises TypeError for what is neither None nor can be called."""
     if function is not None and not callable(function):
         raise TypeError(f"{name}={function!r} cannot be called")
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raises ValueError for what is no whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r} is no whole number of at least {least}")
 
 
 def check_large(result: results.Result, threshold: float, num_samples: int) -> None:

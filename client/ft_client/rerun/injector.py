@@ -9,7 +9,8 @@ import dataclasses
 import math
 import random
 
-from ft_client.rerun.arguments import Check, check_count, choice
+from ft_client.given import check_count
+from ft_client.rerun.arguments import Check, choice
 from ft_client.rerun.judgement import RerunDiagnostic
 
 
@@ -29,7 +30,7 @@ class RerunErrorInjector:
         error_injection_rate: int = 0,
         error_injection_type: RerunDiagnostic | str = RerunDiagnostic.TRANSIENT_ERROR,
     ) -> None:
-        check_count("error_injection_rate", error_injection_rate, 0)
+        check_count("error_injection_rate", error_injection_rate)
         self.error_injection_rate = error_injection_rate
         self.error_injection_type = choice("error_injection_type", error_injection_type, RerunDiagnostic)
         self._dice = random.Random()

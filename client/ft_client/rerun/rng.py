@@ -62,7 +62,7 @@ def to_json(state: RngState) -> dict[str, Any]:
 def from_json(form: dict[str, Any]) -> RngState:
     """What `to_json` wrote."""
     version, numbers, gauss = form["python"]
-    numpy = (form["numpy"][0], *form["numpy"][1:]) if "numpy" in form else None
+    numpy = tuple(form["numpy"]) if "numpy" in form else None
     device = _bytes(form["device"]) if "device" in form else None
     return RngState((version, tuple(numbers), gauss), numpy, _bytes(form["torch"]), device)
 

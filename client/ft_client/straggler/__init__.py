@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.straggler.callables import CallableId
-    from ft_client.straggler.detector import Detector
-    from ft_client.straggler.options import StragglerOptions
-    from ft_client.straggler.report import Report, StragglerId
-    from ft_client.straggler.samples import Statistic
-    from ft_client.straggler.training import NVRxStragglerDetectionManager, StragglerManager
+    from ft_client.straggler.callables import CallableId as CallableId
+    from ft_client.straggler.detector import Detector as Detector
+    from ft_client.straggler.options import StragglerOptions as StragglerOptions
+    from ft_client.straggler.report import Report as Report
+    from ft_client.straggler.report import StragglerId as StragglerId
+    from ft_client.straggler.samples import Statistic as Statistic
+    from ft_client.straggler.training import NVRxStragglerDetectionManager as NVRxStragglerDetectionManager
+    from ft_client.straggler.training import StragglerManager as StragglerManager
 
 _HOMES = {
     "CallableId": ".callables",
@@ -28,16 +30,5 @@ _HOMES = {
     "StragglerOptions": ".options",
 }
 """Class -> the module it lives in."""
-
-__all__ = [
-    "CallableId",
-    "Detector",
-    "NVRxStragglerDetectionManager",
-    "Report",
-    "Statistic",
-    "StragglerId",
-    "StragglerManager",
-    "StragglerOptions",
-]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

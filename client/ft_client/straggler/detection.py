@@ -79,9 +79,10 @@ class Detection:
         agreed, gathers = exchange.names, self.plan.gather_on_rank0
         names = list(agreed.sections if gathers else sections)
         row = row_of(relative, names) + row_of(individual, names)
-        rows = exchange.gather(row) if gathers else {exchange.rank: row}
-        if rows is None:
+        gathered = group.gather_on_rank0(row) if gathers else [row]
+        if gathered is None:
             return None
+        rows = dict(enumerate(gathered, 0 if gathers else exchange.rank))
         of_relative = tables_of(rows, names, 0) if relative else ({}, {})
         of_individual = tables_of(rows, names, len(names) + 1) if individual else ({}, {})
         return Report(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import sys
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
+from ft_client.given import check_count, check_seconds
 from ft_client.straggler.callables import CallableId
 from ft_client.straggler.detection import Detection, Plan
 from ft_client.straggler.report import Report
@@ -48,7 +48,7 @@ class Detector:
             ValueError: naming the argument.
         """
         wanted = _scores_of(scores_to_compute)
-        check_interval("profiling_interval", profiling_interval)
+        check_count("profiling_interval", profiling_interval, 1)
         check_seconds("report_time_interval", report_time_interval)
         if node_name is not None and not isinstance(node_name, str):
             raise ValueError(f"node_name={node_name!r}: give a text")
@@ -158,23 +158,3 @@ def _scores_of(scores_to_compute: object) -> set[str]:
     if not wanted or wanted - known:
         raise ValueError(f'scores_to_compute={scores_to_compute!r}: give "all", or some of {sorted(known)}')
     return wanted
-
-
-def check_interval(name: str, value: object) -> None:
-    """Nothing for a whole number above 0.
-
-    Raises:
-        ValueError: naming the argument.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
-
-
-def check_seconds(name: str, value: object) -> None:
-    """Nothing for a finite number above 0.
-
-    Raises:
-        ValueError: naming the argument.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")

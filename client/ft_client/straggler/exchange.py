@@ -1,6 +1,6 @@
-"""What the ranks tell each other for one report: one MIN all-reduce for the references, one gather of the scores.
+"""What the ranks tell each other for one report: one minimum of the references, one gathering of the scores.
 
-Two more collectives and a second all-reduce when any rank has names that the others have not heard yet. Alone, none.
+A union and a second minimum when any rank has names that the others have not heard yet. Alone, nothing.
 Every rank makes the same calls in the same order. Knows no score.
 """
 
@@ -46,11 +46,6 @@ class Exchange:
             {name: value for name in kernels if 0 <= (value := of_kernels.get(digest(name), _RUNS_NOT)) < math.inf},
             {name: of_sections[name] for name in sections},
         )
-
-    def gather(self, row: list[float]) -> dict[int, list[float]] | None:
-        """The rows of all ranks by rank on rank 0, None elsewhere. Collective."""
-        rows = group.gather_on_rank0(row)
-        return None if rows is None else dict(enumerate(rows))
 
     def _lowest(self, kernels: Mapping[str, float], sections: Mapping[str, float]) -> list[float]:
         """A kernel that one rank did not run has no reference; a rank without any kernel does not take part."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import profiler
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from ft_client.straggler.samples import Samples, Summary, summaries
@@ -24,19 +25,6 @@ MAX_KERNELS = 512
 _SILENT = "6"
 _TROUBLE = (RuntimeError, AssertionError)  # what the profiler raises
 _NOT_COUNTED = ("nccl", "Memcpy", "Memset")
-
-
-class _Range(Protocol):
-    def elapsed_us(self) -> float: ...
-
-
-class Event(Protocol):
-    """What is read of an event of `torch.profiler.profile.events()`."""
-
-    name: str
-    device_type: Any
-    time_range: _Range
-    is_user_annotation: bool
 
 
 class Kernels:
@@ -79,7 +67,7 @@ class Kernels:
         except _TROUBLE as problem:
             self._give_up(problem)
 
-    def take(self, events: Iterable[Event]) -> None:
+    def take(self, events: Iterable[FunctionEvent]) -> None:
         """Takes in the durations (us) of all events that are kernels that count."""
         for event in events:
             if event.device_type.name != "CUDA" or event.is_user_annotation or event.name.startswith(_NOT_COUNTED):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ft_client.straggler.detector import check_interval, check_seconds
+from ft_client.given import check_count, check_seconds
 from ft_client.straggler.report import check_threshold
 
 
@@ -36,12 +36,10 @@ class StragglerOptions:
             ValueError: naming the option.
         """
         check_seconds("report_time_interval", self.report_time_interval)
-        check_interval("profiling_interval", self.profiling_interval)
+        check_count("profiling_interval", self.profiling_interval, 1)
+        check_count("num_gpu_perf_scores_to_print", self.num_gpu_perf_scores_to_print)
         check_threshold("gpu_relative_perf_threshold", self.gpu_relative_perf_threshold)
         check_threshold("gpu_individual_perf_threshold", self.gpu_individual_perf_threshold)
-        shown = self.num_gpu_perf_scores_to_print
-        if isinstance(shown, bool) or not isinstance(shown, int) or shown < 0:
-            raise ValueError(f"num_gpu_perf_scores_to_print={shown!r}: give a whole number, 0 for none")
         if self.enabled and not (self.calc_relative_gpu_perf or self.calc_individual_gpu_perf):
             raise ValueError("calc_relative_gpu_perf=False, calc_individual_gpu_perf=False: nothing is left to compute")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ft_client import group
-from ft_client.ending import check_exit_code, check_save
+from ft_client.given import check_exit_code, check_save
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
 from ft_client.straggler.findings import STEP_SECTION, findings
 from ft_client.straggler.options import read_options

@@ -23,7 +23,8 @@ from typing import Any
 from torch.distributed import TCPStore
 
 LIMIT_S = 120.0
-_PRELOAD = ["torch.distributed", "ft_client.inprocess.wrapper"]
+PRELOAD = ["torch.distributed", "ft_client.inprocess.wrapper"]
+"""Of the one process per pytest worker that forks ranks."""
 
 
 def seconds(number: float) -> datetime.timedelta:
@@ -56,7 +57,7 @@ class Job:
 
     def __init__(self, ranks: int, main: Callable[..., Any], hosted: bool = True, **arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        context.set_forkserver_preload(PRELOAD)
         self._environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
         if hosted:
             self.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

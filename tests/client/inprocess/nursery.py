@@ -24,6 +24,7 @@ from typing import Any
 from ft_client import process
 from ft_client.inprocess.companion import Companion
 from ft_client.inprocess.guard import Guard
+from ft_client.inprocess.guarded_call import GuardedCall
 from ft_client.inprocess.timeouts import Timeouts
 from rank_monitor.contract.messages import Restarter
 from rank_monitor.contract.sweep import processes_of
@@ -182,21 +183,23 @@ def _be_rank(words: socket.socket) -> None:
 
 
 def do_start(
-    timeouts: dict[str, float] | None = None, address: list[Any] | None = None, file: str = "", **arguments: Any
+    member: int,
+    world_size: int,
+    prefix: str = "call",
+    address: tuple[str, int] | None = None,
+    hosts_store: bool = False,
+    timeouts: dict[str, float] | None = None,
+    file: str = "",
+    **paths: str,
 ) -> list[Any]:
     """Pid of the companion and folder; `file`: of a store of the user's own factory."""
     global _companion
     from torch.distributed import FileStore
 
     seconds = {name: datetime.timedelta(seconds=value) for name, value in (timeouts or {}).items()}
-    _companion = Companion.start(
-        **{"prefix": "call", "local_rank": None, "hosts_store": False, **arguments},
-        timeouts=Timeouts(**seconds),
-        store_address=(address[0], address[1]) if address else None,
-        make_store=(lambda: FileStore(file, -1)) if file else None,
-    )
-    os.environ.update(_companion.environment)
-    process.start()
+    call = GuardedCall.of(member, world_size, prefix, address, hosts_store, Timeouts(**seconds))
+    _companion = Companion.start(call, (lambda: FileStore(file, -1)) if file else None, **paths)
+    process.start(environment=_companion.environment)
     return [_companion.pid, str(_companion.socket.parent)]
 
 

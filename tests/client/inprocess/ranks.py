@@ -41,7 +41,7 @@ class Ranks:
             decided = list(threads.map(lambda one: decide(*one), alive))
         self.states = {initial: state for initial, state in decided if state is not None}
         for state in self.states.values():
-            state.advance()
+            state.iteration += 1
 
     def keys_left(self) -> int:
         """How many keys are in the store."""

@@ -1,18 +1,15 @@
-"""Records of interruptions: there and back, and what is no record."""
+"""Records of interruptions: the kinds that are documented, and how one is written."""
 
 from __future__ import annotations
 
-import pytest
+import json
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
-from rank_monitor.contract.errors import ProtocolError
 
 
-@pytest.mark.parametrize("interruption", Interruption)
-def test_there_and_back(interruption: Interruption) -> None:
-    record = InterruptionRecord(16383, interruption)
-    assert InterruptionRecord.from_json(record.to_json()) == record
-    assert InterruptionRecord.from_json(record.to_json().encode()) == record
+def test_as_it_is_written() -> None:
+    record = InterruptionRecord(16383, Interruption.SOFT_TIMEOUT)
+    assert json.loads(record.to_json()) == {"rank": 16383, "interruption": "SOFT_TIMEOUT"}
 
 
 def test_the_documented_kinds() -> None:
@@ -25,25 +22,3 @@ def test_the_documented_kinds() -> None:
         "UNRESPONSIVE",
         "MONITOR_PROCESS_EXCEPTION",
     }
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        b"\xff",
-        "[]",
-        "null",
-        "{}",
-        '{"rank": 1}',
-        '{"rank": "1", "interruption": "EXCEPTION"}',
-        '{"rank": true, "interruption": "EXCEPTION"}',
-        '{"rank": -1, "interruption": "EXCEPTION"}',
-        '{"rank": 1, "interruption": "BOREDOM"}',
-        '{"rank": 1, "interruption": 1}',
-        '{"rank": 1, "interruption": "EXCEPTION", "more": 1}',
-    ],
-)
-def test_no_record(text: str | bytes) -> None:
-    with pytest.raises(ProtocolError):
-        InterruptionRecord.from_json(text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ft_client.inprocess import restarter_report
+from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.abort import Abort
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.completion import Completion
@@ -26,9 +26,9 @@ STATE = State(1, 4).freeze()
 @pytest.fixture
 def reported() -> Iterator[list[str]]:
     states: list[str] = []
-    restarter_report.send_to(states.append)
+    nested_restarter.send_to(states.append)
     yield states
-    restarter_report.send_to(None)
+    nested_restarter.send_to(None)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,13 @@ def test_each_reports_its_state(callback: Callback, kind: type[Callback], state:
     assert isinstance(callback, kind)
     assert callback(STATE) is STATE
     assert reported == [state]
+
+
+def test_the_last_who_asked_listens(reported: list[str]) -> None:
+    last: list[str] = []
+    nested_restarter.send_to(last.append)
+    NestedRestarterFinalized()(STATE)
+    assert (reported, last) == ([], ["finalized"])
 
 
 def test_nobody_listens() -> None:

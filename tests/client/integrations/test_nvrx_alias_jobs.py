@@ -15,7 +15,8 @@ from tests.faults.training import Plan
 HANG_AT = 5
 MEGATRON = Path(__file__).with_name("megatron_style.py")
 CONFIG = f"--fault-tol-cfg-path={ROOT}/configs/megatron.yaml"
-FLAGS = (CONFIG, "--ft-alias-nvrx", "--ft-param-learned_limit_floor=2")
+PRELOAD = "--ft-preload=torch._dynamo"  # what DDP imports, or each rank of each cycle would
+FLAGS = (CONFIG, "--ft-alias-nvrx", "--ft-param-learned_limit_floor=2", PRELOAD)
 
 
 @pytest.mark.timeout(300)

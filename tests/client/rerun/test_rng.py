@@ -19,6 +19,7 @@ def draw() -> list[float]:
 @pytest.mark.parametrize("through_json", [False, True])
 @pytest.mark.parametrize("before", range(3))
 def test_the_same_again(through_json: bool, before: int) -> None:
+    assert np.random  # numpy loads it when it is first used; only from then on its state is kept
     for _ in range(before):
         draw()
     state = rng.save()

@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ft_launcher.health import NodeHealth, Places, Reading
+from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.health.plan import Places
+from ft_launcher.health.reading import Reading
 from rank_monitor.contract.config import HealthSettings
 
 Record = Callable[..., Places]

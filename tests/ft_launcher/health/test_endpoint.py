@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.health import Reading
 from ft_launcher.health.endpoint import health_says, line_says, nvhcd_says
+from ft_launcher.health.reading import Reading
 
 Check = Callable[..., Reading]
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health import NodeHealth, Places, Reading, check_node
 from ft_launcher.health.gpu import Gpu, judge_gpu
+from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.nvlink import Links, judge_links
+from ft_launcher.health.plan import Places
+from ft_launcher.health.reading import Reading
 from rank_monitor.contract.config import HealthSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
@@ -136,7 +138,7 @@ def test_a_driver_without_its_library(places: Places, tmp_path: Path, monkeypatc
 
 def test_without_the_package(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    found = check_node(HealthSettings(), places=dataclasses.replace(places, nvidia=(str(tmp_path),)))
+    found = NodeHealth(HealthSettings(), places=dataclasses.replace(places, nvidia=(str(tmp_path),))).check()
     assert [(one.state, one.reason) for one in found if one.check in ("gpu", "nvlink")] == [
         ("unknown", "needs the package nvidia-ml-py, which is not installed")
     ] * 2
@@ -144,5 +146,5 @@ def test_without_the_package(places: Places, tmp_path: Path, monkeypatch: pytest
 
 def test_switched_off(places: Places, tmp_path: Path) -> None:
     settings = HealthSettings(enable_gpu_health_check=False, enable_nic_healthcheck=False)
-    found = check_node(settings, places=dataclasses.replace(places, nvidia=(str(tmp_path),)))
+    found = NodeHealth(settings, places=dataclasses.replace(places, nvidia=(str(tmp_path),))).check()
     assert [one.check for one in found] == ["space"]

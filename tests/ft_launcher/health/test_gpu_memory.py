@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health import GpuMemory, Places
 from ft_launcher.health.gpu_memory import Step, next_step
+from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.plan import Places
 from rank_monitor.contract.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
@@ -198,7 +199,8 @@ LAUNCHER = """
 import functools, sys
 from ft_launcher import composition
 from ft_launcher.cli import main
-from ft_launcher.health import GpuMemory, Places
+from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.plan import Places
 composition.GpuMemory = functools.partial(GpuMemory, places=Places(nvidia=(sys.executable,)))
 main()
 """

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health import Places, Reading, check_node
 from ft_launcher.health.mounts import Mount, is_local, parse
+from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.health.plan import Places
+from ft_launcher.health.reading import Reading
 from rank_monitor.contract.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
 
@@ -84,10 +86,13 @@ def test_a_mount_that_hangs(places: Places, tmp_path: Path) -> None:
     point = tmp_path / "hanging"
     Path(places.mountinfo).write_text(row(tmp_path / "gone") + row(point))
     with hanging(point) as hangs:
-        assert {reading.state for reading in check_node(HealthSettings(), places=places)} == {"ok", "not present"}
+        assert {reading.state for reading in NodeHealth(HealthSettings(), places=places).check()} == {
+            "ok",
+            "not present",
+        }
         assert not hangs.is_set()
         settings = HealthSettings(enable_dist_storage_healthcheck=True, health_timeout=3.0)
-        (reading,) = [found for found in check_node(settings, places=places) if found.check == "mounts"]
+        (reading,) = [found for found in NodeHealth(settings, places=places).check() if found.check == "mounts"]
         assert hangs.is_set()
     assert reading.state == "unhealthy"
     assert f"the last it said: {point} (nfs4 from server:/export)" in reading.reason
@@ -98,7 +103,7 @@ def test_a_folder_of_the_job_on_a_mount_that_hangs(places: Places, tmp_path: Pat
     point = tmp_path / "hanging"
     Path(places.mountinfo).write_text(row(point))
     with hanging(point):
-        found = check_node(HealthSettings(health_timeout=3.0), (str(point / "logs"),), places=places)
+        found = NodeHealth(HealthSettings(health_timeout=3.0), (str(point / "logs"),), places=places).check()
     by_process = [reading for reading in found if reading.check == "space" and reading.took_s > 0]
     assert [reading.state for reading in by_process] == ["unhealthy"]
     assert "hangs in the kernel" in by_process[0].reason
@@ -107,7 +112,7 @@ def test_a_folder_of_the_job_on_a_mount_that_hangs(places: Places, tmp_path: Pat
 def test_a_job_folder_on_a_network_mount(places: Places, tmp_path: Path) -> None:
     Path(places.mountinfo).write_text(row(tmp_path))
     remote = dataclasses.replace(places, shm="/dev/shm")
-    found = check_node(HealthSettings(health_timeout=60.0), (str(tmp_path),), places=remote)
+    found = NodeHealth(HealthSettings(health_timeout=60.0), (str(tmp_path),), places=remote).check()
     assert [(reading.state, reading.took_s > 0) for reading in found if reading.check == "space"] == [
         ("ok", False),
         ("ok", True),

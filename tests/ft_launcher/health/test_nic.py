@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health import NodeHealth, Places, Reading
 from ft_launcher.health.nic import judge_drops, judge_states
+from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.health.plan import Places
+from ft_launcher.health.reading import Reading
 from rank_monitor.contract.config import HealthSettings
 
 TOPOLOGY = """<?xml version="1.0"?>

@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ft_launcher.health import NodeHealth, Places, Reading, check_node, judge
+from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.health.plan import Places
+from ft_launcher.health.reading import Reading, judge
 from rank_monitor.contract import env
 from rank_monitor.contract.config import HealthSettings
 from tests.ft_launcher.health.conftest import descriptors
@@ -24,7 +26,7 @@ Check = Callable[..., Reading]
 
 def test_nothing_is_started_where_there_is_nothing_to_check(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ft_launcher.health.node_health.CheckProcess", None)
-    found = check_node(HealthSettings(), places=places)
+    found = NodeHealth(HealthSettings(), places=places).check()
     assert {reading.check: reading.state for reading in found} == {
         "gpu": "not present",
         "nvlink": "not present",
@@ -35,7 +37,7 @@ def test_nothing_is_started_where_there_is_nothing_to_check(places: Places, monk
 
 
 def test_off_means_off(places: Places) -> None:
-    assert check_node(HealthSettings(health="off", node_check="exit 1"), places=places) == []
+    assert NodeHealth(HealthSettings(health="off", node_check="exit 1"), places=places).check() == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_all_run_at_the_same_time(places: Places, tmp_path: Path) -> None:
     seen = f"cd {tmp_path}; until ls -A | grep -q ft_health; do :; done; exit 0"
     settings = HealthSettings(node_check=seen, storage_health_check_path=(str(tmp_path),), health_timeout=60.0)
     subprocess.run(["touch", tmp_path / ".ft_health_of_this_test"], check=True)
-    assert judge(check_node(settings, places=places)).healthy
+    assert judge(NodeHealth(settings, places=places).check()).healthy
 
 
 def test_processes_carry_the_tag_and_leave_no_descriptor(places: Places) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.health import Reading, judge
 from ft_launcher.health.finding import Finding, State, worst
+from ft_launcher.health.reading import Reading, judge
 
 
 def readings(*states: State) -> list[Reading]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health import Reading
+from ft_launcher.health.reading import Reading
 from tests.ft_launcher.health.hanging_mount import hanging
 
 Check = Callable[..., Reading]

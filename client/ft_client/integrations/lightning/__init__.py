@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.inject import SimulatedFaultParams
-    from ft_client.integrations.lightning.heartbeats import FaultToleranceCallback
-    from ft_client.integrations.lightning.sections import FaultToleranceSectionsCallback
-    from ft_client.integrations.lightning.stragglers import StragglerDetectionCallback
+    from ft_client.inject import SimulatedFaultParams as SimulatedFaultParams
+    from ft_client.integrations.lightning.heartbeats import FaultToleranceCallback as FaultToleranceCallback
+    from ft_client.integrations.lightning.sections import (
+        FaultToleranceSectionsCallback as FaultToleranceSectionsCallback,
+    )
+    from ft_client.integrations.lightning.stragglers import StragglerDetectionCallback as StragglerDetectionCallback
 
 _HOMES = {
     "FaultToleranceCallback": ".heartbeats",
@@ -22,12 +24,5 @@ _HOMES = {
     "StragglerDetectionCallback": ".stragglers",
 }
 """Class -> the module it lives in."""
-
-__all__ = [
-    "FaultToleranceCallback",
-    "FaultToleranceSectionsCallback",
-    "SimulatedFaultParams",
-    "StragglerDetectionCallback",
-]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -143,9 +143,7 @@ class _Station:
         pid = self._sidecar.client_pid
         if not pid or (self._rank is not None and self._rank[0] == pid):
             return
-        if self._rank is not None:
-            os.close(self._rank[1])
-            self._rank = None
+        self._let_go()
         try:
             self._rank = pid, os.pidfd_open(pid)
         except ProcessLookupError:
@@ -153,10 +151,13 @@ class _Station:
 
     def _next_rank(self) -> None:
         """The rank has ended: what is known of it must not be held against the next."""
+        self._let_go()
+        self._sidecar.begin(self._start)
+
+    def _let_go(self) -> None:
         if self._rank is not None:
             os.close(self._rank[1])
             self._rank = None
-        self._sidecar.begin(self._start)
 
 
 def _listen(path: Path) -> socket.socket:
