@@ -51,7 +51,8 @@ class AbortTorchDistributed(Abort):
 
     NCCL's communicators are aborted, each in a thread of its own; gloo's connections are shut down, and so are those
     by which ranks of one host agree, and those to the store at MASTER_PORT, for which a main thread inside
-    `init_process_group` may wait. Whoever waits in gloo gets a RuntimeError, on the other side of the connection too.
+    `init_process_group` may wait. Whoever waits in gloo gets a RuntimeError; on the other side of the connection too,
+    where nobody aborts, once `forget_groups` was called here.
     A main thread that is still on its way into a wait (its store looks up a name, or finds no server yet) is not
     freed: call again until it has been interrupted. Never freed are a `recv` from any source, which ends with its
     group's timeout, and gloo over ibverbs.
@@ -115,6 +116,7 @@ def forget_groups() -> None:
     # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
     held = {_name(group): [group] for group in _aborted}
     _aborted.clear()
+    connections.let_go()
     _run({f"end of group {group}": holder.clear for group, holder in held.items()})
 
 
@@ -143,9 +145,16 @@ def _abort(group: ProcessGroup) -> None:
             getattr(backend, "wrapped_pg", backend).abort()
 
 
+def cut_again() -> None:
+    """To be called while the main thread does not arrive. It was on its way into a wait, in a name lookup for instance;
+    or a group of gloo is being made, and waits for a peer whose connection was cut before it had said whose it is."""
+    cut_connections()
+    if (size := os.environ.get("WORLD_SIZE", "")).isdecimal():
+        connections.stand_in_for_peers(int(size))
+
+
 def cut_connections() -> None:
-    """Ends waits for peers and for the iteration's store. To be called again while the main thread does not arrive: a
-    thread that was on its way into a wait, in a name lookup for instance, was missed."""
+    """Ends waits for peers and for the iteration's store."""
     cut_agreements()
     left = connections.cut_gloo()
     if (port := os.environ.get("MASTER_PORT", "")).isdecimal():

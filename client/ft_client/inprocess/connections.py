@@ -2,17 +2,19 @@
 
 Torch has no way to end a collective of gloo: `abort` and `shutdown` of its groups do nothing, and a timeout that is
 changed counts from the next collective on. A connection that is shut down fails in every call that waits for it, within
-milliseconds, in this process and in the peer's. Sockets are shut down and never closed: their owners do that. A
-socket that listens stays as it is, since gloo ends the process when accepting fails. Knows nothing of groups.
+milliseconds. Sockets are shut down and never closed: their owners do that. A socket that listens stays as it is, since
+gloo ends the process when accepting fails: who waits there for a peer that will not come any more gets another in its
+place. Knows nothing of groups.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +24,10 @@ _DETAILS = Path("/proc/self/fdinfo")
 _GLOO_LOOP = "gloo_tcp_loop"  # the thread in which gloo waits for all sockets of one group
 _LOOP_SEEN_S = 1.0  # it waits at most 10 ms at a time
 _LOOK_AGAIN_S = 0.0005
+_CONNECTED_S = 1.0
+_PEER = struct.Struct("=q")
 _spared: set[int] = set()
+_held: list[socket.socket] = []
 
 
 def spare(port: int) -> None:
@@ -31,7 +36,11 @@ def spare(port: int) -> None:
 
 
 def cut_gloo() -> list[str]:
-    """Shuts down the connections of all gloo groups of this process.
+    """Ends what waits in the gloo groups of this process: each of their connections reads its end.
+
+    Only the way in is shut, and what gloo closes then stays open until `let_go`, so that no send fails, here or in the
+    peer, before the end was read: gloo never wakes who waits for such a send. The peer reads its end when it cuts too,
+    and else after `let_go`.
 
     Returns:
         What could not be found or cut, one sentence each.
@@ -43,8 +52,28 @@ def cut_gloo() -> list[str]:
             left.append(f"gloo's thread {thread.name} shows no sockets in /proc")
             continue
         for descriptor, inode in _watched(poll):
-            _shut_down(descriptor, partial(_has_inode, inode))
+            _shut_down(descriptor, partial(_has_inode, inode), socket.SHUT_RD, _held.append)
     return left
+
+
+def let_go() -> None:
+    """Closes what was cut of gloo: nobody waits there any more."""
+    while _held:
+        _held.pop().close()
+
+
+def stand_in_for_peers(size: int) -> None:
+    """Connects to whatever gloo listens at in this process, as each peer of a group of `size` would, and hangs up.
+
+    A connection tells gloo first which peer it is of: a number of 8 bytes, counted by the listener, or the peer's rank.
+    """
+    for thread in _gloo_loops():
+        if (poll := _polled_by(thread)) is not None:
+            for descriptor, inode in _watched(poll):
+                if (address := _listens_at(descriptor, inode)) is not None:
+                    for peer in range(size):
+                        with suppress(OSError), socket.create_connection(address, _CONNECTED_S) as connection:
+                            connection.sendall(_PEER.pack(peer))
 
 
 def cut_store(port: int) -> int:
@@ -92,14 +121,30 @@ def _watched(poll: int) -> Iterator[tuple[int, int]]:
                 yield int(line.split()[1]), int(line.partition("ino:")[2].split()[0], 16)
 
 
+def _listens_at(descriptor: int, inode: int) -> tuple[str, int] | None:
+    """The address of a TCP socket that listens, if the descriptor is one and the one that is meant."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+        is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
+        if is_tcp and _has_inode(inode, found) and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            host, port = found.getsockname()[:2]
+            return host, port
+    return None
+
+
 def _has_inode(inode: int, found: socket.socket) -> bool:
     return os.fstat(found.fileno()).st_ino == inode
 
 
-def _shut_down(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bool:
+def _shut_down(
+    descriptor: int,
+    is_meant: Callable[[socket.socket], bool],
+    how: int = socket.SHUT_RDWR,
+    keep: Callable[[socket.socket], object] = socket.socket.close,
+) -> bool:
     """Shuts down a TCP connection, if the descriptor is one and it is the one that is meant.
 
-    All looks are taken at a copy of the descriptor: the number may stand for something else a moment later.
+    All looks are taken at a copy of the descriptor, which `keep` gets: the number may stand for something else a moment
+    later.
     """
     try:
         copy = os.dup(descriptor)
@@ -110,9 +155,12 @@ def _shut_down(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bo
     except OSError:
         os.close(copy)
         return False
-    with connection, suppress(OSError):
+    with ExitStack() as unless_kept, suppress(OSError):
+        unless_kept.enter_context(connection)
         connected = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()
         if connected and is_meant(connection):
-            connection.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(how)
+            unless_kept.pop_all()
+            keep(connection)
             return True
     return False

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ft_client.inprocess.abort import cut_connections, forget_groups
+from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import BrokenCallback, called
@@ -78,7 +78,7 @@ class Part:
             except BaseException as error:
                 logger.exception("rank %s: abort failed", self._state.rank)
                 self._abort_ended = None if isinstance(error, Exception) else error
-            again = (lambda: None) if self._arguments.abort is None else cut_connections
+            again = (lambda: None) if self._arguments.abort is None else cut_again
             self._interrupter.interrupt(again)
 
     def recover(self) -> Event:

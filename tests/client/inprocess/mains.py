@@ -322,3 +322,24 @@ def with_environment(note: Note, missing: str) -> Any:
     """A call without a variable of the environment."""
     del os.environ[missing]
     return Wrapper(**QUICK)(lambda: None)()
+
+
+def breaks_while_groups_are_made(note: Note, rounds: int) -> Any:
+    """In each of so many iterations another rank fails as soon as it has its group, and the others use theirs.
+
+    A rank that is not freed is ended by the tests' own limit: gloo's is longer.
+    """
+
+    def train(call: CallWrapper) -> int:
+        distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=LONG_S))
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        if call.iteration < rounds and rank == call.iteration % world_size:
+            raise ValueError("on purpose")
+        value = torch.ones(2)
+        while call.iteration < rounds:
+            distributed.all_reduce(value)
+        distributed.barrier()
+        distributed.destroy_process_group()
+        return call.iteration
+
+    return Wrapper(**QUICK)(train)()

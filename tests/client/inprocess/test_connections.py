@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from ft_client.inprocess import connections
 
@@ -90,3 +94,64 @@ def test_a_loop_whose_sockets_cannot_be_found_is_told(monkeypatch: pytest.Monkey
     finally:
         over.set()
         thread.join()
+
+
+class PeerThatNeverComes(dist.Store):
+    """What two ranks of gloo tell each other; the other's address is such that this rank waits for its connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, bytes] = {}
+        self.is_read = threading.Event()
+
+    def set(self, key: str, value: bytes) -> None:
+        self.kept[key] = bytes(value)
+
+    def wait(self, keys: list[str], timeout: object = None) -> None:
+        pass
+
+    def get(self, key: str) -> bytes:
+        if key not in self.kept:  # the other's, by the form of this rank's own: the highest port of all
+            (own,) = self.kept.values()
+            port = own[own.index(LOOPBACK) - 2 :][:2]
+            self.is_read.set()
+            return own.replace(port + LOOPBACK, b"\xff\xff" + LOOPBACK)
+        return self.kept[key]
+
+
+LOOPBACK = socket.inet_aton("127.0.0.1")
+
+
+def test_a_group_that_waits_for_a_peer_gets_another_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, ended = PeerThatNeverComes(), threading.Event()
+
+    def make() -> None:
+        with suppress(RuntimeError):
+            dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=DEADLINE_S * 10))
+        ended.set()
+
+    threading.Thread(target=make, daemon=True).start()
+    assert store.is_read.wait(DEADLINE_S)
+    connections.cut_gloo()
+    assert not ended.wait(0.1)
+    deadline = time.monotonic() + DEADLINE_S
+    while not ended.wait(0.05):
+        assert time.monotonic() < deadline, "it waits for ever"
+        connections.stand_in_for_peers(2)
+    connections.let_go()
+
+
+def test_a_peer_may_send_to_what_was_cut_of_gloo_until_it_is_let_go(until: ExitStack) -> None:
+    """A send that fails before the end is read is one that gloo never ends."""
+    pair, held = Pair(until), []
+    assert connections._shut_down(pair.client.fileno(), lambda _: True, socket.SHUT_RD, held.append)
+    assert pair.client.recv(1) == b"", "its end is read"
+    pair.client.close()
+    for _ in range(3):
+        assert pair.accepted.send(b"x") == 1
+    held[0].close()
+    with pytest.raises(OSError):
+        for _ in range(3):
+            pair.accepted.send(b"x")
+            assert select.select([pair.accepted], [], [], DEADLINE_S)[0]

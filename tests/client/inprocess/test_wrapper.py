@@ -230,3 +230,11 @@ def test_bad_arguments(arguments: dict[str, object], error: type[Exception], tex
 def test_it_decorates_functions_only() -> None:
     with pytest.raises(TypeError, match="not a function"):
         Wrapper()(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rounds", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_who_is_making_a_group_or_sends_to_a_rank_that_gave_up_is_freed(rounds: int) -> None:
+    """One in a hundred such iterations held a rank until gloo's own timeout."""
+    with job(3, mains.breaks_while_groups_are_made, rounds=rounds) as made:
+        told = made.end()
+    assert [one.result for one in told.values()] == [rounds] * 3, told
