@@ -18,6 +18,8 @@ _LENGTH = struct.Struct("=I")
 _TIMEVAL = struct.Struct("@ll")
 _AT_ONCE = 65536
 _LONGEST_S = 1e6  # poll(2) counts milliseconds by an int
+_AFTER_RANK_0_S = 5.0
+"""So much longer others wait than rank 0, which knows who is late."""
 _SPIN_S = 50e-6
 """What waking a sleeping thread takes: who looks for that long before it sleeps waits twice the best at most."""
 
@@ -35,13 +37,13 @@ class SameHost:
 
     Args:
         peers: by rank.
-        wait_s: what nobody says within this time fails.
+        wait_s: what nobody says to rank 0 within this time fails.
         spins: look for a moment before going to sleep: for ranks that have a core each.
     """
 
     def __init__(self, peers: Mapping[int, socket.socket], wait_s: float, spins: bool) -> None:
         self._peers = dict(sorted(peers.items()))
-        self._wait_s = min(wait_s, _LONGEST_S)
+        self._wait_s = min(wait_s, _LONGEST_S) + (_AFTER_RANK_0_S if 0 in peers else 0.0)
         self._spin_s = _SPIN_S if spins else 0.0
         whole, part = divmod(max(self._wait_s, 1e-6), 1.0)
         for peer in self._peers.values():
@@ -107,11 +109,11 @@ class SameHost:
         return [_rest(rank, bytes(message[_LENGTH.size :]), head) for rank, message in read.items()]
 
     def _ready(self, awaited: list[int], wait_s: float) -> list[int]:
-        """Those who have said something, or are gone, once there are any."""
+        """Those who have said something, or are gone, once there are any; of who has asked already, only its end."""
         poll = select.poll()
-        by_descriptor = {self._peers[rank].fileno(): rank for rank in awaited}
-        for descriptor in by_descriptor:
-            poll.register(descriptor, select.POLLIN)
+        by_descriptor = {peer.fileno(): rank for rank, peer in self._peers.items()}
+        for descriptor, rank in by_descriptor.items():
+            poll.register(descriptor, select.POLLIN if rank in awaited else 0)
         if ready := poll.poll(max(wait_s, 0.0) * 1000):
             return [by_descriptor[descriptor] for descriptor, _ in ready]
         raise self._waited("recv", awaited)

@@ -17,7 +17,7 @@ import pytest
 
 from ft_client import meeting
 from ft_client.meeting import meet
-from ft_client.same_host import SameHost
+from ft_client.same_host import PeerGone, SameHost
 
 LONG_S = 120.0
 
@@ -110,6 +110,14 @@ def test_who_waits_is_freed_from_another_thread_and_so_are_the_others(ranks: Ran
     assert [isinstance(error, ConnectionError) for error in errors(waiting)] == [True, False, True]
     with pytest.raises(ConnectionError):
         hosts[2].exchange("it", b"", b"".join)
+
+
+def test_nobody_waits_for_the_others_either_once_a_rank_has_asked_and_is_gone(ranks: Ranks) -> None:
+    hosts = ranks.meet()
+    hosts[2]._send(b"it\0")
+    hosts[2].close()
+    first, *_ = errors(ranks.start(lambda rank: rank or hosts[rank].exchange("it", b"", b"".join)))
+    assert isinstance(first, PeerGone) and "rank 2" in str(first)
 
 
 def test_a_rank_that_never_asks(ranks: Ranks) -> None:
