@@ -18,6 +18,7 @@ _LENGTH = struct.Struct("=I")
 _TIMEVAL = struct.Struct("@ll")
 _AT_ONCE = 65536
 _LONGEST_S = 1e6  # poll(2) counts milliseconds by an int
+_OUT_OF_STEP = "Detected mismatch between collectives, or what stands for them"
 _AFTER_RANK_0_S = 5.0
 """So much longer others wait than rank 0, which knows who is late."""
 _SPIN_S = 50e-6
@@ -105,7 +106,7 @@ class SameHost:
             waited_s = time.perf_counter() - since
             for rank in awaited if waited_s < self._spin_s else self._ready(awaited, self._wait_s - waited_s):
                 read[rank] += self._now(rank)
-            awaited = [rank for rank in awaited if not _is_whole(read[rank])]
+            awaited = [rank for rank in awaited if not _is_whole(rank, read[rank])]
         return [_rest(rank, bytes(message[_LENGTH.size :]), head) for rank, message in read.items()]
 
     def _ready(self, awaited: list[int], wait_s: float) -> list[int]:
@@ -135,16 +136,20 @@ class SameHost:
         return PeerLate(f"Timed out waiting {self._wait_s * 1000:.0f}ms for {way} operation with {whom}")
 
 
-def _is_whole(message: bytearray) -> bool:
-    return len(message) >= _LENGTH.size and len(message) == _LENGTH.size + _LENGTH.unpack_from(message)[0]
+def _is_whole(rank: int, message: bytearray) -> bool:
+    if len(message) < _LENGTH.size:
+        return False
+    missing = _LENGTH.size + int(_LENGTH.unpack_from(message)[0]) - len(message)
+    if missing < 0:
+        raise RuntimeError(f"{_OUT_OF_STEP}: rank {rank} says more than it was asked for")
+    return missing == 0
 
 
 def _rest(rank: int, message: bytes, head: bytes) -> bytes:
     if message.startswith(head):
         return message[len(head) :]
-    theirs, here = (text.partition(b"\0")[0].decode() for text in (message, head))
-    out_of_step = "Detected mismatch between collectives, or what stands for them"
-    raise RuntimeError(f"{out_of_step}: rank {rank} asks for {theirs}, this rank for {here}")
+    theirs, here = (text.partition(b"\0")[0].decode(errors="replace") for text in (message, head))
+    raise RuntimeError(f"{_OUT_OF_STEP}: rank {rank} asks for {theirs}, this rank for {here}")
 
 
 def _lost(rank: int) -> PeerGone:

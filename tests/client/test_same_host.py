@@ -120,6 +120,14 @@ def test_nobody_waits_for_the_others_either_once_a_rank_has_asked_and_is_gone(ra
     assert isinstance(first, PeerGone) and "rank 2" in str(first)
 
 
+@pytest.mark.parametrize("said", [b"\1\0\0\0xx", b"\3\0\0\0it\0" * 2, b"\1\0\0\0\xff"])
+def test_garbage_frees_all(ranks: Ranks, said: bytes) -> None:
+    hosts = ranks.meet()
+    hosts[1]._peers[0].send(said)
+    first, *_ = errors(ranks.start(lambda rank: rank == 1 or hosts[rank].exchange("it", b"", b"".join)))
+    assert isinstance(first, RuntimeError) and "rank 1" in str(first)
+
+
 def test_a_rank_that_never_asks(ranks: Ranks) -> None:
     hosts = ranks.meet(wait_s=0.2)
     late, _, freed = errors(ranks.start(lambda rank: rank == 1 or hosts[rank].exchange("it", b"", b"".join)))

@@ -10,8 +10,10 @@ place. Knows nothing of groups.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -27,7 +29,9 @@ _LOOK_AGAIN_S = 0.0005
 _CONNECTED_S = 1.0
 _PEER = struct.Struct("=q")
 _spared: set[int] = set()
-_held: list[socket.socket] = []
+_held: dict[int, socket.socket] = {}
+"""By inode."""
+_LEFT_FOR_OTHERS = 64
 
 
 def spare(port: int) -> None:
@@ -52,26 +56,28 @@ def cut_gloo() -> list[str]:
             left.append(f"gloo's thread {thread.name} shows no sockets in /proc")
             continue
         for descriptor, inode in _watched(poll):
-            _shut_down(descriptor, partial(_has_inode, inode), socket.SHUT_RD, _held.append)
+            if inode not in _held:
+                _shut_down(descriptor, partial(_has_inode, inode), socket.SHUT_RD, partial(_held.setdefault, inode))
     return left
 
 
 def let_go() -> None:
     """Closes what was cut of gloo: nobody waits there any more."""
     while _held:
-        _held.pop().close()
+        _held.popitem()[1].close()
 
 
 def stand_in_for_peers(size: int) -> None:
     """Connects to whatever gloo listens at in this process, as each peer of a group of `size` would, and hangs up.
 
     A connection tells gloo first which peer it is of: a number of 8 bytes, counted by the listener, or the peer's rank.
+    Gloo keeps those it does not wait for, and ends the process when it may open no more files: for so many as it may.
     """
     for thread in _gloo_loops():
         if (poll := _polled_by(thread)) is not None:
             for descriptor, inode in _watched(poll):
                 if (address := _listens_at(descriptor, inode)) is not None:
-                    for peer in range(size):
+                    for peer in range(min(size, _may_open() - _LEFT_FOR_OTHERS)):
                         with suppress(OSError), socket.create_connection(address, _CONNECTED_S) as connection:
                             connection.sendall(_PEER.pack(peer))
 
@@ -119,6 +125,13 @@ def _watched(poll: int) -> Iterator[tuple[int, int]]:
         for line in (_DETAILS / str(poll)).read_text().splitlines():
             if line.startswith("tfd:"):
                 yield int(line.split()[1]), int(line.partition("ino:")[2].split()[0], 16)
+
+
+def _may_open() -> int:
+    """How many more descriptors this process may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = sys.maxsize if limit == resource.RLIM_INFINITY else limit
+    return allowed - sum(1 for _ in _DESCRIPTORS.iterdir())
 
 
 def _listens_at(descriptor: int, inode: int) -> tuple[str, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -140,6 +141,20 @@ def test_a_group_that_waits_for_a_peer_gets_another_in_its_place(monkeypatch: py
         assert time.monotonic() < deadline, "it waits for ever"
         connections.stand_in_for_peers(2)
     connections.let_go()
+
+
+def test_nobody_stands_in_where_no_more_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_may_open", lambda: connections._LEFT_FOR_OTHERS)
+    monkeypatch.setattr(connections, "_gloo_loops", lambda: [Path("/proc/self/task")])
+    monkeypatch.setattr(connections, "_polled_by", lambda _: 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(connections, "_watched", lambda _: [(server.fileno(), os.fstat(server.fileno()).st_ino)])
+        server.setblocking(False)
+        connections.stand_in_for_peers(3)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        monkeypatch.undo()
+        assert connections._may_open() > connections._LEFT_FOR_OTHERS
 
 
 def test_a_peer_may_send_to_what_was_cut_of_gloo_until_it_is_let_go(until: ExitStack) -> None:
