@@ -53,6 +53,10 @@ class Parsed:
             return variable
         return "--" + dest.replace("_", "-")
 
+    def is_given(self, dest: str) -> bool:
+        """Whether the value of an option of torch is the user's: from the command line or its variable."""
+        return dest in self.given or _TORCH_VARIABLE.format(dest.upper()) in os.environ
+
     def python_words(self) -> list[str]:
         """`[-m] SCRIPT ARGS` as they follow `python -u`; none when another program runs."""
         asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)

@@ -131,6 +131,7 @@ def _run_recorded(
             memory=GpuMemory(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             several_nodes=config.rdzv_backend != one_node.BACKEND,
+            named_signals=job.named_signals,
             adopt_orphans=not within,
         )
         with _our_agent(parts, agents):

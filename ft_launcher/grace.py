@@ -9,16 +9,17 @@ from contextlib import suppress
 
 from ft_launcher.process_tree import catches
 from ft_launcher.rank_context import RankContext
-from ft_launcher.signals import SignalPipe
+from ft_launcher.signals import RankSignal, SignalPipe
 from rank_monitor.contract.wait import readable
 
 
-def tell(ranks: RankContext, number: int) -> None:
-    """Sends each rank's main process, not its tree, this signal once, or SIGTERM where it has no handler for it."""
+def tell(ranks: RankContext, asked: RankSignal) -> None:
+    """Sends each rank's main process, not its tree, the signal once; SIGTERM where it needs a handler and has none."""
     pids = ranks.pids()
     for local_rank, pidfd in ranks.pidfds.items():
+        handled = asked.always or catches(pids[local_rank], asked.number)
         with suppress(ProcessLookupError):  # it has just ended, and another process took its end
-            signal.pidfd_send_signal(pidfd, number if catches(pids[local_rank], number) else signal.SIGTERM)
+            signal.pidfd_send_signal(pidfd, asked.number if handled else signal.SIGTERM)
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
 
 

@@ -159,7 +159,8 @@ class MemberAgent(NodeAgent):
     def _reform_preempted(self, end: CycleEnd) -> RunResult | None:
         """Another node was told to end, and so are the ranks here: they stop together, and nobody is at fault."""
         self._parts.recorder.preempted_elsewhere(self._cycle, end.reason)
-        self._preempted = self._preempt()
+        is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
+        self._preempted = self._preempt(end.signal if is_signal else signal.SIGTERM)
         if self._told is not None:
             self._end_as_told()
         if end.exit_code is not None:
@@ -169,7 +170,7 @@ class MemberAgent(NodeAgent):
 
     def _end_as_told(self) -> NoReturn:
         if self._told != signal.SIGINT and self._running():
-            self._nodes.tell(How.PREEMPTED, f"told to end by signal {self._told}")
+            self._nodes.tell(How.PREEMPTED, f"told to end by signal {self._told}", number=self._told or 0)
         super()._end_as_told()
 
     def _as_asked(self, group: WorkerGroup, rank: int, request: ControlRequest) -> RunResult | None:

@@ -17,7 +17,10 @@ from rank_monitor.contract.config import Settings
 
 @dataclass
 class NodeParts:
-    """The parts. `adopt_orphans`: every child of this process is the job's, as it is not inside a user's program."""
+    """The parts. `adopt_orphans`: every child of this process is the job's, as it is not inside a user's program.
+
+    `named_signals` are those that the user named in `--signals-to-handle`.
+    """
 
     settings: Settings
     runtime: Runtime
@@ -29,4 +32,5 @@ class NodeParts:
     memory: GpuMemory
     injected: Injected
     several_nodes: bool
+    named_signals: frozenset[int] = frozenset()
     adopt_orphans: bool = True

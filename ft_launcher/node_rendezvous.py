@@ -164,10 +164,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """The end of the cycle this node is in, once it was told."""
         return self._link.take_end(self.place.cycle) if self._link and self.place else None
 
-    def tell(self, how: How, reason: str, exit_code: int = 0) -> None:
-        """Tells what became of this node's part of the cycle; returns at once."""
+    def tell(self, how: How, reason: str, exit_code: int = 0, number: int = 0) -> None:
+        """Tells what became of this node's part of the cycle; returns at once. `number`: of the preempting signal."""
         if self._link is not None and self.place is not None:
-            self._link.send(Ended(self._me.node, self.place.cycle, how.value, reason, exit_code))
+            self._link.send(Ended(self._me.node, self.place.cycle, how.value, reason, exit_code, number))
 
     def bring(self, fault: dict[str, Any]) -> None:
         """What happened to this node's ranks in the cycle that ended; it goes with the next arrival."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from multiprocessing import process
 from typing import Any
@@ -29,8 +30,8 @@ from ft_launcher.launch_config import LaunchConfig, log_places
 from ft_launcher.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.restart_policy import about_policy
 from ft_launcher.runtime import Runtime
-from ft_launcher.signals import SignalPipe, numbers_of
-from ft_launcher.torch_config import Job, check_numbers
+from ft_launcher.signals import SignalPipe, named_signals, numbers_of
+from ft_launcher.torch_config import SIGNALS, Job, check_numbers
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
@@ -208,6 +209,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
         logs_specs_name=type(config.logs_specs).__name__ if own_logs else None,
         script=name,
         no_python=no_python,
+        named_signals=_named_signals(config),
     )
 
 
@@ -221,6 +223,14 @@ def _check(config: LaunchConfig, resolved: Resolved) -> None:
         raise blame.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
     check_rendezvous(config, config.rdzv_configs, blame)
     check_members(config, resolved.settings.members, resolved.sources)
+
+
+def _named_signals(config: LaunchConfig) -> frozenset[int]:
+    """The signals of a configuration that names others than torch's default."""
+    default: Any = {field.name: field.default for field in fields(config)}.get(SIGNALS, "")
+    asked = getattr(config, SIGNALS, default)
+    with Blame(config.keywords()).of(SIGNALS):
+        return frozenset() if asked == default else named_signals(asked)
 
 
 def _what_runs(

@@ -38,6 +38,7 @@ from ft_launcher.process_tree import Ending, ProcessTree, is_stopped
 from ft_launcher.rank_context import RankContext
 from ft_launcher.restart_history import CycleLife, History
 from ft_launcher.restart_policy import is_known
+from ft_launcher.signals import rank_signal
 from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
 from ft_launcher.zombies import Zombies
 from rank_monitor.contract.exit_codes import AGREED, INTERRUPTED, ExitCode, died_of
@@ -236,14 +237,18 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         if self._told == signal.SIGINT:
             self._stop_ranks(signal.SIGINT, self._parts.settings.stop.workers_stop_timeout)
             self._raise_told(self._told)
-        self.exit_code = self._preempt()
+        self.exit_code = self._preempt(self._told)
         raise SignalException(f"told to end by signal {self._told}", signal.Signals(self._told))
 
-    def _preempt(self) -> int:
-        """The ranks get their signal once, and time to save; no limit is judged meanwhile. The launcher's exit code."""
+    def _preempt(self, number: int) -> int:
+        """Sends the ranks the signal for `number` once and waits while they save; no limit is judged meanwhile.
+
+        Returns:
+            The launcher's exit code.
+        """
         stop = self._parts.settings.stop
         self._monitors.end_cycle()
-        grace.tell(self._ranks, stop.preemption_signal)
+        grace.tell(self._ranks, rank_signal(number, self._parts.named_signals, stop.preemption_signal))
         by_themselves = grace.wait(self._ranks, stop.preemption_grace, self._parts.signals, self._heed)
         self._stop_ranks(signal.SIGTERM, stop.workers_stop_timeout if by_themselves else 0.0)
         return int(ExitCode.PREEMPTED if by_themselves else ExitCode.PREEMPTED_KILLED)

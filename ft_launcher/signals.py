@@ -1,6 +1,6 @@
 """Signals to the launcher as something a loop can wait for: a self-pipe. A handler does nothing, so none breaks a stop.
 
-Knows no process and decides nothing.
+Also names of signals as numbers, and which signal the ranks get for one that the launcher got. Knows no process.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from types import FrameType
 
+from ft_launcher.options import nearest
 from rank_monitor.contract.wait import readable
 
 _LIBC = ctypes.CDLL(None)
@@ -88,6 +90,48 @@ def _action(number: int) -> ctypes.Array[ctypes.c_char]:
     action = ctypes.create_string_buffer(_ACTION_BYTES)
     _LIBC.sigaction(number, None, action)
     return action
+
+
+@dataclass(frozen=True)
+class RankSignal:
+    """The signal that ends the ranks. `always`: a rank without a handler gets it too, instead of SIGTERM."""
+
+    number: int
+    always: bool
+
+
+_TRANSLATED = (signal.SIGTERM, signal.SIGHUP)
+
+
+def rank_signal(number: int, named: Collection[int], preemption_signal: int) -> RankSignal:
+    """The signal that the ranks get when the launcher got `number`.
+
+    A signal that the user named in `--signals-to-handle` reaches the ranks as it is, as under torchrun. SIGTERM and
+    SIGHUP become `preemption_signal` otherwise; other signals stay what they are.
+    """
+    if number in named:
+        return RankSignal(number, always=True)
+    return RankSignal(preemption_signal if number in _TRANSLATED else number, always=False)
+
+
+def named_signals(names: str) -> frozenset[int]:
+    """The numbers of the signals in `--signals-to-handle`, unknown names left out.
+
+    Raises:
+        ValueError: no process can handle one of them.
+    """
+    numbers = frozenset(numbers_of(names))
+    if impossible := numbers & {signal.SIGKILL, signal.SIGSTOP}:
+        name = signal.Signals(min(impossible)).name
+        raise ValueError(f"{name} cannot be handled by a process")
+    return numbers
+
+
+def about_names(names: str) -> list[str]:
+    """A warning about each name in `--signals-to-handle` that is not a signal here."""
+    known = signal.Signals.__members__
+    unknown = [name for name in map(str.strip, names.split(",")) if name and name not in known]
+    return [f"--signals-to-handle: {name} is not a signal, left out{nearest(name, known)}" for name in unknown]
 
 
 def numbers_of(names: str) -> tuple[int, ...]:

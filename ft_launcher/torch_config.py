@@ -26,10 +26,12 @@ from ft_launcher.config import Resolved
 from ft_launcher.prescan import Scan, settle_threads
 from ft_launcher.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.restart_policy import about_policy
+from ft_launcher.signals import about_names, named_signals
 from rank_monitor.contract.config import Settings
 
 StdMap: TypeAlias = "Std | dict[int, Std]"
 
+SIGNALS = "signals_to_handle"
 _PYTHON = "PYTHON_EXEC"
 _STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
@@ -39,6 +41,7 @@ _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
 class Job:
     """Everything the launcher needs to run one job on this node. `entrypoint` is a command, or a function.
 
+    `named_signals` are those of `--signals-to-handle`, where the user gave it.
     `redirects`, `tee` and `local_ranks_filter` are as the user gave them, for any local rank. With `logs_specs_name`
     (an entry point of the user's), `launch_config.logs_specs` is the user's; else it makes no files.
     """
@@ -56,6 +59,7 @@ class Job:
     logs_specs_name: str | None
     script: str
     no_python: bool
+    named_signals: frozenset[int] = frozenset()
 
     @property
     def command(self) -> list[str]:
@@ -80,6 +84,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     tee = blame.read("tee", _std_map)
     shown = blame.read("local_ranks_filter", _local_ranks)
     warnings = [*_about_standalone(namespace, blame), *resolved.warnings]
+    warnings += about_names(getattr(namespace, SIGNALS, ""))
     threads = settle_threads(seen, ranks, environ)
     conf = blame.read("rdzv_conf", _parse_rendezvous_config)
     config, entrypoint, words = _from_torch(namespace, ranks)
@@ -101,7 +106,13 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         logs_specs_name=namespace.logs_specs,
         script=("-m " if _as_module(namespace) else "") + namespace.training_script,
         no_python=not by_python,
+        named_signals=_named_signals(parsed, blame),
     )
+
+
+def _named_signals(parsed: Parsed, blame: Blame) -> frozenset[int]:
+    named: frozenset[int] = blame.read(SIGNALS, named_signals) if parsed.is_given(SIGNALS) else frozenset()
+    return named
 
 
 def _run_path(namespace: Namespace) -> bool:

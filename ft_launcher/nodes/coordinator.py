@@ -46,6 +46,7 @@ class Coordinator:
         self._formation = Formation(rules, self._roster, self._verdict, now, former)
         self._doubts = Doubts(me, rules.doubt_s)
         self._term = 1
+        self._preempted_by = 0
         self._ignored: set[str] = set()
         self._told: set[str] = set()
         self._over = Over(int(ExitCode.OK), "")
@@ -175,6 +176,7 @@ class Coordinator:
         """A node was told to end. The others go on without it if they are enough: nobody says that it will be back."""
         reason = f"node {self._roster.members[ended.node].name} is preempted: {ended.reason}"
         self._formation.preempted = reason
+        self._preempted_by = ended.signal
         if self.phase is Phase.RUNNING and self._rules.hosts and ended.node == self._me:
             return self._finish(How.PREEMPTED, int(ExitCode.PREEMPTED), reason)
         if self.phase is Phase.RUNNING:
@@ -218,7 +220,8 @@ class Coordinator:
         return [self._cycle_end(how, reason), *self._try_form(now)]
 
     def _cycle_end(self, how: How, reason: str, exit_code: int | None = None) -> CycleEnd:
-        return CycleEnd(self._roster.cycle, how.value, reason, exit_code)
+        number = self._preempted_by if how is How.PREEMPTED else 0
+        return CycleEnd(self._roster.cycle, how.value, reason, exit_code, number)
 
     def _finish(self, how: How, exit_code: int, reason: str) -> list[Work]:
         self._told |= self._roster.not_gone

@@ -57,13 +57,14 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Ended:
-    """A member's part in a cycle ended, or it wants the cycle to end."""
+    """A member's part in a cycle ended, or it wants the cycle to end. `signal`: the one that preempts it."""
 
     node: str
     cycle: int
     how: str
     reason: str
     exit_code: int = 0
+    signal: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,13 @@ class Over:
 
 @dataclass(frozen=True)
 class CycleEnd:
-    """A cycle ended for all its members. With an exit code, the job is over."""
+    """A cycle ended for all its members. With an exit code, the job is over. `signal`: see `Ended`."""
 
     cycle: int
     how: str
     reason: str
     exit_code: int | None = None
+    signal: int = 0
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class StopSettings:
 
     workers_stop_timeout: float = setting(15.0, kinds.SECONDS, "SIGTERM to SIGKILL at the end of a cycle")
     preemption_signal: int = setting(
-        signal.SIGTERM, kinds.SIGNAL, "what ranks with a handler for it get when the launcher is told to end"
+        signal.SIGTERM, kinds.SIGNAL, "what ranks with a handler for it get when the launcher gets SIGTERM or SIGHUP"
     )
     preemption_grace: float = setting(60.0, kinds.SECONDS, "how long they have then")
     exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")

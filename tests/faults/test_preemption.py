@@ -65,7 +65,7 @@ def test_told_twice_and_resumed_with_the_same_weights(start_job: StartJob, tmp_p
     first = is_preempted(job, signal.SIGTERM, signal.SIGTERM, after=0)
     flags = ("--ft-preemption-signal=SIGUSR2",)
     job = start(start_job, tmp_path, "second", (*many, "--signal", "SIGUSR2"), *flags, state="state")
-    second = is_preempted(job, signal.SIGUSR1, signal.SIGUSR2, after=first)
+    second = is_preempted(job, signal.SIGHUP, signal.SIGUSR2, after=first)
     assert job.output.count(f"resumed after step {first}") == 2, job.tail()
     words = ("--steps", str(second + MORE), "--step-s", "0")
     resumed = start(start_job, tmp_path, "third", words, state="state")

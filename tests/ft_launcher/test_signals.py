@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 
-from ft_launcher.signals import SignalPipe
+import pytest
+
+from ft_launcher.signals import RankSignal, SignalPipe, about_names, named_signals, rank_signal
 
 
 def test_signals_are_read_and_handlers_given_back() -> None:
@@ -43,3 +45,30 @@ def test_a_handler_of_c_is_given_back() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("most recent call first") == 1
+
+
+@pytest.mark.parametrize(
+    ("got", "names", "reaches"),
+    [
+        ("SIGTERM", "", ("SIGUSR2", False)),
+        ("SIGHUP", "", ("SIGUSR2", False)),
+        ("SIGQUIT", "", ("SIGQUIT", False)),
+        ("SIGUSR1", "", ("SIGUSR1", False)),
+        ("SIGUSR1", "SIGTERM,SIGUSR1", ("SIGUSR1", True)),
+        ("SIGTERM", "SIGTERM, SIGUSR1", ("SIGTERM", True)),
+        ("SIGHUP", "SIGTERM,SIGUSR1", ("SIGUSR2", False)),
+    ],
+)
+def test_what_the_ranks_get(got: str, names: str, reaches: tuple[str, bool]) -> None:
+    name, always = reaches
+    expected = RankSignal(getattr(signal, name), always)
+    assert rank_signal(getattr(signal, got), named_signals(names), signal.SIGUSR2) == expected
+
+
+def test_names_that_cannot_be() -> None:
+    assert about_names("SIGTERM,SIGUSR") == [
+        "--signals-to-handle: SIGUSR is not a signal, left out (did you mean SIGUSR2?)"
+    ]
+    assert about_names("SIGTERM, SIGUSR1") == [] and named_signals("SIGTERM,SIGUSR") == {signal.SIGTERM}
+    with pytest.raises(ValueError, match="SIGKILL cannot be handled"):
+        named_signals("SIGTERM,SIGKILL")

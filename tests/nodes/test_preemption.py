@@ -115,3 +115,17 @@ def test_ranks_that_do_not_stop_by_themselves(on_loopback: StartAgents, tmp_path
     agents[1].process.send_signal(signal.SIGTERM)
     agents.end(code, code)
     assert "is preempted: told to end by signal 15" in agents[0].journal("job_end")[0]["reason"], agents.tail()
+
+
+def test_a_named_signal_reaches_the_ranks_of_all_nodes_as_itself(on_loopback: StartAgents, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(print('got USR1', flush=True)))\n"
+        "print('runs', flush=True)\ntime.sleep(3600)\n"
+    )
+    agents = on_loopback(2, Plan(), *PAIR, "--signals-to-handle=SIGTERM,SIGUSR1", nproc=1, script=script)
+    agents.until(lambda: all("runs" in agent.output for agent in agents), "the ranks")
+    agents[1].process.send_signal(signal.SIGUSR1)
+    agents.end(PREEMPTED, PREEMPTED)
+    assert all("got USR1" in agent.output for agent in agents), agents.tail()
