@@ -43,6 +43,7 @@ from ft_launcher.signals import SignalPipe, numbers_of
 from ft_launcher.torch_config import Job
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract import env
+from rank_monitor.contract.config import StopSettings
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -78,10 +79,15 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         {*numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS)), signal.SIGUSR1, signal.SIGUSR2}
     )
     try:
-        return conduct(job, runtime, zygotes, signals).code
+        return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
     except FtError as error:
         report.show(f"ft_launcher: {error}")
         return int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
+
+
+def exit_code_of(outcome: Outcome, settings: StopSettings) -> int:
+    """What the process exits with. Journal and nodes keep to the codes of the table, whose meaning is fixed."""
+    return settings.preempted_exit_code if outcome.code == ExitCode.PREEMPTED else outcome.code
 
 
 def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe, within: bool = False) -> Outcome:

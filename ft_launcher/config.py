@@ -18,6 +18,8 @@ from rank_monitor.contract.settings import parse
 
 DEFAULT = "default"
 _STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_MISTYPED = 2
+"""Letters by which a variable may miss a setting's name, and is taken for a mistyped one."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,10 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     found, more_errors = _read_all(layers)
     if errors := [*errors, *more_errors]:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+    warnings += [*more_warnings, *_about_values(layers, found)]
+    found = {**_implied(found), **found}
     sources = {key: DEFAULT for key in options.GROUP_OF} | {key: source for key, (_, source) in found.items()}
     settings = _build({key: value for key, (value, _) in found.items()}, sources)
-    warnings += [*more_warnings, *_about_values(layers, found)]
     return Resolved(settings, sources, tuple(warnings))
 
 
@@ -103,8 +106,10 @@ def from_environment(environ: Mapping[str, str]) -> tuple[list[Given], list[str]
             continue
         key = options.canonical(name.removeprefix(env.SETTING_PREFIX))
         if key is None:
-            hint = options.nearest(name, map(env.of_setting, options.GROUP_OF))
-            warnings.append(f"the variable {name} is no setting and does nothing{hint}")
+            known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *nvrx_flags.DONE_INSTEAD))
+            meant = options.looks_like(name.upper(), known, _MISTYPED)
+            if meant:  # other programs have variables with this prefix, too: FT_BIN, FT_HOME
+                warnings.append(f"the variable {name} is no setting and does nothing (did you mean {meant[0]}?)")
         elif key in nvrx_flags.DONE_INSTEAD:
             warnings.append(nvrx_flags.warning(name, key))
         else:
@@ -118,8 +123,13 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[
     source = SourceSettings(**{key: value for key, (value, _) in where.items()})
     if source.cfg_path is None:
         return [], [], []
+    named_by = where["cfg_path"][1]
     try:
-        mapping = yaml_source.section(source.cfg_path, where["cfg_path"][1], source.ignore_missing_cfg)
+        mapping = yaml_source.section(source.cfg_path, named_by, source.ignore_missing_cfg)
+    except yaml_source.NoSuchFile as missing:
+        if named_by in env.CFG_PATH_SPELLINGS:  # NeMo-Run's batch scripts export one for a file that nothing writes
+            return [], [f"{missing.problem}: {source.cfg_path}, named by {named_by}; it is left out"], []
+        return [], [], [missing]
     except ConfigError as error:
         return [], [], [error]
     tolerant = source.allow_unknown_keys or mapping.get("allow_unknown_keys") is True
@@ -127,7 +137,7 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[
     warnings: list[str] = []
     errors: list[ConfigError] = []
     for name, value in mapping.items():
-        key = options.canonical(str(name))
+        key = options.canonical(str(name), in_yaml=True)
         if key is None or key == "cfg_path":
             problem = f"is no setting{options.nearest(str(name), options.GROUP_OF)}"
             hint = "Remove it; --ft-allow-unknown-keys makes this a warning"
@@ -135,11 +145,17 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[
                 warnings.append(f"{name} in {source.cfg_path} {problem}")
             else:
                 errors.append(ConfigError(str(name), value, source.cfg_path, problem, hint))
-        elif key in nvrx_flags.DONE_INSTEAD:
+        elif key not in options.GROUP_OF:
             warnings.append(nvrx_flags.warning(f"{name} in {source.cfg_path}", key))
         else:
             found.append(Given(key, value, source.cfg_path))
     return found, warnings, errors
+
+
+def _implied(found: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """Defaults that change with another setting, as key -> value and source."""
+    alias, source = found.get("alias_nvrx", (False, ""))
+    return {"preempted_exit_code": (config.PREEMPTED_UNDER_ALIAS, f"default with alias of {source}")} if alias else {}
 
 
 def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:

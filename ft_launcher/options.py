@@ -19,6 +19,7 @@ GROUP_OF: dict[str, type] = {key: group for group in config.GROUPS.values() for 
 
 ALIASES = {
     "term_timeout": "preemption_grace",
+    "storage_healthcheck_path": "storage_health_check_path",
     "nccl_collective_timeout_sec": "nccl_collective_timeout",
     "nccl_heartbeat_timeout_sec": "nccl_heartbeat_timeout",
 }
@@ -55,11 +56,16 @@ def flag_of(key: str) -> str:
     return f"--ft-{key.replace('_', '-')}"
 
 
-def canonical(name: str) -> str | None:
-    """The key that a name from YAML or the environment means, in any case, with `-` or `_`; None for an unknown one."""
+def canonical(name: str, in_yaml: bool = False) -> str | None:
+    """The key that a name from YAML or the environment means, in any case, with `-` or `_`; None for an unknown one.
+
+    Args:
+        in_yaml: whether keys count that programs around the launcher read from the same file.
+    """
     key = name.strip().lower().replace("-", "_")
     key = ALIASES.get(key, key)
-    return key if key in GROUP_OF or key in nvrx_flags.DONE_INSTEAD else None
+    known = key in GROUP_OF or key in nvrx_flags.DONE_INSTEAD or (in_yaml and key in nvrx_flags.OF_OTHERS)
+    return key if known else None
 
 
 def key_of(flag: str) -> str | None:
@@ -91,6 +97,23 @@ def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
     if dashed.startswith(_OURS):
         known += [flag_of(key) for key in (*GROUP_OF, *ALIASES, *nvrx_flags.DONE_INSTEAD)]
     return UsageError(f"unknown option {flag}{nearest(dashed, known)}")
+
+
+def looks_like(word: str, known: Iterable[str], most: int) -> list[str]:
+    """Those of `known` that differ from `word` by at most `most` letters, the nearest first."""
+    distances = {other: _edit_distance(word, other) for other in known if abs(len(word) - len(other)) <= most}
+    return sorted((other for other, distance in distances.items() if distance <= most), key=distances.__getitem__)
+
+
+def _edit_distance(one: str, other: str) -> int:
+    """Letters to insert, leave out or replace (Levenshtein), row by row."""
+    row = list(range(len(other) + 1))
+    for at, letter in enumerate(one, start=1):
+        before, row = row, [at]
+        for place, another in enumerate(other, start=1):
+            replaced = before[place - 1] + (0 if letter == another else 1)
+            row.append(min(before[place] + 1, row[-1] + 1, replaced))
+    return row[-1]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -16,6 +16,10 @@ from rank_monitor.contract.errors import ConfigError
 SECTION = "fault_tolerance"
 
 
+class NoSuchFile(ConfigError):
+    """The file does not exist."""
+
+
 def section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:
     """The first mapping named `fault_tolerance`, at any depth, in the order of the file.
 
@@ -25,15 +29,16 @@ def section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]
         ignore_missing: a file or mapping that is not there counts as empty.
 
     Raises:
+        NoSuchFile: the file does not exist.
         ConfigError: the file cannot be read, is no YAML or no mapping, or has no such mapping.
     """
     try:
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if ignore_missing:
             return {}
         hint = "Check the path, or add --ft-ignore-missing-cfg"
-        raise ConfigError("cfg_path", path, named_by, "there is no such file", hint) from None
+        raise NoSuchFile("cfg_path", path, named_by, "there is no such file", hint) from None
     except OSError as error:
         hint = "Name a file that this user can read"
         raise ConfigError("cfg_path", path, named_by, f"cannot be read: {error.strerror}", hint) from None

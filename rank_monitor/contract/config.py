@@ -78,6 +78,9 @@ class StopSettings:
         signal.SIGTERM, kinds.SIGNAL, "what ranks with a handler for it get when the launcher gets SIGTERM or SIGHUP"
     )
     preemption_grace: float = setting(60.0, kinds.SECONDS, "how long they have then")
+    preempted_exit_code: int = setting(
+        86, kinds.EXIT_CODE, "the launcher's code when they ended by themselves; 0 under --ft-alias-nvrx"
+    )
     exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
     gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "longest wait for GPU memory; 0: none")
     gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB more than at the start that may stay in use")
@@ -98,7 +101,7 @@ class RestartSettings:
         None, kinds.PATH_OR_NONE, "file that holds the last saved iteration, which then measures progress"
     )
     no_restart_exit_codes: tuple[int, ...] = setting((), kinds.CODES, "exit codes of ranks that end the job")
-    no_restart_exit_code: int = setting(93, kinds.COUNT, "the launcher's code then")
+    no_restart_exit_code: int = setting(93, kinds.EXIT_CODE, "the launcher's code then")
     exit_code: str = setting("ranks", kinds.choice("ranks", "one"), "pass on the ranks' code, or 1")
 
 
@@ -175,6 +178,9 @@ class SourceSettings:
     ignore_missing_cfg: bool = setting(False, kinds.BOOLEAN, "go on without that file, or without that mapping in it")
     allow_unknown_keys: bool = setting(False, kinds.BOOLEAN, "an unknown key in the YAML is a warning, not an error")
 
+
+PREEMPTED_UNDER_ALIAS = 0
+"""Default of `preempted_exit_code` with `alias_nvrx`: loops written for the peer take other codes for a failure."""
 
 GROUPS: dict[str, type] = {
     "monitor": MonitorSettings,

@@ -109,6 +109,13 @@ def _words(raw: object) -> tuple[str, ...]:
     return tuple(word for word in (part.strip() for part in _text(raw).split(",")) if word)
 
 
+def _exit_code(raw: object) -> int:
+    code = _count(raw)
+    if code > 255:
+        raise ValueError("exit codes lie between 0 and 255")
+    return code
+
+
 def _codes(raw: object) -> tuple[int, ...]:
     try:
         codes = tuple(int(word) for word in _words([raw] if isinstance(raw, int) else raw))
@@ -233,6 +240,7 @@ BOOLEAN = Kind("true|false", _boolean)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
 PATH_OR_NONE = _or_none(Kind("path", _text))
 WORDS = Kind("a,b,...", lambda raw: () if is_none_word(raw) else _words(raw))
+EXIT_CODE = Kind("exit code", _exit_code)
 CODES = Kind("exit codes", lambda raw: () if is_none_word(raw) else _codes(raw))
 SECTIONS = Kind("NAME:SECONDS,...", lambda raw: {} if is_none_word(raw) else _sections(raw))
 BACKOFF = Kind("MIN:MAX seconds, or 0", _backoff)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import holds, nothing_left, result_is_fault_free
-from tests.faults.job import Job, free_port
+from tests.faults.job import Job, Place, free_port
 from tests.faults.training import Plan
 
 HOLD = 4
@@ -77,6 +77,18 @@ def test_told_to_end(start_job: StartJob, number: signal.Signals, moment: Callab
         assert [line["exit_code"] for line in job.journal("job_end")] == [code], job.tail()
     assert moment is trains or "Traceback" not in job.output, job.tail()
     assert "error of the launcher" not in job.output, job.tail()
+
+
+def test_told_to_end_in_a_batch_script_for_nvidias_launcher(start_job: StartJob) -> None:
+    """As NeMo-Run's: it exports the name of a file that nothing writes, and takes every code but 0 for a failure."""
+    place = Place(environ={"FT_ALIAS_NVRX": "1", "FAULT_TOL_CFG_PATH": "/nowhere/job_ft_cfg.yml", "FT_BIN": "/opt"})
+    job = start_job(Plan(hold=HOLD), 1, place=place)
+    trains(job)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish(ENDS_S) == 0, job.tail()
+    assert job.output.count("there is no such file: /nowhere/job_ft_cfg.yml, named by FAULT_TOL_CFG_PATH") == 1
+    assert "FT_BIN" not in job.output, job.tail()
+    assert [line["exit_code"] for line in job.journal("job_end")] == [86], "what the batch scripts of ours read"
 
 
 def test_three_times_in_a_row_while_ranks_go_on(start_job: StartJob) -> None:

@@ -123,6 +123,8 @@ def test_forms_of_values(key: str, text: str, value: object) -> None:
         ("restart_policy", "sometimes"),
         ("warm_start", "warm"),
         ("node_beat", "100"),
+        ("preempted_exit_code", "256"),
+        ("no_restart_exit_code", "-1"),
     ],
 )
 @pytest.mark.parametrize("of_environment", [False, True])
@@ -150,11 +152,24 @@ def test_all_wrong_values_are_reported_at_once(tmp_path: Path) -> None:
         assert any(words in line for line in lines)
 
 
-def test_a_variable_that_is_no_setting_is_a_warning() -> None:
-    found = resolved({}, {"FT_RANK_HARTBEAT_TIMEOUT": "5", "FT_JOB_TAG": "a", "FT_DEBUG": "1", "OTHER": "x"})
-    assert len(found.warnings) == 1
-    assert "FT_RANK_HARTBEAT_TIMEOUT" in found.warnings[0]
-    assert "did you mean FT_RANK_HEARTBEAT_TIMEOUT?" in found.warnings[0]
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("FT_RANK_HARTBEAT_TIMEOUT", "FT_RANK_HEARTBEAT_TIMEOUT"),
+        ("FT_RANK_HEARTBEAT_TIMEOUTS", "FT_RANK_HEARTBEAT_TIMEOUT"),
+        ("FT_SCALES", "FT_SCALE"),
+        ("FT_SPARSE", "FT_SPARES"),
+        ("FT_TERM_TIMEOUTS", "FT_TERM_TIMEOUT"),
+    ],
+)
+def test_a_variable_that_looks_like_a_setting_is_a_warning(name: str, meant: str) -> None:
+    (warning,) = resolved({}, {name: "5", "FT_JOB_TAG": "a", "FT_DEBUG": "1", "OTHER": "x"}).warnings
+    assert name in warning and f"did you mean {meant}?" in warning
+
+
+@pytest.mark.parametrize("name", ["FT_BIN", "FT_HOME", "FT_RESUMED", "FT_", "FT_LIBRARY_PATH", "FT_RANK_HEARTBEAT"])
+def test_a_variable_of_another_program_is_none_of_ours(name: str) -> None:
+    assert not resolved({}, {name: "5"}).warnings
 
 
 @pytest.mark.parametrize("name", ["PET_FT_CFG_PATH", "FAULT_TOL_CFG_PATH", "FT_CFG_PATH"])
@@ -162,6 +177,30 @@ def test_variables_that_name_the_yaml(name: str, tmp_path: Path) -> None:
     path = yaml_of(tmp_path, "fault_tolerance: {safety_factor: 2}")["cfg_path"]
     assert resolved({}, {name: path}).settings.monitor.safety_factor == 2
     assert resolved({"cfg_path": "none"}, {name: path}).settings.monitor.safety_factor == 5
+
+
+@pytest.mark.parametrize("name", ["PET_FT_CFG_PATH", "FAULT_TOL_CFG_PATH", "FT_CFG_PATH"])
+def test_a_missing_file_named_by_the_environment_is_a_warning(name: str, tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.yaml")
+    (warning,) = resolved({"safety_factor": "3"}, {name: missing}).warnings
+    assert name in warning and missing in warning
+    assert resolved({}, {name: f"{yaml_of(tmp_path, '')['cfg_path']}/below.yaml"}).warnings
+    assert not resolved({"ignore_missing_cfg": "true"}, {name: missing}).warnings
+    with pytest.raises(ConfigError, match="there is no such file"):
+        resolved({"cfg_path": missing}, {name: missing})
+    with pytest.raises(ConfigError, match="has no mapping"):  # one that is there is meant to be read
+        resolved({}, {name: yaml_of(tmp_path, "a: 1")["cfg_path"]})
+
+
+def test_the_code_of_a_preemption_under_the_alias() -> None:
+    code = {"preempted_exit_code": "86"}
+    assert resolved({}).settings.stop.preempted_exit_code == 86
+    for under in (resolved({"alias_nvrx": "true"}), resolved({}, {"FT_ALIAS_NVRX": "1"})):
+        assert under.settings.stop.preempted_exit_code == 0
+        assert "alias" in under.sources["preempted_exit_code"]
+    assert resolved({"alias_nvrx": "false"}).settings.stop.preempted_exit_code == 86
+    assert resolved({"alias_nvrx": "true", **code}).settings.stop.preempted_exit_code == 86
+    assert resolved({"alias_nvrx": "true"}, {"FT_PREEMPTED_EXIT_CODE": "7"}).settings.stop.preempted_exit_code == 7
 
 
 def test_a_pending_setting_is_accepted_with_a_warning() -> None:
@@ -225,6 +264,34 @@ def test_unknown_yaml_keys(tmp_path: Path) -> None:
 def test_keys_of_nvidias_launcher_in_yaml_are_taken_with_one_warning_each(tmp_path: Path) -> None:
     found = resolved(yaml_of(tmp_path, "fault_tolerance: {restart_check_interval: 60, skip-section-response: true}"))
     assert len(found.warnings) == 2
+
+
+NEMO = """
+exp_manager:
+  create_fault_tolerance_callback: true
+  fault_tolerance:
+    workload_check_interval: 5.0
+    rank_heartbeat_timeout: 600
+    calculate_timeouts: true
+    safety_factor: 3.0
+    rank_termination_signal: SIGKILL
+    log_level: INFO
+    max_rank_restarts: 2
+    max_subsequent_job_failures: 3
+    additional_ft_launcher_args: "--ft-stall-warning=60"
+    simulated_fault: {fault_type: random, base_delay: 900}
+"""
+
+
+def test_keys_that_programs_around_the_launcher_read(tmp_path: Path) -> None:
+    found = resolved(yaml_of(tmp_path, NEMO))
+    assert (found.settings.monitor.rank_heartbeat_timeout, found.settings.monitor.safety_factor) == (600, 3)
+    named = [warning.split()[0] for warning in found.warnings]
+    of_nemo = ["max_rank_restarts", "max_subsequent_job_failures", "additional_ft_launcher_args", "simulated_fault"]
+    assert named == ["calculate_timeouts", *of_nemo]
+    assert all("is accepted and does nothing here: " in warning for warning in found.warnings)
+    with pytest.raises(ConfigError, match="max_ranks_restarts"):
+        resolved(yaml_of(tmp_path, NEMO.replace("max_rank_", "max_ranks_")))
 
 
 @pytest.mark.parametrize(

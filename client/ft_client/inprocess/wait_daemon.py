@@ -3,9 +3,10 @@
     python -m ft_client.inprocess.wait_daemon PIDFILE
     python -m ft_client.inprocess.wait_daemon --monitor-process-logfile=PATH -- python train.py ...
 
-The first waits for the companion of a pid file; the second runs a command, then waits for those that write to the log
-file. In both, `{rank}` stands for any number, and companions of this machine count. The exit code is 1 when there was
-none, else 0, or the command's.
+The first waits for the companion of a pid file; its exit code is 1 when there was none, else 0. The second runs a
+command, then waits for the companions that write to the log file, if there are any; its exit code is the command's.
+In both, `{rank}` stands for any number, and companions of this machine count. Variables that no shell has replaced, as
+in '/logs/${SLURM_PROCID}.log', are replaced here.
 """
 
 from __future__ import annotations
@@ -61,13 +62,10 @@ def _wait_for_pids(path: str) -> int:
 
 
 def _after(command: Sequence[str], path: str) -> int:
-    before = {file: _state_of(file) for file in _matching(path)}
     code = _run(command)
-    files = _matching(path)
-    there_was_one = any(_state_of(file) != before.get(file) for file in files)
-    while _wait_for(_writers(files)):
-        there_was_one = True
-    return code if there_was_one else code or 1
+    while _wait_for(_writers(_matching(path))):
+        pass  # a companion that was lost may have been replaced meanwhile
+    return code
 
 
 def _run(command: Sequence[str]) -> int:
@@ -102,7 +100,8 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _matching(path: str) -> list[Path]:
-    """The files that there are where `{rank}` is any number."""
+    """The files that exist under this name, where `{rank}` is any number."""
+    path = os.path.expandvars(path.replace("\\$", "$"))  # one quote too many in a batch script leaves `\${NAME}`
     form = re.compile(r"\d+".join(re.escape(part) for part in path.split("{rank}")))
     found = glob.glob(glob.escape(path).replace("{rank}", "*"))  # noqa: PTH207 (a Path cannot be a pattern)
     return [Path(name) for name in found if form.fullmatch(name)]
@@ -113,13 +112,6 @@ def _pid_in(file: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
     return 0
-
-
-def _state_of(file: Path) -> tuple[int, int]:
-    with contextlib.suppress(OSError):
-        stat = file.stat()
-        return stat.st_size, stat.st_mtime_ns
-    return 0, 0
 
 
 def _writers(files: Iterable[Path]) -> set[int]:

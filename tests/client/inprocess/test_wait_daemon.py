@@ -77,10 +77,25 @@ def test_it_runs_a_command_and_waits_for_who_writes_the_log(ranks: Nursery, serv
     assert waiting.wait(PATIENCE_S) == 7
 
 
-@pytest.mark.parametrize(("command", "expected"), [("exit 0", 1), ("exit 5", 5), ("kill -9 $$", 137)])
-def test_a_command_without_a_companion(tmp_path: Path, command: str, expected: int) -> None:
+@pytest.mark.parametrize(("command", "expected"), [("exit 0", 0), ("exit 5", 5), ("kill -9 $$", 137)])
+@pytest.mark.parametrize("log", ["log-{rank}", "none", r"log-\${SLURM_PROCID}"])
+def test_a_command_without_a_companion(tmp_path: Path, log: str, command: str, expected: int) -> None:
     (tmp_path / "log-0").write_text("of an earlier run")
-    assert code("--monitor-process-logfile", tmp_path / "log-{rank}", "--", "sh", "-c", command) == expected
+    assert code("--monitor-process-logfile", tmp_path / log, "--", "sh", "-c", command) == expected
+
+
+def test_a_variable_that_no_shell_replaced(
+    ranks: Nursery, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    rank = guarded(ranks, server, 1, logfile=str(tmp_path / "log-1"))
+    script = f"touch {tmp_path}/ran; exit 3"
+    waiting = waits(rf"--monitor-process-logfile={tmp_path}/log-\${{SLURM_PROCID}}", "--", "sh", "-c", script)
+    until((tmp_path / "ran").exists, "the command ran")
+    until(lambda: "poll" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.poll() is not None, "it waits")
+    assert waiting.poll() is None
+    ends(rank)
+    assert waiting.wait(PATIENCE_S) == 3
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
