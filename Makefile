@@ -52,4 +52,4 @@ bench: $(INSTALLED)
 	$(BIN)/python -m scripts.bench
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out ft_logs
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out

@@ -102,9 +102,12 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
     _set_up_logging(job)
     _tell_nccl(job)
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
-    recorder = Recorder(run_folder, job.settings.record.journal_dir)
-    outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
-    recorder.job_ended(outcome.code, outcome.reason)
+    try:
+        recorder = Recorder(run_folder, job.settings.record.journal_dir)
+        outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
+        recorder.job_ended(outcome.code, outcome.reason)
+    finally:
+        run_folder.close()
     return outcome
 
 

@@ -1,12 +1,20 @@
 """Where a run's files lie: `<log_dir>/<run_id>-<start>/cycle_N/<local_rank>/`, and torch's `LogsSpecs` over that.
 
-Without a log folder nothing is made until there is something to keep. Files of earlier cycles are never touched.
+Without `--log-dir` the folder is made below a default parent once there is something to keep, and old runs there are
+removed. Files of earlier cycles are never touched, nor is a folder that the user named.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
+import logging
 import os
 import re
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,18 +24,41 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, S
 
 from rank_monitor.contract.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 StdMap: TypeAlias = Std | Mapping[int, Std]
-DEFAULT_LOG_DIR = "ft_logs"
 _CONSOLE = ""
+KEPT_RUNS = 20
+"""Runs that stay below a default parent."""
+_LOCK = "launcher.lock"
+"""Locked by the launcher of a run while it lives: the kernel releases it however the launcher ends."""
+
+
+def default_parents(environ: Mapping[str, str]) -> list[Path]:
+    """Where the folders of runs without `--log-dir` go, best first: below XDG_STATE_HOME, else the temporary folder."""
+    state = environ.get("XDG_STATE_HOME", "")
+    temporary = (environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp")
+    # By the specification of XDG, a relative path is invalid and is ignored.
+    parents = [Path(state) / "ft_launcher"] if Path(state).is_absolute() else []
+    return [*parents, *(Path(folder).absolute() / f"ft_launcher-{os.geteuid()}" for folder in dict.fromkeys(temporary))]
 
 
 class RunFolder:
-    """The folder of one run of the launcher; `path` is where it is or will be."""
+    """The folder of one run of the launcher.
+
+    Args:
+        log_dir: where to make it, at once; None: below a default parent, by the first call of `make`.
+    """
 
     def __init__(self, log_dir: str | None, run_id: str) -> None:
         self.asked_for = log_dir is not None
-        name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', run_id) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        self.path = Path(log_dir if log_dir is not None else DEFAULT_LOG_DIR).absolute() / name
+        self._name = (
+            f"{re.sub(r'[^A-Za-z0-9._-]', '_', run_id) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        )
+        self._parents = [Path(log_dir).absolute()] if log_dir is not None else default_parents(os.environ)
+        self._lock = -1
+        self.path = self._parents[0] / self._name
+        """Where it is or will be."""
         self.exists = False
         if self.asked_for:
             self.make()
@@ -38,20 +69,90 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be made.
         """
-        if not self.exists:
+        errors = []
+        for parent in () if self.exists else self._parents:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
+                self.path = parent / self._name
+                self._make_below(parent)
+                break
             except OSError as error:
-                hint = "Name a folder that can be written"
-                raise ConfigError("log_dir", str(self.path.parent), "--log-dir", str(error.strerror), hint) from None
-            self.exists = True
+                errors.append(error.strerror or str(error))
+        if not self.exists:
+            hint = "Name a folder that can be written"
+            raise ConfigError("log_dir", str(self._parents[0]), "--log-dir", errors[0], hint)
         return self.path
+
+    def _make_below(self, parent: Path) -> None:
+        if self.asked_for:
+            parent.mkdir(parents=True, exist_ok=True)
+        else:
+            _make_private(parent)
+        for number in itertools.count(2):  # launchers in containers on a shared disk have the same pids
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir()
+                break
+            self.path = parent / f"{self._name}-{number}"
+        self.exists = True
+        if not self.asked_for:
+            self._lock = _lock(self.path / _LOCK)
 
     def of_rank(self, cycle: int, local_rank: int) -> Path:
         """The folder of a rank in a cycle, made when needed."""
         folder = self.make() / f"cycle_{cycle}" / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def close(self) -> None:
+        """The run is over. Below a default parent only the newest runs stay, and those whose launcher lives."""
+        if self.exists and not self.asked_for:
+            _prune(self.path.parent)
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder that only this user can write to: anybody may make one of that name in /tmp.
+
+    Raises:
+        OSError: it cannot be made, or is somebody else's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is no folder that only this user can write to")
+
+
+def _lock(path: Path) -> int:
+    """Makes and locks a file; returns its descriptor, which keeps the lock until it is closed. -1: no lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    with contextlib.suppress(OSError):  # a file system without locks: `_prune` cannot lock it either, and leaves it
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _prune(parent: Path) -> None:
+    """Removes all but the newest `KEPT_RUNS` runs. Locked ones stay, and folders without a lock file."""
+    ages = []
+    for lock in parent.glob(f"*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # another launcher removes it just now
+            ages.append((lock.stat().st_mtime_ns, lock))
+    for _, lock in sorted(ages, reverse=True)[KEPT_RUNS:]:
+        descriptor = -1
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            logger.info("the folder of an old run cannot be removed: %s", error)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 class CycleLogs(LogsSpecs):  # type: ignore[misc]

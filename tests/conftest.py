@@ -1,11 +1,12 @@
-"""How all tests run: hypothesis without a limit on time, SIGINT as in a shell's foreground, and which tests one worker
-of pytest-xdist runs together.
+"""How all tests run: hypothesis without a limit on time, SIGINT as in a shell's foreground, records of launchers in the
+tests' own folder, and which tests one worker of pytest-xdist runs together.
 
 pytest-xdist's own mark for that, `xdist_group`, does nothing with pytest 9.2.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -28,6 +29,12 @@ TOGETHER = (
     *(f"tests/e2e/test_fidelity.py::test_nothing_tells_how_it_was_started[part {number} " for number in range(4)),
 )
 """Beginnings of tests that share something dear."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Launchers without `--log-dir` keep their records here, and TMPDIR stays empty where a test checks that."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,12 +1,22 @@
 """Where files lie, with and without a log folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing import Std
 
-from ft_launcher.logs import CycleLogs, RunFolder, StdMap
+from ft_launcher.logs import KEPT_RUNS, CycleLogs, RunFolder, StdMap, default_parents
 from rank_monitor.contract.errors import ConfigError
+
+OWN = f"ft_launcher-{os.geteuid()}"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default parent of runs without a log folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "ft_launcher"
 
 
 def reify(
@@ -21,7 +31,7 @@ def reify(
 def test_without_a_log_folder_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     dest, envs = reify(tmp_path, RunFolder(None, "id"), Std.NONE, Std.NONE)
-    assert not (tmp_path / "ft_logs").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["runtime"]
     assert set(dest.stdouts.values()) == {""}
     assert Path(envs[3]["TORCHELASTIC_ERROR_FILE"]).parent == tmp_path / "runtime" / "cycle_0" / "3"
 
@@ -52,3 +62,74 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=str(tmp_path / "file")):
         RunFolder(str(tmp_path / "file" / "logs"), "id")
+
+
+@pytest.mark.parametrize(
+    ("environ", "parents"),
+    [
+        ({"XDG_STATE_HOME": "/s", "TMPDIR": "/t"}, ["/s/ft_launcher", f"/t/{OWN}", f"/tmp/{OWN}"]),
+        ({"XDG_STATE_HOME": "relative", "TMPDIR": "/t"}, [f"/t/{OWN}", f"/tmp/{OWN}"]),
+        ({"XDG_STATE_HOME": "", "TMPDIR": "/tmp"}, [f"/tmp/{OWN}"]),
+    ],
+)
+def test_default_parents(environ: dict[str, str], parents: list[str]) -> None:
+    assert [str(parent) for parent in default_parents(environ)] == parents
+
+
+def test_a_default_parent_that_cannot_be_written_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunFolder(None, "id")
+    assert run.make() == run.path and run.path.parent == tmp_path / OWN
+    assert run.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("trap", ["a link", "writable by all"])
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, trap: str, state: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    state.parent.mkdir()
+    if trap == "a link":
+        state.symlink_to(elsewhere)
+    else:
+        state.mkdir()
+        state.chmod(0o777)
+    RunFolder(None, "id").make()
+    assert not any(elsewhere.iterdir()) and not any(state.iterdir())
+
+
+def test_two_runs_of_one_name_have_a_folder_each(state: Path) -> None:
+    runs = [RunFolder(None, "same") for _ in range(2)]
+    assert runs[0].make() == runs[0].make() != runs[1].make()
+    assert len(list(state.iterdir())) == 2
+
+
+def test_the_last_runs_are_kept_and_those_that_live(state: Path) -> None:
+    (state / "not ours").mkdir(parents=True)
+    living = RunFolder(None, "living")
+    living.make()
+    made = []
+    for number in range(KEPT_RUNS + 3):
+        run = RunFolder(None, f"run{number}")
+        run.of_rank(0, 0)
+        run.close()
+        run.close()
+        made.append(run.path)
+    kept = [path for path in made if path.exists()]
+    assert kept == made[-KEPT_RUNS:]
+    assert sorted(state.iterdir()) == sorted([*kept, living.path, state / "not ours"])
+    living.close()
+    RunFolder(None, "quiet").close()
+    assert living.path.exists(), "closed by itself: the next run that keeps something removes it"
+    last = RunFolder(None, "last")
+    last.make()
+    last.close()
+    assert not living.path.exists()
+
+
+def test_a_named_log_folder_is_never_pruned(tmp_path: Path) -> None:
+    for number in range(KEPT_RUNS + 2):
+        RunFolder(str(tmp_path / "logs"), str(number)).close()
+    assert len(list((tmp_path / "logs").iterdir())) == KEPT_RUNS + 2
