@@ -11,6 +11,7 @@ from ft_launcher.attribution import RankEvidence
 from ft_launcher.attribution.error_text import of_error_file
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext
+from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.messages import RankException
 
 
@@ -59,7 +60,7 @@ def _in_file(path: Path) -> tuple[RankException | None, float | None]:
     """What torch's error file of a rank without a monitor's word says, and when it was written (monotonic seconds)."""
     try:
         age_s = max(0.0, time.time() - path.stat().st_mtime)
-        exception = of_error_file(path.read_text(errors="replace"))
+        exception = of_error_file(read_file(path))
     except OSError:
         return None, None
     return (None, None) if exception is None else (exception, time.monotonic() - age_s)

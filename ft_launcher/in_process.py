@@ -6,7 +6,6 @@ Decides nothing, and ends no cycle.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import signal
 import time
@@ -31,6 +30,7 @@ from ft_launcher.rungs import Rungs
 from ft_launcher.zygote_pool import NoWarmStart
 from rank_monitor.contract import env
 from rank_monitor.contract.config import Settings
+from rank_monitor.contract.foreign import parse_json
 from rank_monitor.contract.iteration import Iteration
 from rank_monitor.contract.messages import Restarter
 
@@ -175,7 +175,7 @@ class InProcess:
             return []
         try:
             records = Iteration(PrefixStore(prefix, self._store.server), iteration).records()
-            return [dict(json.loads(record)) for record in records]
+            return [dict(parse_json(record)) for record in records]
         except (RuntimeError, ValueError, TypeError) as error:
             logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
             return []

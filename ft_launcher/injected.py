@@ -55,6 +55,11 @@ class Injected:
     def attend(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
         """Takes what ranks told since the last call, and does what is for the launcher to do. Does not block."""
         for told, fault in self._heard():
+            if told.local_rank not in monitors.local_ranks:
+                logger.warning(
+                    "a fault on purpose was reported for local rank %d, which this node has not", told.local_rank
+                )
+                continue
             self._struck[cycle, told.local_rank] = f"a fault on purpose, {told.at}: {told.fault}"
             recorder.on_purpose(cycle, told)
             _carry_out(fault, monitors.pid(told.local_rank), zygotes.pids())

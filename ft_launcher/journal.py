@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 _MAX_HELD = 10_000
+_MAX_REPORTED = 64 << 20
+"""Bytes of the lines that ranks have a say in. What the launcher itself decides is always written."""
 
 
 class Journal:
@@ -25,10 +27,29 @@ class Journal:
         self._file: IO[str] | None = None
         self.path: Path | None = None
         self.dropped = 0
+        self._reported = 0
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends one event with its facts (JSON values); never raises."""
-        line = json.dumps({"v": VERSION, "t": round(time.time(), 6), "event": event, **facts}, default=str)
+        self._put(self._line(event, facts))
+
+    def report(self, event: str, **facts: Any) -> None:
+        """As `write`, for what a rank sent: bounded in all, so that no rank can fill the disk."""
+        line = self._line(event, facts)
+        if self._reported > _MAX_REPORTED:
+            return
+        self._reported += len(line)
+        if self._reported > _MAX_REPORTED:
+            self._put(self._line("reports_end", {"after_bytes": self._reported}))
+            logger.warning("the journal holds %d MiB of what ranks reported and takes no more", _MAX_REPORTED >> 20)
+            return
+        self._put(line)
+
+    @staticmethod
+    def _line(event: str, facts: dict[str, Any]) -> str:
+        return json.dumps({"v": VERSION, "t": round(time.time(), 6), "event": event, **facts}, default=str)
+
+    def _put(self, line: str) -> None:
         if self._file is None:
             if len(self._held) < _MAX_HELD:
                 self._held.append(line)

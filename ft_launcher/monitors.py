@@ -117,6 +117,11 @@ class NodeMonitors:
         """Where a rank writes its stacks when asked."""
         return self._runtime.folder / f"stacks{local_rank}"
 
+    @property
+    def local_ranks(self) -> range:
+        """The local ranks of this node."""
+        return range(len(self._seats))
+
     def pid(self, local_rank: int) -> int:
         """Pid of a rank's monitor."""
         return self._seats[local_rank].monitor.pid

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ft_launcher.attribution import RankEvidence, iteration
+from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.messages import NO_ITERATION
 
 _PATIENCE_S = 5.0
@@ -36,8 +37,7 @@ def of_file(path: Path, patience_s: float = _PATIENCE_S) -> int | None:
 
     def read() -> None:
         try:
-            with path.open("rb") as file:
-                text = file.read(_MOST_DIGITS + 2).strip()
+            text = read_file(path, follow_link=True).strip()
         except OSError:
             return
         if text.isdigit() and len(text) <= _MOST_DIGITS:

@@ -6,7 +6,6 @@ Decides nothing, and nothing here can end a training: what cannot be written is 
 from __future__ import annotations
 
 import logging
-import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from ft_launcher.process_tree import Ending
 from ft_launcher.restart_history import CycleLife
 from ft_launcher.restart_policy import Decision
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.injection import Told
 from rank_monitor.contract.launcher_messages import Verdict
 from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, ResultInDoubt, SectionTimes
@@ -31,6 +31,8 @@ from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankExcept
 logger = logging.getLogger(__name__)
 
 _MOST_REASONS = 4
+_MOST_STACKS = 4 << 20
+"""Bytes kept of a rank's stacks: over 100 dumps of a rank with 100 threads."""
 
 
 class Recorder:
@@ -110,23 +112,23 @@ class Recorder:
             case Verdict():
                 stacks = self._keep_stacks(cycle, local_rank, stack_file)
                 asks = not news.condemned and news.limit != STALL
-                self.journal.write("interruption" if asks else "verdict", **asdict(news), stacks=stacks)
+                self.journal.write("interruption" if asks else "verdict", **vars(news), stacks=stacks)
                 if not news.condemned:
                     report.show(f"ft_launcher: rank {rank} {news.reason}" + (f"; stacks: {stacks}" if stacks else ""))
             case RankException():
-                self.journal.write("exception", cycle=cycle, rank=rank, **asdict(news))
+                self.journal.report("exception", cycle=cycle, rank=rank, **vars(news))
             case Replaced():
                 logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, news.why)
                 self.journal.write("monitor_replaced", cycle=cycle, rank=rank, why=news.why)
             case LimitsSet():
-                self.journal.write("limits", cycle=cycle, rank=rank, **asdict(news))
+                self.journal.report("limits", cycle=cycle, rank=rank, **vars(news))
             case SectionTimes():
-                self.journal.write("section_times", cycle=cycle, rank=rank, **asdict(news))
+                self.journal.report("section_times", cycle=cycle, rank=rank, **vars(news))
             case ResultInDoubt():
-                self.journal.write("result_in_doubt", cycle=cycle, **asdict(news))
+                self.journal.report("result_in_doubt", cycle=cycle, **vars(news))
             case ControlRequest():
                 logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
-                self.journal.write("control_request", cycle=cycle, rank=rank, **asdict(news))
+                self.journal.report("control_request", cycle=cycle, rank=rank, **vars(news))
 
     def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
         """A rank's process ended, and rung 1 deals with it."""
@@ -257,8 +259,11 @@ class Recorder:
         """Copies a rank's stacks to its log folder; returns where they are, empty when there are none."""
         self._keep()
         try:
-            if not stack_file.stat().st_size or self._keep_failed:
+            stacks = read_file(stack_file, _MOST_STACKS, tail=True)
+            if not stacks or self._keep_failed:
                 return ""
-            return str(shutil.copyfile(stack_file, self._run.of_rank(cycle, local_rank) / "stacks.txt"))
+            kept = self._run.of_rank(cycle, local_rank) / "stacks.txt"
+            kept.write_bytes(stacks)
+            return str(kept)
         except (OSError, ConfigError):
             return ""

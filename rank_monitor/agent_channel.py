@@ -10,6 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.codec import Received
@@ -19,6 +20,28 @@ from rank_monitor.contract.messages import Message
 from rank_monitor.loop import Loop
 
 _MAX_UNSENT = 256
+_BURST_BYTES = 512 * 1024
+"""Bytes of one kind of message that a rank may send at once: eight of the largest there can be."""
+_BYTES_PER_S = 16 * 1024
+"""And steadily: twice what a report on 64 sections every second comes to. A rank that sent 80 MB in 2.5 s kept its
+launcher from everything else."""
+
+
+@dataclass
+class ByteBudget:
+    """How much one kind of message may still be passed on: a bucket that refills with time. Knows no clock."""
+
+    left: float = _BURST_BYTES
+    at_s: float = 0.0
+
+    def take(self, size: int, now_s: float) -> bool:
+        """Whether a message of `size` bytes is within the budget at `now_s`; if so it is charged."""
+        self.left = min(float(_BURST_BYTES), self.left + (now_s - self.at_s) * _BYTES_PER_S)
+        self.at_s = now_s
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
 
 
 class AgentChannel:
@@ -44,6 +67,7 @@ class AgentChannel:
         self._told, self._gone, self._complain = told, gone, complain
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
         self._sequence = 0
+        self._budgets: dict[type[Message], ByteBudget] = {}
         loop.watch(connection.fileno(), self._on_ready)
 
     def tell(self, message: Message) -> None:
@@ -53,10 +77,17 @@ class AgentChannel:
             data = codec.encode(message, self._sequence, time.monotonic_ns())
         except ValueError:  # names or frames too long for one message: what was decided goes out without them
             data = codec.encode(_shortened(message), self._sequence, time.monotonic_ns())
-        self.forward(data)
+        self._send(data)
 
-    def forward(self, data: bytes) -> None:
-        """Sends a message as it came."""
+    def forward(self, message: Message, data: bytes) -> None:
+        """Sends a message of the rank as it came, unless the rank sends more of its kind than an agent should read."""
+        if self._budgets.setdefault(type(message), ByteBudget()).take(len(data), time.monotonic()):
+            self._send(data)
+        else:
+            kind = type(message).__name__
+            self._complain(f"{kind} above {_BYTES_PER_S} bytes a second: not passed on to the launcher")
+
+    def _send(self, data: bytes) -> None:
         self._unsent.append(data)
         self._flush()
 

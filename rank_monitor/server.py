@@ -150,7 +150,7 @@ class RankMonitorServer:
         self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch
         if isinstance(message, _FOR_THE_AGENT):
-            self._agent.forward(data)
+            self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
             self._agent.tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
         if isinstance(message, (Attach, Guard)) and watch.start is not None:  # a guarded rank's watchdog wakes by it

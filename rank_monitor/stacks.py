@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 MAX_FRAMES = 40
-_BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+.*:$")
+_BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
 _STARTED_BY = re.compile(r"/ft_client/(bootstrap|script)\.py$|^<frozen runpy>$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 

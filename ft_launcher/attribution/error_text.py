@@ -5,16 +5,16 @@ Knows no meaning of an error; that is `known_errors.py`'s.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from rank_monitor.contract.foreign import parse_json
 from rank_monitor.contract.messages import RankException
 
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n"
-_FRAME = re.compile(r'File "(.+?)", line (\d+)')
+_FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen |/ft_client/")
 _CARETS = re.compile(r"[\s~^]*")
 _LONGEST = 200
@@ -78,10 +78,10 @@ def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
     return (lines[own], *source, *innermost, *words)[:most]
 
 
-def of_error_file(text: str) -> RankException | None:
+def of_error_file(content: bytes) -> RankException | None:
     """The exception in a file of torch's `record` decorator, or of ours; None when it holds none."""
     try:
-        told: Any = json.loads(text)["message"]
+        told: Any = parse_json(content)["message"]
         if isinstance(told, str):
             told = {"message": told}
         words, extra = str(told["message"]), told.get("extraInfo", {})

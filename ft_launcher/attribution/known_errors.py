@@ -1,6 +1,8 @@
 """What exceptions of Python, torch, NCCL, gloo and CUDA mean: class and hint by their words, then by their type. Pure.
 
-The first row that fits counts. Knows one exception at a time, and no rank.
+The first row that fits counts. Knows one exception at a time, and no rank. A rank chooses the text, so it is cut before
+it is searched, and every repetition in a pattern is bounded: the time grows linearly with the text. (A pattern with
+`.*` held the launcher for a minute over 140 KB of "NVLink".)
 """
 
 from __future__ import annotations
@@ -19,23 +21,28 @@ _USER, _MEMORY, _HARDWARE = FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass
 _INFRASTRUCTURE, _HANG, _UNKNOWN = FaultClass.INFRASTRUCTURE, FaultClass.HANG, FaultClass.UNKNOWN
 
 _WAITED = re.compile(
-    r"collective operation timeout|timed out waiting \d+ ?ms for (recv|send) operation|failed to pass monitoredBarrier"
-    r"|wait timeout after \d+ ?ms, keys|seconds waiting for clients|Dist\w*Error: Socket Timeout"
+    r"collective operation timeout|timed out waiting \d{1,12} ?ms for (recv|send) operation"
+    r"|failed to pass monitoredBarrier"
+    r"|wait timeout after \d{1,12} ?ms, keys|seconds waiting for clients|Dist\w{0,20}Error: Socket Timeout"
     r"|Application timeout caused pair closure",
     re.IGNORECASE,
 )
 _PEER_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|reset by peer"
-    r"|remote (process|side|peer)|ncclRemoteError|NCCL.*abort|recvValue failed|sendBytes failed|recvBytes failed"
+    r"|remote (process|side|peer)|ncclRemoteError|NCCL.{0,200}abort|recvValue failed|sendBytes failed|recvBytes failed"
     r"|socket has failed to connect to|while trying to connect to|connectFullMesh failed|Got completion from peer",
     re.IGNORECASE,
 )
-_LOADER = re.compile(r"DataLoader worker .*killed by signal: (.+?)\.")
+_LOADER = re.compile(r"DataLoader worker .{0,200}killed by signal: (.{1,40}?)\.")
 _SHARED_MEMORY = re.compile(
-    r"(/torch_\w+|/dev/shm|shared memory).*No space left|No space left.*/dev/shm|shared memory segment /dev/shm"
-    r"|unable to mmap \d+ bytes from file </torch_",
+    r"(/torch_|/dev/shm|shared memory).{0,400}No space left|No space left.{0,400}/dev/shm"
+    r"|shared memory segment /dev/shm|unable to mmap \d{1,20} bytes from file </torch_",
     re.DOTALL | re.IGNORECASE,
 )
+
+_MOST_SEARCHED = 8192
+"""Characters of one exception's text that are searched. What an error is stands at its beginning; what follows are
+values and C++ frames."""
 
 _GPU_FULL = "the GPU's memory is full: the batch is too large, or another process has memory on this GPU"
 _KERNEL = "a fault of a kernel, or of the GPU: run with CUDA_LAUNCH_BLOCKING=1, and on another node"
@@ -43,15 +50,15 @@ _OUT_OF_STEP = "ranks are out of step: they do not call the same collectives"
 _NO_GPU = "no GPU is to be seen: it is lost, its driver is, or the container has none"
 
 _BY_WORDS: tuple[tuple[str, Cause], ...] = (
-    (r"OutOfMemoryError|(CUDA|HIP) out of memory|CUDA error: out of memory|C\w+_STATUS_ALLOC_FAILED",
+    (r"OutOfMemoryError|(CUDA|HIP) out of memory|CUDA error: out of memory|C\w{1,20}_STATUS_ALLOC_FAILED",
      Cause(_MEMORY, _GPU_FULL)),
     (r"^MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|unable to mmap",
      Cause(_MEMORY, "the memory of the host, or of its group, is full")),
-    (r"uncorrectable|fallen off the bus|GPU is lost|hardware stack error|NVLink.*error|row remap",
+    (r"uncorrectable|fallen off the bus|GPU is lost|hardware stack error|NVLink.{0,200}error|row remap",
      Cause(_HARDWARE, "the GPU reports a fault of its own; look at nvidia-smi -q and at the kernel's log for Xid")),
     (r"no CUDA-capable device|No CUDA GPUs are available|no GPUs found|system not yet initialized|CUDA unknown error"
      r"|driver initialization failed|Driver/library version mismatch", Cause(_HARDWARE, _NO_GPU)),
-    (r"NET/IB : (Unable to open device|.*(async|port) error)|ibv_\w+ failed|No RDMA",
+    (r"NET/IB : (Unable to open device|.{0,200}(async|port) error)|ibv_\w{1,40} failed|No RDMA",
      Cause(_HARDWARE, "the network card, or its link")),
     (r"Found no NVIDIA driver", Cause(_INFRASTRUCTURE, "no driver of NVIDIA's is here, or none is passed in")),
     (r"device-side assert", Cause(_USER, "an index out of range in a kernel, say: run with CUDA_LAUNCH_BLOCKING=1")),
@@ -60,13 +67,14 @@ _BY_WORDS: tuple[tuple[str, Cause], ...] = (
     (r"invalid device ordinal", Cause(_UNKNOWN, "more ranks than GPUs, or a GPU of this node is gone")),
     (r"Detected mismatch between collectives|ncclInvalidUsage|expects same model across all ranks",
      Cause(_USER, _OUT_OF_STEP)),
-    (r"shapes? .*cannot be|size mismatch|must (match the size|have the same dtype)|all tensors to be on the same device"
+    (r"shapes? .{0,200}cannot be|size mismatch|must (match the size|have the same dtype)"
+     r"|all tensors to be on the same device"
      r"|loading state_dict|does not require grad|inplace operation|backward through the graph a second time"
      r"|Expected to have finished reduction|expected scalar type|should be the same|Given groups="
      r"|process group has not been initialized|doesn't have NCCL built in|not compiled with CUDA"
      r"|invalid configuration argument", Cause(_USER)),
     (r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction"
-     r"|C\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|ncclUnhandledCudaError",
+     r"|C\w{1,20}_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|ncclUnhandledCudaError",
      Cause(_UNKNOWN, _KERNEL)),
     (r"ncclSystemError", Cause(_INFRASTRUCTURE, "a call of NCCL to the system failed; run with NCCL_DEBUG=WARN")),
     (r"No space left on device|Disk quota exceeded", Cause(_INFRASTRUCTURE, "the disk, or the quota on it, is full")),
@@ -127,10 +135,12 @@ def is_about_peers(exception: RankException) -> float:
 
 
 def _tells_of_peers(words: str) -> bool:
+    words = words[:_MOST_SEARCHED]
     return bool(_PEER_LOST.search(words) or _WAITED.search(words))
 
 
 def _by_words(words: str, node: NodeEvidence) -> Cause | None:
+    words = words[:_MOST_SEARCHED]
     if words.partition(":")[0] in _PROGRAM and "shared object file" not in words:
         return Cause(_USER)
     if (worker := _LOADER.search(words)) is not None:

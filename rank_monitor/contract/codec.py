@@ -18,6 +18,7 @@ import typing
 from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.foreign import check_depth
 from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.launcher_messages import (
     Bye,
@@ -58,6 +59,10 @@ VERSION = 1
 MAX_MESSAGE = 60_000
 MAX_OPEN_SECTIONS = 64
 MAX_NAME_BYTES = 255
+MAX_DEPTH = 16
+"""Nesting of a message's JSON. Ours have at most four levels; what reads a message may recurse into it."""
+MAX_KEYS = 256
+"""Keys of any one object in a message: four times the sections that one report may name."""
 
 _HEADER = struct.Struct("<BBHIQ")
 _HEADER_AND_INT = struct.Struct("<BBHIQq")
@@ -213,8 +218,19 @@ def _decode_sections(data: bytes) -> Sections:
 
 def _decode_json(expected: type, data: bytes) -> Message:
     try:
-        values = _DECODE(str(data[_HEADER.size :], "utf-8"))
-    except (ValueError, RecursionError) as error:
+        text = str(data[_HEADER.size :], "utf-8")
+        check_depth(text, MAX_DEPTH)
+        values = _DECODE(text)
+    except ValueError as error:
         raise ProtocolError(f"{expected.__name__}: no JSON: {error}") from None
+    if data.count(b":") > MAX_KEYS and _most_keys(values) > MAX_KEYS:
+        raise ProtocolError(f"{expected.__name__}: an object of more than {MAX_KEYS} keys")
     message: Message = from_json(expected, values)
     return message
+
+
+def _most_keys(value: object) -> int:
+    """The keys of the largest object in a JSON value whose depth was checked."""
+    if isinstance(value, dict):
+        return max(len(value), *map(_most_keys, value.values()), 0)
+    return max(map(_most_keys, value), default=0) if isinstance(value, list) else 0

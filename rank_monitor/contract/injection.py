@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rank_monitor.contract import kinds
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.foreign import parse_json
+from rank_monitor.contract.json_record import from_json
 
 IN_MAIN_THREAD = ("exception", "base_exception", "sleep", "livelock", "oom", "device_error")
 """These happen to the training's code: in the main thread."""
@@ -260,9 +263,9 @@ class Told:
         """What `encode` made.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is something else.
         """
         try:
-            return cls(**json.loads(data))
-        except TypeError as error:
+            return from_json(cls, parse_json(data))
+        except ProtocolError as error:
             raise ValueError(str(error)) from None

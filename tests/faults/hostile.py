@@ -15,7 +15,8 @@ from pathlib import Path
 
 SOCKET_VARIABLE = "FT_RANK_MONITOR_IPC_SOCKET"
 _HEADER = struct.Struct("<BBHIQ")
-_ATTACH, _LIMITS, _CYCLE_END, _BYE, _SECTIONS = 17, 18, 49, 51, 2
+_ATTACH, _LIMITS, _CYCLE_END, _BYE, _SECTIONS, _SECTION_TIMES = 17, 18, 49, 51, 2, 25
+_DEEP = b"[" * 900 + b"]" * 900
 
 
 def _header(version: int, kind: int, sent_ns: int | None = None) -> bytes:
@@ -36,6 +37,11 @@ def messages() -> list[bytes]:
         _header(1, _LIMITS) + b'{"initial": 1, "subsequent": NaN, "sections": {}, "out_of_section": 1e999}',
         _header(1, _LIMITS) + b'{"initial": -1, "subsequent": 0, "sections": {"step": -5}, "out_of_section": null}',
         _header(1, _LIMITS) + b'{"unknown": 1}',
+        _header(1, _LIMITS)
+        + b'{"initial": 1, "subsequent": 1, "sections": {}, "out_of_section": 1, "state": {"a": '
+        + _DEEP
+        + b"}}",
+        _header(1, _SECTION_TIMES) + b'{"sections": {"step": ' + _DEEP + b'}, "gpu": {}}',
         _header(1, _SECTIONS) + struct.pack("<qB", 1, 200) + b"\xff" * 40,
         _header(1, _CYCLE_END) + b"{}",
         _header(1, _BYE) + b"{}",
@@ -63,6 +69,17 @@ def send_nonsense() -> None:
     for message in messages():
         with contextlib.suppress(BlockingIOError):
             connection.send(message)
+    connection.close()
+
+
+def flood() -> None:
+    """80 MB of good reports on the live connection, as fast as the monitor takes them."""
+    connection = live_connection()
+    report = _header(1, _SECTION_TIMES) + b'{"sections": {"step": "' + b"x" * 55_000 + b'"}, "gpu": {}}'
+    connection.setblocking(True)
+    for _ in range(80_000_000 // len(report)):
+        connection.send(report)
+    connection.setblocking(False)
     connection.close()
 
 

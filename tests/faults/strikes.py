@@ -87,6 +87,10 @@ def _inner_overdue(client: Any) -> None:
     _sleep(client)
 
 
+def _flood(client: Any) -> None:
+    hostile.flood()
+
+
 def _nonsense(client: Any) -> None:
     hostile.send_nonsense()
 
@@ -109,6 +113,7 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "outer overdue": _outer_overdue,
     "inner overdue": _inner_overdue,
     "nonsense": _nonsense,
+    "flood": _flood,
     "strangers": _strangers,
     "ask for a restart": _asks(WorkloadAction.Continue, _sleep),
     "ask for a restart and exit": _asks(WorkloadAction.Continue, _exit_3),

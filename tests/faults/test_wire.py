@@ -30,6 +30,15 @@ def test_what_a_rank_sends_harms_nothing(start_job: StartJob, what: str, nproc: 
     assert job.journal("monitor_replaced") == [], job.tail()
 
 
+def test_a_rank_that_floods_its_launcher_is_throttled(start_job: StartJob) -> None:
+    """80 MB of reports: the monitor of each rank passes on a bounded part and says so once; the watch goes on."""
+    plan = Plan((Strike("flood", "step", 2), Strike("sleep", "step", 4, rank=1)))
+    job = start_job(plan, 2, *LIMITS)
+    holds(job, 0, [Told("hang", {1}, "section:step")])
+    assert 1 <= len(job.journal("section_times")) < 100
+    assert job.output.count("not passed on to the launcher") == 2, job.tail()
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that other users may enter."""

@@ -33,6 +33,7 @@ class Monitors:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "1000"])
+        self.local_ranks = range(3)
 
     def pid(self, local_rank: int) -> int:
         return self.process.pid if local_rank == 1 else 0
@@ -119,6 +120,15 @@ def test_what_cannot_be_done_is_said(
     assert caplog.text.count("what is no fault on purpose was told") == 3
     assert "there is no zygote to kill" in caplog.text
     assert "the network was not cut: interface nosuch: No such device" in caplog.text
+
+
+@pytest.mark.parametrize("local_rank", [-1, -2, 3, 1 << 40])
+def test_a_local_rank_that_this_node_has_not_harms_no_monitor(
+    injected: Injected, tmp_path: Path, monitors: Monitors, local_rank: int
+) -> None:
+    tell(tmp_path, Told("kind:kill_monitor", 1, local_rank, "").encode())
+    assert attend(injected, tmp_path, monitors) == []
+    assert monitors.process.poll() is None
 
 
 def test_without_faults_there_is_nothing_to_hear(tmp_path: Path) -> None:

@@ -41,6 +41,21 @@ def test_a_full_disk_is_said_once_and_survived(caplog: pytest.LogCaptureFixture)
     assert len([record for record in caplog.records if "journal" in record.message]) == 1
 
 
+def test_what_ranks_report_is_bounded_and_what_the_launcher_decides_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ft_launcher.journal._MAX_REPORTED", 1000)
+    journal = Journal()
+    journal.open(tmp_path / "journal.jsonl")
+    for _ in range(100):
+        journal.report("section_times", sections="x" * 100)
+    journal.write("decision")
+    journal.close()
+    *reports, last, decision = events(tmp_path / "journal.jsonl")
+    assert (set(reports), last, decision) == ({"section_times"}, "reports_end", "decision")
+    assert 1 < len(reports) < 10
+
+
 def test_a_folder_that_cannot_be_made_is_survived(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     journal = Journal()

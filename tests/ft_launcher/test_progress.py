@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,16 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     assert progress.of_file(tmp_path) is None
 
 
-def test_a_file_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    assert progress.of_file(pipe, patience_s=0.05) is None
-    os.close(os.open(pipe, os.O_WRONLY))  # lets the reader go
+def test_a_file_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(progress, "read_file", lambda *_, **__: b"7" if answered.wait(60) else b"")
+    assert progress.of_file(tmp_path / "file", patience_s=0.05) is None
+    answered.set()
+    assert progress.of_file(tmp_path / "file") == 7
+
+
+def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    assert progress.of_file(tmp_path / "pipe") is None
+    assert progress.of_file(tmp_path / "link") is None

@@ -147,6 +147,13 @@ def _header(kind: int, version: int = codec.VERSION) -> bytes:
         (_header(18) + b'{"initial": 1' + b"0" * 400 + b"}", "field 'initial' does not fit"),
         (_header(18) + b'{"learned": [1]}', "field 'learned' does not fit"),
         (_header(18) + b'{"sections": []}', "field 'sections' does not fit"),
+        (_header(25) + b'{"sections": ' + b'{"a": ' * 16 + b"1" + b"}" * 16 + b"}", "nested more than 16 deep"),
+        (_header(25) + b'{"sections": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", "nested more than 16 deep"),
+        (_header(25) + json.dumps({"sections": dict.fromkeys(map(str, range(257)), 1)}).encode(), "more than 256 keys"),
+        (
+            _header(25) + json.dumps({"gpu": {"a": [dict.fromkeys(map(str, range(257)))]}}).encode(),
+            "more than 256 keys",
+        ),
     ],
 )
 def test_what_is_no_message(data: bytes, problem: str) -> None:

@@ -117,7 +117,20 @@ def test_what_a_rank_tells_arrives() -> None:
     assert Told.decode(told.encode()) == told
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[1]", b'{"rank": 1}', b'{"more": 1}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b'{"rank": 1}',
+        b'{"more": 1}',
+        b'{"fault": "kind:sleep", "rank": 0, "local_rank": "1", "at": ""}',
+        b'{"fault": "kind:sleep", "rank": 0, "local_rank": 1.0, "at": ""}',
+        b'{"fault": "kind:sleep", "rank": 0, "local_rank": true, "at": ""}',
+        b'{"fault": "kind:sleep", "rank": 0, "local_rank": 1, "at": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+)
 def test_what_is_nothing_told(data: bytes) -> None:
     with pytest.raises(ValueError):
         Told.decode(data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -11,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from ft_client import same_host
+from ft_launcher.attribution import error_text, known_errors
 from ft_launcher.attribution.known_errors import is_about_peers, of_exception
 from ft_launcher.fault_class import FaultClass
 from ft_launcher.hints import NodeEvidence
+from rank_monitor import stacks
 from rank_monitor.contract.messages import RankException
 
 USER, HANG, HARDWARE, MEMORY = FaultClass.USER_ERROR, FaultClass.HANG, FaultClass.HARDWARE, FaultClass.MEMORY
@@ -270,3 +274,35 @@ def test_what_led_to_it_counts(traceback: str, fault_class: FaultClass) -> None:
 )
 def test_what_is_about_peers(kind: str, message: str, traceback: str, how_much: float) -> None:
     assert is_about_peers(RankException(kind, message, traceback, 0.0)) == how_much
+
+
+def patterns() -> list[re.Pattern[str]]:
+    """Every pattern that is searched for in text which a rank wrote."""
+    of_modules = (value for module in (known_errors, error_text, stacks) for value in vars(module).values())
+    return [value for value in of_modules if isinstance(value, re.Pattern)] + [one for one, _ in known_errors._WORDS]
+
+
+def searching_s(text: str) -> float:
+    """Seconds of processor time, the least of three, that all searches of one text take."""
+    found = []
+    for _ in range(3):
+        began = time.process_time()
+        for pattern in patterns():
+            pattern.search(text)
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("NVLink", "NCCL", "C", "ibv_", "/torch_", "/torch_a", "shape ", "DataLoader worker ", "No space left"),
+        *("NET/IB : ", "Dist", 'File "', 'File "a', "timed out waiting 1", "unable to mmap 1"),
+        *("Thread 0x1", "Current thread 0x", "  "),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "1"])
+def test_searching_takes_time_linear_in_the_text(part: str, end: str) -> None:
+    """Four times the text takes four times as long, where a quadratic pattern takes sixteen."""
+    short, long = (part * (size // len(part)) + end for size in (10_000, 40_000))
+    assert searching_s(long) <= 6 * searching_s(short) + 0.01

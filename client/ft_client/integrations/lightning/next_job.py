@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_client.learned_limits import learned_in
+from rank_monitor.contract.foreign import read_json
 
 LIMITS = "_ft_state.json"
 """The name that is written."""
@@ -25,13 +26,13 @@ def read_limits(folder: Path, logger: Logger) -> dict[str, Any] | None:
     """The state of `RankMonitorClient` that an earlier job left; None when there is none that can be used."""
     for file in (folder / name for name in _NAMES):
         try:
-            state = json.loads(file.read_bytes())
+            state = read_json(file, follow_link=True)
             if not learned_in(state):
                 raise ValueError("it holds no learned limits")
             return dict(state)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, ValueError, RecursionError) as problem:
+        except (OSError, ValueError) as problem:
             logger.warning("%s is not used: %s", file, problem)
             return None
     return None
