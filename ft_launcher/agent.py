@@ -171,7 +171,9 @@ class NodeAgent(RankAgent):
             try:
                 self._aside(super()._exit_barrier)
             except SignalException as told:
+                self._told = int(told.sigval)
                 logger.warning("%s; the training is complete, so this is no failure", told)
+        self._linger()
         self.exit_code = int(ExitCode.OK)
         return result
 

@@ -216,6 +216,7 @@ class MemberAgent(NodeAgent):
         try:
             end = self._await_end(self._parts.settings.stop.exit_barrier_timeout)
         except SignalException as told:
+            self._told = self._told or int(told.sigval)
             logger.warning("%s; the training is complete here, so this is no failure", told)
             end = None
         if end is not None and end.how != How.SUCCEEDED:
@@ -225,9 +226,12 @@ class MemberAgent(NodeAgent):
                 return self._stopped()
             if end.exit_code is None:
                 self._parts.recorder.reform(self._cycle, end.reason)
+                self._stop_workers(group)
                 return None
             return self._over(Over(end.exit_code, end.reason))
         self._parts.recorder.cycle_ended(self._cycle, "succeeded")
+        self._nodes.leave(self._why_leaving, self._parts.settings.stop.exit_barrier_timeout)
+        self._linger()
         self.exit_code = int(ExitCode.OK)
         return result
 

@@ -24,6 +24,8 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _AFTER_SIGKILL_S = 10.0
 _RESCAN_S = 0.05
 _STAT_BYTES = 1024
+_LONGEST_WAIT_S = 3600.0
+"""poll takes milliseconds as a C int."""
 
 
 def become_subreaper() -> None:
@@ -111,10 +113,19 @@ class ProcessTree:
         ranks: pids of the ranks whose exit code was not taken yet.
         keep: pids that are ours but no ranks' (template and monitors), with all they started.
         adopt_orphans: whether every other child of this process belongs to the cycle (not so inside a user's program).
+        among: whether a process of the cycle is meant, by its pid and session; all are unless this is given.
     """
 
-    def __init__(self, tag: str, ranks: set[int], keep: set[int], adopt_orphans: bool) -> None:
+    def __init__(
+        self,
+        tag: str,
+        ranks: set[int],
+        keep: set[int],
+        adopt_orphans: bool,
+        among: Callable[[int, int], bool] = lambda pid, session: True,
+    ) -> None:
         self._tag = tag
+        self._among = among
         self._ranks = ranks
         self._keep = keep
         self._adopt_orphans = adopt_orphans
@@ -127,12 +138,15 @@ class ProcessTree:
             if name.isdigit() and (stat := _read_stat(name)):
                 stats[int(name)] = stat
         own = os.getpid()
-        found = {pid for pid in stats if pid != own and self._belongs(pid, stats, own)}
+        found = {pid for pid in stats if pid != own and self._is_meant(pid, stats, own)}
         for pid in found - self._ranks:
             if stats[pid].state == "Z" and stats[pid].parent == own:
                 with contextlib.suppress(OSError):  # one whose threads live on has no code yet
                     os.waitpid(pid, os.WNOHANG)
         return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
+
+    def _is_meant(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+        return self._belongs(pid, stats, own) and self._among(pid, stats[pid].session)
 
     def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
         ancestor = pid
@@ -158,12 +172,29 @@ class ProcessTree:
                 self._pidfds[pid] = os.pidfd_open(pid)
         return new
 
+    def wait(self, deadline: float, until: int) -> set[int]:
+        """Waits until all processes, and what they start meanwhile, have ended.
+
+        Args:
+            deadline: when the wait ends (monotonic seconds); infinity: never.
+            until: a descriptor that ends the wait when it is readable.
+
+        Returns:
+            Pids of the processes that still run.
+        """
+        while True:
+            self.find()
+            left_s = min(deadline - time.monotonic(), _LONGEST_WAIT_S)
+            if not self._pidfds or left_s <= 0 or until in readable([*self._pidfds.values(), until], left_s):
+                return set(self._pidfds)
+
     def _let_go(self, pids: Iterable[int]) -> None:
         for pid in pids:
             os.close(self._pidfds.pop(pid))
 
     def _signal(self, number: int, pids: Iterable[int]) -> None:
-        for pidfd in (self._pidfds[pid] for pid in pids if pid in self._pidfds):
+        # Parents first, as a rule: a shell whose command was ended must not go on to its next one.
+        for pidfd in (self._pidfds[pid] for pid in sorted(pids) if pid in self._pidfds):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(pidfd, number)
                 if number != signal.SIGKILL:

@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ft_launcher import grace, node_evidence, progress
 from ft_launcher.aside import ToldMeanwhile, run_aside
 from ft_launcher.attribution import Fault, attribute
+from ft_launcher.background import Background, command_of
 from ft_launcher.cycle import Condemned, Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move
@@ -65,6 +66,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._store_of_cycle: CycleStore | None = None
         self._in_process: InProcess | None = None
         self._zombies = Zombies()
+        self._background = Background(())
+        self._done_at = 0.0
         self._attempt = 0
         self._told: int | None = None
         self._oom_kills: int | None = None
@@ -176,12 +179,12 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         """torch's hook: the end of a cycle, whatever it was. Keeps the configured limit on every path."""
         self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
 
-    def _tree(self) -> ProcessTree:
+    def _tree(self, among: Callable[[int, int], bool] = lambda pid, session: True) -> ProcessTree:
         pids = self._ranks.pids() if self._pcontext else {}
         running = {pids[local_rank] for local_rank in self._running()}
         checks = self._parts.health.pids() | self._parts.memory.pids()
         keep = self._monitors.pids() | self._parts.zygotes.pids() | checks
-        return ProcessTree(self._parts.runtime.tag, running, keep, self._parts.adopt_orphans)
+        return ProcessTree(self._parts.runtime.tag, running, keep, self._parts.adopt_orphans, among)
 
     def _stop_ranks(self, first: int, limit_s: float, tree: ProcessTree | None = None) -> Ending:
         """Ends everything of the cycle and takes the exit codes; harmless when nothing runs."""
@@ -212,13 +215,45 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         return fault, CycleLife(stop_began - self._ranks.started_ns / 1e9, reached)
 
     def _take_results(self, group: WorkerGroup) -> RunResult:
-        """What the ranks returned in a cycle that succeeded; a rank that was not let in again is stopped."""
+        """What the ranks returned in a cycle that succeeded; a rank that was not let in again is stopped.
+
+        Their background processes go on: `_linger` waits for them, or `_stop_workers` ends them.
+        """
+        lost = self._rung_one.finish()
+        self._background = Background({*self._ranks.pids().values()}, self._ranks.succeeded_since(lost))
         if self._running():
-            self._stop_workers(group)
-        self._ranks.excuse(self._rung_one.finish())
+            self._stop_finished()
+        self._ranks.excuse(lost)
         result = self._monitor_workers(group)
-        self._stop_workers(group)
+        self._stop_finished()
+        self._done_at = time.monotonic()
         return result
+
+    def _stop_finished(self) -> None:
+        """Ends what ranks that succeeded left running, but for their background processes."""
+        stop, background = self._parts.settings.stop, self._background
+        lingers = stop.linger is None or stop.linger > 0
+        tree = self._tree(lambda pid, session: not (lingers and background.has(pid, session)))
+        self._stop_ranks(signal.SIGTERM, stop.workers_stop_timeout, tree)
+
+    def _linger(self) -> None:
+        """Waits for the background processes of ranks that succeeded; what is left ends with the launcher.
+
+        A signal to the launcher ends the wait; the training is complete, so this is not a failure.
+        """
+        limit_s = self._parts.settings.stop.linger
+        deadline = math.inf if limit_s is None else self._done_at + limit_s
+        tree = self._tree(self._background.has)
+        if limit_s == 0 or not (left := tree.find()):
+            return
+        self._parts.recorder.lingers(self._cycle, {pid: command_of(pid) for pid in left}, limit_s)
+        while self._told is None and left and time.monotonic() < deadline:
+            left = tree.wait(deadline, self._parts.signals.fileno())
+            self._told = next(iter(self._parts.signals.read()), None)
+        if left:
+            commands = {pid: command_of(pid) for pid in left}
+            self._parts.recorder.ends_background(self._cycle, commands, self._told)
+            self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout, tree)
 
     def _forgive_learned_limit(self, limit: str) -> None:
         """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""

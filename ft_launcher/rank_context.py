@@ -9,6 +9,7 @@ choosing; here handlers belong to `signals.py` and stops to `process_tree.py`. U
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from ft_launcher import script
+from ft_launcher.background import start_ticks
 from ft_launcher.log_pump import LogPump, streams_of
 from ft_launcher.zygote_pool import ZygotePool
 from ft_launcher.zygote_process import RankOrder
@@ -88,6 +90,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
         self.excused: set[int] = set()
+        self._started_again: dict[int, float] = {}
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -121,8 +124,14 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self._start_one(local_rank)
         pid: int = self.pids()[local_rank]
         self.pidfds[local_rank] = os.pidfd_open(pid)
+        self._started_again[local_rank] = start_ticks(pid)
         del self.exits[local_rank]
         return pid
+
+    def succeeded_since(self, lost: Collection[int]) -> dict[str, float]:
+        """For `Background`, in a cycle that succeeded without the local ranks `lost`."""
+        since = self._started_again | dict.fromkeys(lost, math.inf)
+        return {str(local_rank): ticks for local_rank, ticks in since.items()}
 
     def excuse(self, local_ranks: Collection[int]) -> None:
         """How these ended says nothing about success: to be called at the end."""

@@ -231,6 +231,18 @@ class Recorder:
         report.show(f"ft_launcher: {why}; the ranks here are told to end too")
         self.journal.write("preempted_elsewhere", cycle=cycle, why=why)
 
+    def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
+        """Background processes of ranks that succeeded still run."""
+        how_long = "until they end" if limit_s is None else f"at most {limit_s:g} s"
+        logger.info("the ranks succeeded; waits %s (--ft-linger) for what they left: %s", how_long, _named(commands))
+        self.journal.write("lingers", cycle=cycle, processes={str(pid): text for pid, text in commands.items()})
+
+    def ends_background(self, cycle: int, commands: Mapping[int, str], number: int | None) -> None:
+        """They are ended now, since their time is up or because of a signal."""
+        why = "--ft-linger is over" if number is None else f"got {signal_name(number)}"
+        report.show(f"ft_launcher: {why}; ends what the ranks left running: {_named(commands)}")
+        self.journal.write("background_ended", cycle=cycle, pids=sorted(commands), signal=number)
+
     def told(self, number: int) -> None:
         """A signal ends the launcher."""
         report.show(f"ft_launcher: got {signal_name(number)}; the ranks are told to end")
@@ -267,3 +279,7 @@ class Recorder:
             return str(kept)
         except (OSError, ConfigError):
             return ""
+
+
+def _named(commands: Mapping[int, str]) -> str:
+    return ", ".join(f"{pid} ({command})" for pid, command in sorted(commands.items()))

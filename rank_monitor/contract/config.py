@@ -81,6 +81,11 @@ class StopSettings:
     preempted_exit_code: int = setting(
         86, kinds.EXIT_CODE, "the launcher's code when they ended by themselves; 0 under --ft-alias-nvrx"
     )
+    linger: float | None = setting(
+        30.0,
+        kinds.SECONDS_OR_NONE,
+        "how long background processes of successful ranks, in sessions of their own, may go on; none: for ever",
+    )
     exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
     gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "longest wait for GPU memory; 0: none")
     gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB more than at the start that may stay in use")

@@ -231,6 +231,7 @@ def choice(*words: str) -> Kind:
 
 LIMIT = _or_none(Kind("seconds above 0", _limit))
 SECONDS = Kind("seconds", _seconds)
+SECONDS_OR_NONE = _or_none(SECONDS)
 AMOUNT = Kind("number, zero or more", _seconds)
 FACTOR = Kind("number of at least 1", _factor)
 COUNT = Kind("whole number", _count)
