@@ -138,6 +138,8 @@ def learned_in(state: Mapping[str, Any]) -> dict[str, float]:
         ValueError: it is no such state.
     """
     timeouts = _mapping(state, "current_timeouts")
+    if "were_calculated" in timeouts:  # releases 0.1 and 0.2 of NVIDIA's package: limits of heartbeats, and no others
+        timeouts = {"heartbeat": timeouts}
     heartbeat, section = _mapping(timeouts, "heartbeat"), _mapping(timeouts, "section")
     found: dict[str, Any] = {}
     if heartbeat.get("were_calculated"):

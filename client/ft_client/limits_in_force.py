@@ -50,12 +50,16 @@ class LimitsInForce:
     def load(self, state: Mapping[str, Any]) -> None:
         """Takes over the limits that another run learned; a state that makes no sense is left out, with a warning.
 
+        An empty one is that of a run of NVIDIA's releases 0.1 and 0.2 that learned nothing.
+
         Raises:
             RankMonitorClientError: it is no mapping.
         """
         if not isinstance(state, Mapping):
             raise RankMonitorClientError(f"not a state of this client: {type(state).__name__} is no mapping")
         try:
+            if not state:
+                return
             if _TIMEOUTS not in state:
                 raise ValueError(f"it has no {_TIMEOUTS}")
             self._adopt(learned_in(state), loaded=True)
@@ -77,20 +81,33 @@ class LimitsInForce:
     def learn_sections(
         self,
         seen: Mapping[str, float],
+        opened: Collection[str],
         selected: Collection[str] | None,
         out_of_section: bool,
         skip_if_not_ready: bool,
     ) -> bool:
-        """As `RankMonitorClient.calculate_and_set_section_timeouts`; `seen` are the longest intervals of this rank."""
+        """As `RankMonitorClient.calculate_and_set_section_timeouts`.
+
+        Args:
+            seen: the longest intervals of this rank, in seconds.
+            opened: names of the sections that are open on this rank.
+            selected: names of the sections to learn; None: all that any rank has seen or has open.
+        """
+        mine = {SECTION + name for name in opened}
         if selected is None:
-            wanted = group.union_over_ranks(name for name in seen if name.startswith(SECTION))
+            wanted = group.union_over_ranks(mine | {name for name in seen if name.startswith(SECTION)})
         else:
             wanted = sorted({SECTION + name for name in selected})
         wanted += [OUT_OF_SECTION] if out_of_section else []
-        longest = dict(zip(wanted, group.max_over_ranks([seen.get(name, 0.0) for name in wanted]), strict=True))
+        values = [seen.get(name, 0.0) for name in wanted] + [float(name in mine) for name in wanted]
+        of_all = group.max_over_ranks(values)
+        longest = dict(zip(wanted, of_all, strict=False))
         unseen = [name for name in wanted if not longest[name]]
         if skip_if_not_ready and (unseen or not wanted):
             return False
+        is_open = dict(zip(wanted, of_all[len(wanted) :], strict=True))
+        if unfinished := [name for name in unseen if is_open[name]]:
+            raise RankMonitorClientError(f"not enough data to learn limits: still open are {', '.join(unfinished)}")
         if len(unseen) == len(wanted):
             raise RankMonitorClientError(f"no rank has seen any of: {', '.join(wanted) or 'sections'}")
         if unseen and group.rank() == 0:

@@ -7,10 +7,11 @@ nothing but misuse is raised into the training.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
@@ -63,11 +64,15 @@ class RankMonitorClient(SignsOfLife):
         if cls.active is not None:
             cls.active.begin_anew(now_ns)
 
-    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
+    def init_workload_monitoring(
+        self, num_warmup_iters: int | None = None, *, get_state_dict_cb: object = None, chkpt_manager: object = None
+    ) -> None:
         """Asks the monitor to watch this training, and takes its settings; without a launcher nothing is watched.
 
         Args:
             num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
+            get_state_dict_cb: accepted, with a warning, for code written against release 0.1 of NVIDIA's package.
+            chkpt_manager: accepted for the same.
 
         Raises:
             RankMonitorClientError: called twice in one call of a wrapped function, or with a count that is none.
@@ -75,6 +80,8 @@ class RankMonitorClient(SignsOfLife):
         if self.is_initialized and self._of_call == RankMonitorClient._calls:
             raise RankMonitorClientError("init_workload_monitoring() was called twice")
         self._warmup_steps = _count(num_warmup_iters)
+        if get_state_dict_cb is not None:
+            logger.warning("get_state_dict_cb is never called: the monitor keeps no state, load it from a checkpoint")
         self._of_call = RankMonitorClient._calls
         RankMonitorClient.active = self
         link = process.start()
@@ -105,6 +112,7 @@ class RankMonitorClient(SignsOfLife):
         return self._limits.learn_heartbeats(self._observed.longest(), skip_if_not_ready) and self._set_limits()
 
     calculate_and_set_timeouts = calculate_and_set_hb_timeouts
+    """Its name in releases 0.1 and 0.2 of NVIDIA's package."""
 
     def calculate_and_set_section_timeouts(
         self,
@@ -123,14 +131,15 @@ class RankMonitorClient(SignsOfLife):
             Whether any was set. What was never seen is left out with a warning. Without a launcher, False.
 
         Raises:
-            RankMonitorClientError: not initialised; no rank has seen anything of it.
+            RankMonitorClientError: not initialised; no rank has seen anything of it; or one of these sections is open
+                on some rank and was not closed before on any.
         """
         if not self.is_initialized:
             raise not_initialized("calculate_and_set_section_timeouts")
         if not self._watched or process.is_forked():
             return False
-        seen = self._observed.longest()
-        learned = self._limits.learn_sections(seen, selected_sections, calc_out_of_section, skip_if_not_ready)
+        seen, opened = self._observed.longest(), tuple(self._open)
+        learned = self._limits.learn_sections(seen, opened, selected_sections, calc_out_of_section, skip_if_not_ready)
         return learned and self._set_limits()
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,6 +164,11 @@ class RankMonitorClient(SignsOfLife):
         return None if self.cfg is None else self._limits.now.heartbeats
 
     @property
+    def timeouts(self) -> HeartbeatTimeouts | None:
+        """`hb_timeouts`, by its name in releases 0.1 and 0.2 of NVIDIA's package."""
+        return self.hb_timeouts
+
+    @property
     def section_timeouts(self) -> SectionTimeouts | None:
         """The limits of sections in force; None before `init_workload_monitoring`."""
         return None if self.cfg is None else self._limits.now.sections
@@ -171,6 +185,19 @@ class RankMonitorClient(SignsOfLife):
             message = ControlRequest(req.action.value, str(req.description)[:_MAX_DESCRIPTION])
             if not link.post(message, monotonic_ns(), _REQUEST_PATIENCE_S):
                 logger.warning("the monitor does not answer: the request %s was not sent", req.action.name)
+
+    @contextlib.contextmanager
+    def get_parameters_update_section(self) -> Iterator[None]:
+        """Sends a heartbeat at the end of its body. Part of release 0.1 of NVIDIA's package."""
+        yield
+        self.send_heartbeat()
+
+    def get_checkpoint_from_rmon(self) -> dict[str, Any]:
+        """Returns nothing, as at a first start there. Part of release 0.1 of NVIDIA's package.
+
+        The monitor keeps no state of the training; callers load the checkpoint on disk then.
+        """
+        return {}
 
     def shutdown_workload_monitoring(self) -> None:
         """Ends the watch: the monitor judges no more. May be called at any time, and twice."""

@@ -138,10 +138,17 @@ def test_what_was_only_configured_when_saved_is_not_learned() -> None:
     assert learned_in({}) == {}
 
 
+def test_the_flat_state_of_the_first_releases() -> None:
+    flat = {"initial": 40.0, "subsequent": 20.0, "were_calculated": True}
+    assert learned_in({"current_timeouts": flat}) == {"initial": 40.0, "subsequent": 20.0}
+    assert learned_in({"current_timeouts": {**flat, "were_calculated": False}}) == {}
+
+
 @pytest.mark.parametrize(
     "state",
     [
         [],
+        {"current_timeouts": {"initial": 1.0, "subsequent": "x", "were_calculated": True}},
         {"current_timeouts": 3},
         {"current_timeouts": {"heartbeat": []}},
         {"current_timeouts": {"heartbeat": {"were_calculated": True}}},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ft_client import RankMonitorClient
+from ft_client import RankMonitorClient, RankMonitorClientError
 from rank_monitor.contract import env
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.messages import (
@@ -123,6 +123,33 @@ def test_sections_never_seen_are_left_out_with_a_warning(
     assert client.section_timeouts.section == {"setup": 10.0, "step": 10.0}
     assert client.section_timeouts.out_of_section == 10.0
     assert monitor.wait_for(LimitsSet, 2)[1].learned == ["out_of_section", "section:setup", "section:step"]
+
+
+def test_an_empty_state_is_no_warning(monitor: FakeMonitor, caplog: pytest.LogCaptureFixture) -> None:
+    client = RankMonitorClient()
+    client.load_state_dict({})
+    client.init_workload_monitoring()
+    assert not caplog.records
+
+
+def test_limits_are_not_learned_while_a_section_waits_for_its_first_end(
+    monitor: FakeMonitor, client: RankMonitorClient
+) -> None:
+    """As the peer: afterwards, the intervals that have ended count, also while it is open again."""
+    client.start_section("one")
+    with client.section("two"):
+        pass
+    for selected in (None, ["one"], ["one", "two"]):
+        with pytest.raises(RankMonitorClientError, match="still open are section:one"):
+            client.calculate_and_set_section_timeouts(selected)
+        assert not client.calculate_and_set_section_timeouts(selected, skip_if_not_ready=True)
+    assert client.section_timeouts is not None
+    assert not client.section_timeouts.calculated_sections
+    assert client.calculate_and_set_section_timeouts(["two"], calc_out_of_section=False)
+    client.end_section("one")
+    client.start_section("one")
+    assert client.calculate_and_set_section_timeouts()
+    assert client.section_timeouts.calculated_sections == ("one", "two")
 
 
 def test_more_limits_than_a_message_holds_are_a_warning(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Callable
 
 from ft_client.inprocess.state import FrozenState
+
+logger = logging.getLogger("ft_client.inprocess")
+
+_reported: set[str] = set()
+"""Arguments whose callback returned something else than a state: reported once, not in each iteration."""
 
 
 class Callback(abc.ABC):
@@ -16,18 +22,17 @@ class Callback(abc.ABC):
         """Does its work and returns `state`."""
 
 
-class BrokenCallback(TypeError):
-    """A callback returned something else than a state: another try would do the same."""
+def called(name: str, callback: Callable[[FrozenState], object] | None, state: FrozenState) -> None:
+    """Calls the callback for argument `name` of the wrapper, if there is one.
 
-
-def called(name: str, callback: Callable[[FrozenState], object] | None, state: FrozenState) -> FrozenState:
-    """What the callback for argument `name` of the wrapper returned; `state` when there is none.
+    What it returns matters to a `Compose` only. Anything else than a state is logged, once for each argument.
 
     Raises:
-        BrokenCallback: it returned something else than a state.
         BaseException: whatever it raises.
     """
-    result = state if callback is None else callback(state)
-    if not isinstance(result, FrozenState):
-        raise BrokenCallback(f"{name} returned {result!r}; a callback returns the state that it was given")
-    return result
+    if callback is None:
+        return
+    result = callback(state)
+    if not isinstance(result, FrozenState) and name not in _reported:
+        _reported.add(name)
+        logger.warning("%s returned %r; a callback returns the state that it was given", name, result)

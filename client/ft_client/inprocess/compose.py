@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 
 class Compose:
     """`Compose(f, g, h)(x)` is `f(g(h(x)))`: the last one runs first. A tuple is unpacked into arguments.
+
+    Callbacks without arguments can be composed if they return None. A callback that was given something and returns
+    None causes a `UserWarning`, and the next one is called with None, as with NVIDIA's class.
 
     The result is also an instance of the closest class that all operands are instances of, so that a composition of
     `HealthCheck`s is a `HealthCheck`.
@@ -34,16 +38,16 @@ class Compose:
         """Stands before the constructor of the common base, which has no business with the operands."""
 
     def __call__(self, *args: Any) -> Any:
-        """Calls every operand, last to first.
-
-        Raises:
-            TypeError: an operand gave the next one nothing.
-        """
-        result: Any = args
+        """Calls every operand, last to first; returns what the first one returned."""
+        result: Any = None
         for instance in reversed(self.instances):
-            if result is None:
-                raise TypeError(f"Compose: nothing was returned to {instance!r}; a callback returns what it was given")
-            result = instance(*result) if isinstance(result, tuple) else instance(result)
+            result = instance(*args)
+            if result is None and any(argument is not None for argument in args):
+                warnings.warn(f"{instance!r} returned None; a callback returns what it was given", stacklevel=2)
+            if isinstance(result, tuple):
+                args = result
+            elif args or result is not None:
+                args = (result,)
         return result
 
     def __repr__(self) -> str:

@@ -78,6 +78,10 @@ class Feed(threading.Thread):
                 self._interrupt(self._number)
             finally:
                 self.news.put(Lost(problem))
+        finally:
+            del (
+                self._interrupt
+            )  # a reference back to the call: it and its connections end now, not with some collection
 
     def _follow(self, number: int) -> bool:
         """One iteration; whether there is a next one for this rank."""

@@ -18,7 +18,7 @@ class FilterCountGroupedByKey(RankAssignment):
     `ShiftRanks` or `FillGaps` comes after it (in a `Compose`: stands before it) and closes the gaps.
 
     Args:
-        key_or_fn: the group of a rank: a text, or a function of `(state)` or `(rank, world_size)`.
+        key_or_fn: the group of a rank: any hashable value, or a function of `(state)` or `(rank, world_size)`.
         condition: of the number of healthy ranks in the group; asked on each of them.
         timeout: for the others, in each of two gathers.
     """

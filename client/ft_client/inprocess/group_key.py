@@ -1,31 +1,60 @@
-"""The key by which a rank is grouped with others: a text, or what a function of the user's makes of the rank. Pure."""
+"""The key by which a rank is grouped with others: any hashable value, or what a function of the user's makes of the
+rank. Pure.
+
+Keys travel between ranks as text, so that nothing has to be unpickled: equal keys have equal texts, in every process.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from ft_client.inprocess.state import State
 
-KeyOrFn = str | Callable[..., Any]
+KeyOrFn = Hashable | Callable[..., Any]
 
 
 def check_key(key_or_fn: object) -> None:
-    """Raises TypeError when it is neither a text nor a function of `(state)` or `(rank, world_size)`."""
+    """Checks a key or function.
+
+    Raises:
+        TypeError: it is neither hashable nor a function of `(state)` or `(rank, world_size)`.
+    """
     if callable(key_or_fn):
         _takes_rank_and_world_size(key_or_fn)
-    elif not isinstance(key_or_fn, str):
-        raise TypeError(f"key_or_fn={key_or_fn!r} is neither a text nor a function")
+        return
+    try:
+        hash(key_or_fn)
+    except TypeError:
+        raise TypeError(f"key_or_fn={key_or_fn!r} is neither hashable nor a function") from None
 
 
 def group_key(key_or_fn: KeyOrFn, state: State) -> str:
     """The key of the rank in this state, as text."""
-    if isinstance(key_or_fn, str):
-        return key_or_fn
+    if not callable(key_or_fn):
+        return text_of(key_or_fn)
     if _takes_rank_and_world_size(key_or_fn):
-        return str(key_or_fn(state.rank, state.world_size))
-    return str(key_or_fn(state.freeze()))
+        return text_of(key_or_fn(state.rank, state.world_size))
+    return text_of(key_or_fn(state.freeze()))
+
+
+def text_of(key: object) -> str:
+    """The text of a key: `1`, `1.0` and True are one key, as in a dict; `1` and `"1"` are two.
+
+    A frozenset is sorted, since its own order differs from process to process.
+    """
+    if isinstance(key, tuple):
+        return f"({', '.join(map(text_of, key))})"
+    if isinstance(key, frozenset):
+        return f"{{{', '.join(sorted(map(text_of, key)))}}}"
+    if isinstance(key, numbers.Integral):
+        return repr(int(key))
+    if isinstance(key, numbers.Real):
+        number = float(key)
+        return repr(int(number) if number.is_integer() else number)
+    return repr(key)
 
 
 def _takes_rank_and_world_size(function: Callable[..., Any]) -> bool:

@@ -35,7 +35,7 @@ class RetryController(Initialize):
         """
         active = state.active_world_size or 0
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
-            raise RestartAbort(f"iteration {state.iteration} is beyond max_iterations={self.max_iterations}")
+            raise RestartAbort(f"iteration={state.iteration} is beyond max_iterations={self.max_iterations}")
         if state.world_size < self.min_world_size:
             raise RestartAbort(f"{state.world_size} ranks are left, below min_world_size={self.min_world_size}")
         if active < self.min_active_world_size:

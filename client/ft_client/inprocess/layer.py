@@ -24,7 +24,7 @@ class Layer:
     Args:
         min_ranks: a branch with fewer healthy ranks is terminated as a whole.
         max_ranks: so many ranks of a branch are active at most; None: no limit.
-        key_or_fn: the branch of a rank: a text, or a function of `(state)` or `(rank, world_size)`.
+        key_or_fn: the branch of a rank: any hashable value, or a function of `(state)` or `(rank, world_size)`.
         flag: a flag counts for a layer only if all layers below it carry it too.
 
     Raises:

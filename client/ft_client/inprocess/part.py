@@ -13,7 +13,7 @@ from typing import Any
 from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call_wrapper import CallWrapper
-from ft_client.inprocess.callback import BrokenCallback, called
+from ft_client.inprocess.callback import called
 from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.failure import below_ours, let_go, was_never_called
 from ft_client.inprocess.guard import Guard
@@ -141,7 +141,7 @@ class Part:
 
     def _failed_by(self, error: BaseException) -> Event:
         """A fault that restarts, or one that ends this rank."""
-        if isinstance(error, BrokenCallback) or not isinstance(error, Exception) or was_never_called(error):
+        if not isinstance(error, Exception) or was_never_called(error):
             return self.end_by(error)
         state = self._state
         is_own = self.known_fault < state.iteration

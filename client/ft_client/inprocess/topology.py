@@ -84,7 +84,9 @@ class Topology:
                 branches.setdefault(prefix, Branch(layers[depth]))
         roots = [prefix[0] for prefix in branches if len(prefix) == 1]
         if len(roots) > 1:
-            raise ValueError(f"all ranks need the same key in the first layer, and these are {sorted(roots)}")
+            raise ValueError(
+                f"all ranks need the same key in the first layer, and these are {', '.join(sorted(roots))}"
+            )
         place = {prefix: number for number, prefix in enumerate(branches)}
         self._by_initial_rank: dict[int, Leaf] = {}
         for rank in sorted(paths, key=lambda rank: ([place[prefix] for prefix in prefixes[rank]], rank)):

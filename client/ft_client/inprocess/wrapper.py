@@ -5,12 +5,13 @@ The thin front: checks what it is given, brings the ranks together, and hands ov
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -55,10 +56,9 @@ class Wrapper:
         """The function, wrapped. It returns what the function returns on this rank, None on a spare.
 
         Calling it raises:
-            RuntimeError: torch.distributed is initialised already, this is not the main thread, a wrapped function
-                calls it, or the store cannot be reached.
+            RuntimeError: this is not the main thread, a wrapped function calls it, or the store cannot be reached.
             TypeError: the arguments do not fit the function.
-            ValueError: RANK or WORLD_SIZE is missing or silly.
+            ValueError: torch.distributed is initialised already; RANK or WORLD_SIZE is missing or silly.
             RankDiscarded, RestartAbort, BaseException: what ended this rank's part.
         """
         if not callable(function):
@@ -86,20 +86,24 @@ class Wrapper:
                 "a wrapped function is to be called in the main thread, which is the one that is interrupted"
             )
         if distributed.is_available() and distributed.is_initialized():
-            raise RuntimeError("torch.distributed is initialised: call the wrapped function before, and let it do that")
+            raise ValueError(
+                "not torch.distributed.is_initialized() must hold: call the wrapped function before, and let it do that"
+            )
         if Wrapper._is_in_call:
             raise RuntimeError("a wrapped function cannot be called by one: its ranks would be those of one iteration")
         state = State.from_env(os.environ)
-        use_one_handler(logging.getLogger(_LOGGER))
-        for advised in advice(os.environ, _nccl_version(), torch.__version__, self.arguments, _collective_timeout()):
-            logging.getLogger(_LOGGER).warning("%s", advised)
-        coordination = meet(self.arguments, self._make_store, state)
-        Wrapper._is_in_call = True
-        try:
-            return self._call_at(coordination, function, state)
-        finally:
-            Wrapper._is_in_call = False
-            coordination.close()
+        with one_handler(logging.getLogger(_LOGGER)) as log:
+            for advised in advice(
+                os.environ, _nccl_version(), torch.__version__, self.arguments, _collective_timeout()
+            ):
+                log.warning("%s", advised)
+            coordination = meet(self.arguments, self._make_store, state)
+            Wrapper._is_in_call = True
+            try:
+                return self._call_at(coordination, function, state)
+            finally:
+                Wrapper._is_in_call = False
+                coordination.close()
 
     def _call_at(self, coordination: Coordination, function: Callable[[CallWrapper], Any], state: State) -> Any:
         call: Call | None = None
@@ -119,7 +123,10 @@ class Wrapper:
                 guard.over()
                 return None
         call = Call(self.arguments, function, coordination, state, closed, guard)
-        return call.run()
+        try:
+            return call.run()
+        finally:
+            call = None  # the link keeps the guard, which must not keep the connections to the store
 
 
 def _nccl_version() -> tuple[int, ...] | None:
@@ -135,15 +142,27 @@ def _collective_timeout() -> datetime.timedelta | None:
     return known or None
 
 
-def use_one_handler(logger: logging.Logger) -> None:
-    """Lets a logger write to the stream of the first ancestor that writes to one, and nowhere else."""
-    if logger.handlers:
+@contextlib.contextmanager
+def one_handler(logger: logging.Logger) -> Iterator[logging.Logger]:
+    """Inside, `logger` writes to the stream of the first ancestor that writes to one, and nowhere else."""
+    handler = None if logger.handlers else _handler_above(logger)
+    if handler is None:
+        yield logger
         return
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield logger
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+
+
+def _handler_above(logger: logging.Logger) -> logging.Handler | None:
     ancestor = logger.parent
     while ancestor is not None:
         for handler in ancestor.handlers:
             if type(handler) is logging.StreamHandler:
-                logger.addHandler(handler)
-                logger.propagate = False
-                return
+                return handler
         ancestor = ancestor.parent
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from ft_client.inprocess.rank_assignment import (
 )
 from ft_client.inprocess.restart_config import InProcessRestartConfig
 from ft_client.inprocess.state import FrozenState
+from ft_client.inprocess.store import TCPStore
 from ft_client.inprocess.wrapper import Wrapper
 from tests.client.inprocess.job import QUICK, seconds
 from tests.client.inprocess.mains import Note, me, wait
@@ -111,6 +113,7 @@ def killed_in(note: Note, where: str) -> Any:
 def returns_nothing(note: Note, where: str) -> Any:
     """A callback forgets to return the state."""
     entry = me()[0]
+    _note_warnings(note)
 
     def function(call: CallWrapper) -> tuple[int, int, int]:
         return fails_once(call, entry == 0)
@@ -121,20 +124,35 @@ def returns_nothing(note: Note, where: str) -> Any:
     return Wrapper(**QUICK, **{where: callback})(function)()
 
 
+def _note_warnings(note: Note) -> None:
+    class Noting(logging.StreamHandler[Any]):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(record.getMessage())
+
+    logging.getLogger("ft_client.inprocess").addHandler(Noting())
+
+
 def advised(note: Note) -> Any:
     """Collectives with a timeout that is shorter than hard_timeout, where there is an NCCL of this version."""
     from torch.distributed import distributed_c10d
 
     from ft_client.inprocess import wrapper
 
-    class Noting(logging.StreamHandler[Any]):
-        def emit(self, record: logging.LogRecord) -> None:
-            note(record.getMessage())
-
-    logging.getLogger(wrapper._LOGGER).addHandler(Noting())
+    _note_warnings(note)
     wrapper._nccl_version = lambda: (2, 27, 3)
     distributed_c10d.default_pg_nccl_timeout = seconds(60)
     return Wrapper(**QUICK)(me)()
+
+
+def leaves_connections(note: Note) -> int:
+    """How many connections to the store are left after the call."""
+
+    def call() -> None:
+        Wrapper(**QUICK)(me)()
+
+    gc.disable()  # it would end them, some time
+    call()
+    return sum(type(one) is TCPStore for one in gc.get_objects())
 
 
 def nobody_serves(note: Note) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,21 @@ def test_what_cannot_be_composed(parts: list[Any]) -> None:
         Compose(*parts)
 
 
-def test_a_callback_that_returns_nothing_is_named() -> None:
-    def forgetful(x: int) -> None:
-        del x
+def test_callbacks_without_arguments() -> None:
+    calls: list[str] = []
+    assert Compose(lambda: calls.append("first"), lambda: calls.append("second"))() is None
+    assert calls == ["second", "first"]
 
-    with pytest.raises(TypeError, match=r"nothing was returned to .*Right"):
-        Compose(Right(1), forgetful)(1)
+
+def test_what_is_returned_is_passed_on_also_when_it_is_none() -> None:
+    given: list[object] = []
+
+    def forgetful(x: object) -> None:
+        given.append(x)
+
+    with pytest.warns(UserWarning, match="forgetful.* returned None") as caught:
+        assert Compose(forgetful, forgetful)(1) is None
+    assert (given, len(caught)) == ([1, None], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Compose(lambda x: x, lambda x: x)(None) is None

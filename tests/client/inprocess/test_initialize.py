@@ -21,7 +21,7 @@ def state(iteration: int, world_size: int = 4, active: int | None = 4) -> State:
         ({}, state(0, 4, 0), "0 ranks are active, below min_active_world_size=1"),
         ({}, state(0, 4, None), "0 ranks are active"),
         ({"max_iterations": 3}, state(2), ""),
-        ({"max_iterations": 3}, state(3), "iteration 3 is beyond max_iterations=3"),
+        ({"max_iterations": 3}, state(3), "iteration=3 is beyond max_iterations=3"),
         ({"min_world_size": 4}, state(0), ""),
         ({"min_world_size": 5}, state(0), "4 ranks are left, below min_world_size=5"),
         ({"min_active_world_size": 4}, state(0), ""),

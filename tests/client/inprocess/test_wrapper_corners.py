@@ -80,12 +80,18 @@ def test_arguments_that_do_not_fit_are_no_fault(main: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["initialize", "finalize"])
-def test_a_callback_that_returns_nothing_ends_its_rank(where: str) -> None:
-    """Before the function too: another call would not mend it."""
+def test_a_callback_that_returns_nothing_is_reported_once(where: str) -> None:
+    """What a callback returns matters to a `Compose` only, as with NVIDIA's wrapper."""
     with job(2, corner_mains.returns_nothing, where=where) as made:
         told = made.end(SOON_S)
-    assert told[1].error.startswith(f"BrokenCallback: {where} returned None; a callback returns the state")
-    assert told[0].result[:2] == (0, 1)
+    assert [one.result for _, one in sorted(told.items())] == [(0, 2, 1), (1, 2, 1)]
+    lines = [[note for note in one.notes if "a callback returns the state" in note] for one in told.values()]
+    assert sorted(lines) == [[], [f"{where} returned None; a callback returns the state that it was given"]]
+
+
+def test_a_call_leaves_no_connection_behind() -> None:
+    with job(1, corner_mains.leaves_connections) as made:
+        assert made.end(SOON_S)[0].result == 0
 
 
 def test_the_advice_about_nccl_is_given_at_the_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from argparse import Namespace
 from pathlib import Path
@@ -33,7 +34,9 @@ def test_its_defaults_are_ours_and_its_values_are_read_as_the_launcher_reads_the
     )
     assert config.rank_section_timeouts == {"step": 180.0}
     assert config.rank_termination_signal == signal.SIGTERM
-    assert (config.log_level, config.rank_heartbeat_timeout) == ("INFO", None)
+    assert (config.log_level, config.rank_heartbeat_timeout) == (20, None)
+    assert FaultToleranceConfig().log_level == logging.INFO
+    assert FaultToleranceConfig(log_level="dbg").log_level == logging.DEBUG
 
 
 def test_what_is_no_setting_is_said_or_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +63,9 @@ def test_arguments_go_over_the_file_that_they_name(tmp_path: Path) -> None:
     given = Namespace(ft_cfg_path=file, ft_param_rank_heartbeat_timeout="90", ft_spares=None, lr=0.1, ft_unknown=3)
     config = FaultToleranceConfig.from_args(given)
     assert (config.safety_factor, config.rank_heartbeat_timeout, config.spares) == (2.0, 90.0, 0)
+    older = Namespace(our_file=file, x_spares=2, ft_spares=5)
+    config = FaultToleranceConfig.from_args(older, cfg_file_arg="our_file", ft_args_prefix="x_")
+    assert (config.safety_factor, config.spares) == (2.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,22 @@ def test_a_wrapper_with_all_callbacks_composed(start_job: StartJob, tmp_path: Pa
 
 
 @pytest.mark.timeout(200)
+def test_heartbeats_by_the_api_of_the_first_releases(start_job: StartJob, tmp_path: Path) -> None:
+    flat = {"current_timeouts": {"initial": 50.0, "subsequent": 30.0, "were_calculated": True}}
+    (tmp_path / "ft_state.json").write_text(json.dumps(flat))
+    flags = ("--ft-param-initial_rank_heartbeat_timeout=null", "--ft-param-rank_heartbeat_timeout=null")
+    job = run(start_job, "peer_heartbeats.py", *flags)
+    shown = [json.loads((tmp_path / f"shown-{rank}").read_text()) for rank in range(2)]
+    loaded, learned = shown[0]
+    assert shown[0] == shown[1], "the same on every rank"
+    assert loaded == [50.0, 30.0, True]
+    assert learned[2] and 10.0 <= learned[1] < 30.0, "the mean of the loaded limit and the learned one, or its floor"
+    saved = json.loads((tmp_path / "ft_state.json").read_text())["current_timeouts"]["heartbeat"]
+    assert [saved["initial"], saved["subsequent"], saved["were_calculated"]] == learned
+    assert "get_state_dict_cb is never called" in job.output
+
+
+@pytest.mark.timeout(200)
 def test_a_detector_finds_the_slow_rank(start_job: StartJob) -> None:
     job = run(start_job, "peer_straggler.py")
     found = re.findall(r"slow: \{.*'data_loading': \[1\].*\}; 6 loads; nodes \[0, 1\]", job.output)

@@ -44,7 +44,10 @@ class _Readings:
             logger.warning("not settings of ft_launcher, and ignored: %s", ", ".join(unknown))
         for key, group in _GROUP_OF.items():
             given = values[key] if key in values else default_of(group, key)
-            setattr(self, key, parse(group, key, given, "FaultToleranceConfig"))
+            value: Any = parse(group, key, given, "FaultToleranceConfig")
+            if key == "log_level":  # a number, as scripts compare it and pass it on
+                value = logging.getLevelName(value)
+            setattr(self, key, value)
 
     @classmethod
     def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> Any:
@@ -71,17 +74,23 @@ class _Readings:
         return cls.from_kwargs(ignore_not_recognized, **_read(cfg_path))
 
     @classmethod
-    def from_args(cls, args: Namespace) -> Any:
+    def from_args(cls, args: Namespace, cfg_file_arg: str | None = None, ft_args_prefix: str = "") -> Any:
         """A configuration of what an argument parser found: `ft_KEY` or `ft_param_KEY`, over the YAML that it names.
+
+        Args:
+            args: of the parser.
+            cfg_file_arg: the argument that names the YAML; None: one of the launcher's own.
+            ft_args_prefix: of the arguments that are settings; empty: the launcher's own.
 
         Raises:
             ConfigError: as `from_yaml_file`.
         """
         given = {key: value for key, value in vars(args).items() if value is not None}
-        path = next((given[key] for key in _PATHS if key in given), None)
+        path = next((given[key] for key in (cfg_file_arg, *_PATHS) if key in given), None)
         found = {} if path is None else dict(_read(path))
+        prefixes = (ft_args_prefix,) if ft_args_prefix else _PREFIXES
         for key, value in given.items():
-            prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
+            prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
             if prefix is not None and (name := key.removeprefix(prefix)) in _GROUP_OF:
                 found[name] = value
         return cls.from_kwargs(**found)
