@@ -56,7 +56,8 @@ _OF_CODES = {
         FaultClass.HARDWARE, "a result came out the same twice here; other hardware is to tell whether it is right"
     ),
     ExitCode.FAILED_ON_RESULT_VALIDATION: Cause(
-        FaultClass.HARDWARE, "a result came out different on other hardware: a device computes wrongly"
+        FaultClass.HARDWARE,
+        "17: result could not be validated; the rank's log says whether the error was transient or persistent",
     ),
     ExitCode.LAUNCHER_ERROR: Cause(FaultClass.INFRASTRUCTURE, _NESTED + "failed"),
     ExitCode.RENDEZVOUS_FAILED: Cause(FaultClass.INFRASTRUCTURE, _NESTED + "had no rendezvous"),

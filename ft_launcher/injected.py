@@ -31,10 +31,10 @@ _REQUEST = f"{_NAME_BYTES}sh22x"  # struct ifreq with its flags
 
 
 class Injected:
-    """The faults that were asked for.
+    """The faults on purpose of this node's ranks, whether `--ft-inject`, a variable or the training asked for them.
 
     Args:
-        faults: as text, one each.
+        faults: of `--ft-inject`, as text, one each.
         monitor_socket: where the first rank finds its monitor; the ranks tell of faults beside it.
         no_python: the ranks are no Python scripts, where nothing of ours runs.
     """
@@ -42,9 +42,9 @@ class Injected:
     def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
         self._socket: socket.socket | None = None
         self._struck: dict[tuple[int, int], str] = {}
-        if faults and no_python:
+        if no_python and faults:
             logger.warning("--ft-inject does nothing: the ranks are no Python scripts")
-        elif faults:
+        if not no_python:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             self._socket.bind(str(injection.socket_beside(monitor_socket)))
 

@@ -105,8 +105,8 @@ def _why_free(fault: Fault, history: History, max_restarts: int, elsewhere: bool
 def _not_restarted(fault: Fault, history: History, settings: RestartSettings, elsewhere: bool) -> Decision | None:
     """The end of the job where a restart would not help, whatever the budget."""
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
-        about = f": {words(fault.doubt)}" if fault.doubt else "; a restart would compute the same"
-        reason = f"the rank failed on result validation (exit code 17){about}"
+        about = words(fault.doubt) if fault.doubt else "the rank asks for the end of the job, and its log says why"
+        reason = f"exit code 17: result could not be validated; {about}"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not elsewhere:
         reason = "the rank wants to go on on other hardware (exit code 16), and there is none"

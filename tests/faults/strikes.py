@@ -37,6 +37,10 @@ def _exit_16(client: Any) -> None:
     sys.exit(16)
 
 
+def _exit_17(client: Any) -> None:
+    sys.exit(17)
+
+
 def _asks(action: WorkloadAction, then: Callable[[Any], None]) -> Callable[[Any], None]:
     def ask(client: Any) -> None:
         client.send_workload_control_request(WorkloadControlRequest(action, "struck on purpose"))
@@ -104,6 +108,7 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "GPU fault": _gpu_fault,
     "exit 3": _exit_3,
     "exit 16": _exit_16,
+    "exit 17": _exit_17,
     "SIGKILL": _sigkill,
     "SIGSEGV": _sigsegv,
     "SIGABRT": _sigabrt,

@@ -124,6 +124,15 @@ def test_exit_16_goes_elsewhere_and_there_is_nowhere(start_job: StartJob) -> Non
     holds(start_job(strikes("exit 16"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2"), 16, story("exit", 0))
 
 
+def test_exit_17_without_more_says_what_is_known(start_job: StartJob) -> None:
+    """Megatron-LM's own machine ends a job with it after a transient error, too."""
+    job = start_job(strikes("exit 17"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2")
+    holds(job, 17, story("exit", 0))
+    assert decisions(job)[-1]["reason"].startswith("exit code 17: result could not be validated; ")
+    assert "17: result could not be validated; " in job.journal("fault")[0]["hint"]
+    assert "computes wrongly" not in job.output
+
+
 def test_a_code_that_ends_the_job(start_job: StartJob) -> None:
     flags = ("--max-restarts=3", "--ft-no-restart-exit-codes=3,4")
     holds(start_job(strikes("exit 3"), NPROC, *flags), 93, story("exit", 0))

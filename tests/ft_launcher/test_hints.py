@@ -57,7 +57,7 @@ def test_signals(number: int, node: NodeEvidence, fault_class: FaultClass, hint:
         (2, USER, "wrong arguments"),
         (3, UNSURE, ""),
         (16, HARDWARE, "other hardware is to tell"),
-        (17, HARDWARE, "computes wrongly"),
+        (17, HARDWARE, "17: result could not be validated; "),
         (80, AROUND, "launcher inside it failed"),
         (81, AROUND, "no rendezvous"),
         (82, AROUND, "lost its store"),

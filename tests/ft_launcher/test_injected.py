@@ -131,10 +131,12 @@ def test_a_local_rank_that_this_node_has_not_harms_no_monitor(
     assert monitors.process.poll() is None
 
 
-def test_without_faults_there_is_nothing_to_hear(tmp_path: Path) -> None:
-    Injected((), tmp_path / "m0", no_python=False).close()
+def test_a_training_may_ask_for_faults_itself_unless_it_is_no_python(tmp_path: Path) -> None:
     assert Injected(FAULTS, tmp_path / "m0", no_python=True).descriptors() == set()
     assert list(tmp_path.iterdir()) == []
+    one = Injected((), tmp_path / "m0", no_python=False)
+    assert len(one.descriptors()) == 1
+    one.close()
 
 
 CUT = """

@@ -80,7 +80,13 @@ def test_final_exit_code(fault: Fault, settings: RestartSettings, code: int) -> 
 @pytest.mark.parametrize(
     ("fault", "history", "settings", "code", "reason"),
     [
-        (replace(CRASH, exit_code=17), History(), ONCE, 17, "result validation"),
+        (
+            replace(CRASH, exit_code=17),
+            History(),
+            ONCE,
+            17,
+            "exit code 17: result could not be validated; the rank asks for the end",
+        ),
         (MOVE, History(moves=1), ONCE, 16, "there is none"),
         (CRASH, History(), RestartSettings(no_restart_exit_codes=(3,)), 93, "--ft-no-restart-exit-codes"),
         (CRASH, SAME, ONCE, 93, "the same error 3 times in a row: ValueError at train.py:7 at iteration 4"),

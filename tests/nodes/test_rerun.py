@@ -16,7 +16,7 @@ EXAMPLE = ROOT / "scripts" / "examples" / "rerun.py"
 QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 LIMIT_S = 240.0
 VERDICT = "node n0, device cpu computed iteration 3 of rank 0 wrongly; another device did not"
-REASON = f"the rank failed on result validation (exit code 17): {VERDICT}"
+REASON = f"exit code 17: result could not be validated; {VERDICT}"
 SCRIPT = """
 import os, runpy, sys, time
 while not os.path.exists(sys.argv[1] + "/go"):

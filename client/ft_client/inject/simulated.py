@@ -1,6 +1,7 @@
 """Simulated faults as the peers' integrations describe them: `SimulatedFaultParams`, and the text of a variable.
 
-They strike at every start of the training, after a delay that is drawn anew each time.
+They strike at every start of the training, after a delay that is drawn anew each time, and are reported to the launcher
+as every fault on purpose.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class SimulatedFaultParams:
 
     Args:
         fault_type: `rank_killed`, `rank_hung`, `random` (one of the two), or any other kind of fault.
-        base_delay: seconds; the delay is this times 1 to 1.2.
-        rank: the rank that fails; None: one at random, the same one for all ranks.
+        base_delay: seconds, at least.
+        rand_delay: seconds that are added at most; how many is drawn.
+        rank_to_fail: the rank that fails; None: one at random, the same one for all ranks.
 
     Raises:
         ValueError: naming the argument.
@@ -33,19 +35,24 @@ class SimulatedFaultParams:
 
     fault_type: str
     base_delay: float
-    rank: int | None = None
+    rand_delay: float = 0.0
+    rank_to_fail: int | None = None
 
     def __post_init__(self) -> None:
         injection.kind_of(self.fault_type)
-        try:
-            kinds.SECONDS.read(self.base_delay)
-            kinds.COUNT_OR_NONE.read(self.rank)
-        except ValueError as problem:
-            raise ValueError(f"base_delay={self.base_delay!r}, rank={self.rank!r}: {problem}") from None
+        for name, kind in (
+            ("base_delay", kinds.SECONDS),
+            ("rand_delay", kinds.SECONDS),
+            ("rank_to_fail", kinds.COUNT_OR_NONE),
+        ):
+            try:
+                kind.read(getattr(self, name))
+            except ValueError as problem:
+                raise ValueError(f"{name}={getattr(self, name)!r} {problem}") from None
 
     @classmethod
     def of_text(cls, text: str) -> SimulatedFaultParams:
-        """As in the variable: `type;rank;delay`, the rank may be empty.
+        """As in the variable: `type;rank;delay`, the rank may be empty. Up to a fifth of the delay is added.
 
         Raises:
             ValueError: naming what is wrong.
@@ -59,7 +66,7 @@ class SimulatedFaultParams:
         except ValueError as problem:
             raise ValueError(f"{text!r}: {problem}") from None
         assert isinstance(seconds, float) and (count is None or isinstance(count, int))
-        return cls(kind, seconds, count)
+        return cls(kind, seconds, _SPREAD * seconds, count)
 
 
 def simulate_fault(params: SimulatedFaultParams) -> None:
@@ -85,9 +92,10 @@ def of_environment(environ: Mapping[str, str] = os.environ) -> list[tuple[Strike
 
 def _planned(params: SimulatedFaultParams, unless: str = "") -> list[tuple[Strike, float]]:
     place = here()
-    text = f"rank:{injection.RANDOM if params.rank is None else params.rank},kind:{params.fault_type},cycle:any"
+    rank = injection.RANDOM if params.rank_to_fail is None else params.rank_to_fail
+    text = f"rank:{rank},kind:{params.fault_type},cycle:any"
     fault = injection.parse(text)
     if not place.is_meant(fault):
         return []
-    spread = place.dice(fault, "delay").random()
-    return [(Strike(fault, place, unless=unless), params.base_delay * (1 + _SPREAD * spread))]
+    delay_s = params.base_delay + params.rand_delay * place.dice(fault, "delay").random()
+    return [(Strike(fault, place, unless=unless), delay_s)]

@@ -58,7 +58,7 @@ class Strike:
         told = self._tell(at)
         if kind in OF_SYSTEM:
             if not told:
-                print(f"FT: {kind} needs a launcher with --ft-inject; nothing happens", file=sys.stderr, flush=True)
+                print(f"FT: {kind} needs ft_launcher; nothing happens", file=sys.stderr, flush=True)
         else:
             STRIKES[kind](self.fault)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_a_device_error_without_a_device_says_so() -> None:
 
 def test_a_fault_of_the_system_without_a_launcher_says_so() -> None:
     code, out, err = ended("inject_fault('kill_agent')\nprint('unharmed')")
-    assert (code, out) == (0, "unharmed\n") and "kill_agent needs a launcher with --ft-inject" in err
+    assert (code, out) == (0, "unharmed\n") and "kill_agent needs ft_launcher" in err
 
 
 def test_after_a_delay_it_happens_in_the_main_thread() -> None:
@@ -158,22 +159,23 @@ thread = threading.Thread(target=late); thread.start(); thread.join()
     [
         (("rank_lost", 1.0), "no kind is named 'rank_lost'"),
         (("rank_killed", -1.0), "base_delay=-1.0"),
-        (("rank_killed", 1.0, -2), "rank=-2"),
+        (("rank_killed", 1.0, -2.0), "rand_delay=-2.0"),
+        (("rank_killed", 1.0, 0.0, -2), "rank_to_fail=-2"),
     ],
 )
-def test_simulated_faults_that_are_none(arguments: tuple[str, float, int], problem: str) -> None:
+def test_simulated_faults_that_are_none(arguments: tuple[Any, ...], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         SimulatedFaultParams(*arguments)
 
 
 def test_a_simulated_fault_strikes_a_little_after_its_delay() -> None:
-    code, _, err = ended("simulate_fault(SimulatedFaultParams('rank_killed', 0.1, rank=3))\ntime.sleep(60)")
+    code, _, err = ended("simulate_fault(SimulatedFaultParams('rank_killed', 0.1, 0.02, 3))\ntime.sleep(60)")
     assert code == -9
     assert err.startswith("FT: Simulating fault: rank_killed; rank to fail: 3; after 0.1")
 
 
 def test_a_simulated_fault_of_a_random_kind_is_named_as_what_it_is() -> None:
-    with running("simulate_fault(SimulatedFaultParams('random', 0.01, rank=3))\ntime.sleep(60)") as process:
+    with running("simulate_fault(SimulatedFaultParams('random', 0.01, rank_to_fail=3))\ntime.sleep(60)") as process:
         stopped = os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         process.kill()
         name = "rank_hung" if stopped else "rank_killed"

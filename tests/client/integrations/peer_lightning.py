@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     fault_tol_cb = FaultToleranceCallback(
         autoresume=True,
         calculate_timeouts=True,
-        simulated_fault_params=SimulatedFaultParams(fault_type="rank_hung", base_delay=3600.0, rank=1),
+        simulated_fault_params=SimulatedFaultParams(fault_type="rank_hung", base_delay=3600.0, rank_to_fail=1),
         logger_name="test_logger",
         exp_dir=folder,
     )

@@ -196,13 +196,15 @@ def test_huge_limits_harm_nobody(job: Job, monitor: FakeMonitor) -> None:
 
 @pytest.mark.parametrize("given", [MappingProxyType, SimulatedFaultParams, None])
 def test_what_a_simulated_fault_may_be_given_as(given: Any) -> None:
-    words: Mapping[str, Any] = {"fault_type": "rank_hung", "base_delay": 33.0}
+    words: Mapping[str, Any] = {"fault_type": "rank_hung", "base_delay": 33.0, "rand_delay": 2.0, "rank_to_fail": 1}
     fault = None if given is None else given(words) if given is MappingProxyType else given(**words)
     watch = FaultToleranceCallback(True, True, simulated_fault_params=fault)
-    assert watch.simulated_fault_params == (given and SimulatedFaultParams("rank_hung", 33.0))
+    assert watch.simulated_fault_params == (given and SimulatedFaultParams("rank_hung", 33.0, 2.0, 1))
 
 
-@pytest.mark.parametrize("words", [{"fault_type": "tired", "base_delay": 1}, {"fault_type": "rank_hung"}, 7])
+@pytest.mark.parametrize(
+    "words", [{"fault_type": "tired", "base_delay": 1}, {"fault_type": "rank_hung"}, {"rank": 1}, 7]
+)
 def test_what_is_no_fault_is_an_error_before_the_training(words: Any) -> None:
     with pytest.raises(ValueError, match="simulated_fault_params="):
         FaultToleranceSectionsCallback(True, True, words)

@@ -179,7 +179,7 @@ def hangs(number: int, at: float = 1.0, **more: Any) -> dict[str, Any]:
         ([raises(PAIR, at=0.9), raises("[Errno 116] Stale file handle", "OSError")], NODE, 1, AROUND, "storage"),
         ([raises(PAIR, at=0.9), raises("CUDA error: uncorrectable ECC error")], NODE, 1, HARDWARE, "fault of its own"),
         ([raises(PAIR, at=0.9), dies(16)], NODE, 1, HARDWARE, "other hardware"),
-        ([raises(PAIR, at=0.9), dies(17)], NODE, 1, HARDWARE, "computes wrongly"),
+        ([raises(PAIR, at=0.9), dies(17)], NODE, 1, HARDWARE, "could not be validated"),
         ([raises(PAIR, at=0.9), dies(5)], NODE, 1, UNSURE, ""),
         # Nobody here failed by itself: the cause is on another node.
         ([raises(PAIR, at=0.9), raises(PAIR, at=0.8)], NODE, 1, AROUND, "other end is gone"),

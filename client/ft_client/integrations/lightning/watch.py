@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -212,14 +211,10 @@ def _stopped_early(callback: Any) -> bool:
 
 
 def _fault_of(given: Any) -> SimulatedFaultParams | None:
-    """The fault that is described; `rank_to_fail` and `rand_delay` are the peer's words for it."""
+    """The fault that is described, as an object or by a mapping of its arguments."""
     if given is None or isinstance(given, SimulatedFaultParams):
         return given
     try:
-        words = dict(given)
-        words.setdefault("rank", words.pop("rank_to_fail", None))
-        if spread_s := words.pop("rand_delay", 0):
-            words["base_delay"] += random.random() * spread_s
-        return SimulatedFaultParams(**words)
-    except (TypeError, ValueError, KeyError) as problem:
+        return SimulatedFaultParams(**given)
+    except (TypeError, ValueError) as problem:
         raise ValueError(f"simulated_fault_params={given!r}: {problem}") from None
