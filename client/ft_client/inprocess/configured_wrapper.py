@@ -29,6 +29,16 @@ from ft_client.inprocess.tree import Tree
 from ft_client.inprocess.wrapper import Wrapper
 
 _CALLBACK_LIMIT = datetime.timedelta(seconds=10)
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PALS_LOCAL_SIZE",
+)
+"""How many ranks this node has: torchrun's and ours, Open MPI's, MPICH's and Intel's, MVAPICH's, HPE's."""
+_OF_SLURM = "SLURM_STEP_TASKS_PER_NODE"
+"""The tasks of each node of a step in order, as `4(x2),3`."""
 
 
 def configured_wrapper(
@@ -42,7 +52,8 @@ def configured_wrapper(
         more: further arguments of the wrapper. A callback is called before the one that the options ask for.
 
     Raises:
-        TypeError, ValueError: as `InProcessRestartConfig.timeouts` and `Wrapper`; RANK or WORLD_SIZE is missing.
+        TypeError, ValueError: as `InProcessRestartConfig.timeouts` and `Wrapper`; RANK or WORLD_SIZE is missing; or,
+            with granularity `node`, nothing says how many ranks a node has.
     """
     durations = asdict(config.timeouts())
     if not config.enabled:
@@ -50,7 +61,7 @@ def configured_wrapper(
     state = State.from_env(environment)
     active = config.active_world_size or state.world_size
     callbacks = _callbacks(config, active)
-    assignment = Tree(_layers(config, environment, active))
+    assignment = Tree(_layers(config, environment, active, state.world_size))
     arguments: dict[str, Any] = {**durations, **callbacks, "rank_assignment": assignment}
     if config.monitor_process_logdir is not None and state.rank == 0:
         name = logfile_name(environment, socket.gethostname())
@@ -75,11 +86,44 @@ def _callbacks(config: InProcessRestartConfig, active: int) -> dict[str, Callabl
     return callbacks
 
 
-def _layers(config: InProcessRestartConfig, environment: Mapping[str, str], active: int) -> list[Layer]:
+def _layers(
+    config: InProcessRestartConfig, environment: Mapping[str, str], active: int, world_size: int
+) -> list[Layer]:
     """All ranks; and below them the nodes, each of which is given up as a whole."""
     layers = [Layer(min_ranks=active, max_ranks=active, flag=LayerFlag.RESERVE)]
     if config.granularity == "node":
-        per_node = torch.cuda.device_count() or int(environment.get("LOCAL_WORLD_SIZE", "1"))
+        per_node = _ranks_per_node(environment, world_size)
         node = socket.gethostname()
         layers.append(Layer(min_ranks=per_node, max_ranks=per_node, key_or_fn=node, flag=LayerFlag.RESERVE))
     return layers
+
+
+def _ranks_per_node(environment: Mapping[str, str], world_size: int) -> int:
+    """How many ranks each node has; the GPUs of this one where no launcher says it, as with Bridge.
+
+    Raises:
+        ValueError: nothing says it, so that ranks would become spares without a word; or what says it cannot be.
+    """
+    for name in _LOCAL_SIZES:
+        if name in environment:
+            return _possible(name, environment[name], environment[name], world_size)
+    if _OF_SLURM in environment:
+        counts = {part.partition("(")[0] for part in environment[_OF_SLURM].split(",")}
+        if len(counts) > 1:
+            text = environment[_OF_SLURM]
+            raise ValueError(f"{_OF_SLURM}={text!r}: granularity='node' needs as many ranks on every node")
+        return _possible(_OF_SLURM, environment[_OF_SLURM], counts.pop(), world_size)
+    if (gpus := torch.cuda.device_count()) or world_size == 1:
+        return gpus or 1
+    names = ", ".join((*_LOCAL_SIZES, _OF_SLURM))
+    raise ValueError(
+        f"granularity='node' needs the number of ranks per node: none of {names} is set, and there is no GPU. "
+        "Set LOCAL_WORLD_SIZE, or granularity='rank'"
+    )
+
+
+def _possible(name: str, text: str, count: str, world_size: int) -> int:
+    number = int(count) if count.strip().isdecimal() else 0
+    if not 1 <= number <= world_size:
+        raise ValueError(f"{name}={text!r} is not a number of ranks between 1 and WORLD_SIZE={world_size}")
+    return number

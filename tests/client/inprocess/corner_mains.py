@@ -327,3 +327,11 @@ def as_configured(note: Note, active: int, exits: int) -> Any:
         return (*me(), call.iteration)
 
     return config.wrapper()(function)()
+
+
+def by_srun(note: Note, tasks: str | None) -> Any:
+    """By nodes, as a task of srun: without torchrun's variables."""
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    if tasks is not None:
+        os.environ["SLURM_STEP_TASKS_PER_NODE"] = tasks
+    return InProcessRestartConfig(enabled=True, last_call_wait=0).wrapper()(me)()

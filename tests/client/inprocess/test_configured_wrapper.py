@@ -110,3 +110,48 @@ def test_ranks_with_it() -> None:
         told = made.end()
     assert sum(one.error.startswith("SystemExit") for one in told.values()) == 2
     assert sum(one.error.startswith("RankDiscarded") for one in told.values()) == 1
+
+
+def test_every_task_of_srun_takes_part_or_none() -> None:
+    """Not half of the world, without a word, where torchrun's LOCAL_WORLD_SIZE is missing."""
+    with job(2, corner_mains.by_srun, tasks="2") as made:
+        told = made.end()
+    assert [told[rank].result for rank in range(2)] == [(0, 2), (1, 2)]
+    with job(2, corner_mains.by_srun, tasks=None) as made:
+        told = made.end()
+    assert all("needs the number of ranks per node" in told[rank].error for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "per_node"),
+    [
+        ({"LOCAL_WORLD_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "1"}, 8, 2),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 0, 4),
+        ({"MPI_LOCALNRANKS": "4"}, 0, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x4)"}, 1, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,4(x3)"}, 0, 4),
+        ({}, 8, 8),
+        ({"WORLD_SIZE": "1"}, 0, 1),
+    ],
+)
+def test_ranks_per_node(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, per_node: int) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    layers = arguments_of({"RANK": "0", "WORLD_SIZE": "16", **environment}).rank_assignment.layers
+    assert (layers[1].min_ranks, layers[1].max_ranks) == (per_node, per_node)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "needs the number of ranks per node: none of LOCAL_WORLD_SIZE, "),
+        ({"LOCAL_WORLD_SIZE": "many"}, "LOCAL_WORLD_SIZE='many' is not a number of ranks between 1 and WORLD_SIZE=16"),
+        ({"LOCAL_WORLD_SIZE": "17"}, "LOCAL_WORLD_SIZE='17' is not"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x3),3"}, "needs as many ranks on every node"),
+    ],
+)
+def test_ranks_per_node_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ValueError, match=words):
+        arguments_of({"RANK": "0", "WORLD_SIZE": "16", **environment})
