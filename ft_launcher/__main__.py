@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ft_launcher.cli import program
+from ft_launcher.cli import launch
 
 if __name__ == "__main__":
-    program()
+    rank = launch()  # as `program` does, which would be one frame more below every rank's script
+    with rank:
+        rank.take()()
+    rank.end()

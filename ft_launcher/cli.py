@@ -13,13 +13,12 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ft_launcher import prescan
 from ft_launcher.options import UsageError
-from ft_launcher.runtime import Runtime
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
@@ -27,6 +26,7 @@ from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 if TYPE_CHECKING:
     from ft_launcher.command_line import Parsed
     from ft_launcher.config import Resolved
+    from ft_launcher.forked_rank import ForkedRank
     from ft_launcher.torch_config import Job
 
 SUBCOMMANDS = frozenset({"validate"})
@@ -34,9 +34,28 @@ _PEER = "nvidia_resiliency_ext"
 
 
 def program() -> NoReturn:
-    """`main`, and leaves at once: an interpreter with torch loaded takes 0.4 s to take itself apart."""
+    """The entry point. Ranks that are forked run here, in the outermost frame of ours; see `launch`."""
+    rank = launch()
+    with rank:
+        rank.take()()
+    rank.end()
+
+
+def launch() -> ForkedRank:
+    """Runs the launcher and ends this process; returns only in ranks, which have the stack of the caller.
+
+    It leaves at once: an interpreter with torch loaded takes 0.4 s to take itself apart.
+    """
+    words = sys.argv[1:]
+    zygotes = ZygotePool()
     try:
-        main()
+        with _errors_shown():
+            _must_have_folder()
+            seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
+            rank = zygotes.begin(seen.against_forks) if seen.starts_ranks and not is_subcommand(words) else None
+        if rank is not None:
+            return rank
+        main(words, seen, zygotes)
     except SystemExit as ended:
         code = ended.code
     atexit._run_exitfuncs()
@@ -47,16 +66,28 @@ def program() -> NoReturn:
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def main(words: Sequence[str] | None = None) -> NoReturn:
+def main(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> NoReturn:
     """Runs the program and exits.
 
     Args:
-        words: the command line without the program's name; None: this process's.
+        words: the command line without the program's name.
+        seen: what was seen of it before torch was imported.
     """
-    words = sys.argv[1:] if words is None else words
+    with _errors_shown():
+        code = _subcommand(words) if is_subcommand(words) else _job(words, seen, zygotes)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _errors_shown() -> Iterator[None]:
+    """Turns errors into lines on the console and exit codes.
+
+    Raises:
+        SystemExit: with the code.
+    """
     try:
-        _must_have_folder()
-        code = _subcommand(words) if is_subcommand(words) else _job(words)
+        yield
+        return
     except FtError as error:
         print(f"ft_launcher: {error}", file=sys.stderr)
         code = int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
@@ -93,11 +124,11 @@ def _subcommand(words: Sequence[str]) -> int:
     return int(ExitCode.OK)
 
 
-def _job(words: Sequence[str]) -> int:
+def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
     """Runs a job, or tells what it would be; returns the exit code."""
-    seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
+    from ft_launcher.runtime import Runtime
+
     runtime = Runtime.start() if seen.starts_ranks else None
-    zygotes = ZygotePool()
 
     def prepare(parsed: Parsed, resolved: Resolved) -> None:
         if runtime is not None and not resolved.settings.start.dry_run:

@@ -1,4 +1,4 @@
-"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start; how it ends is `forked_end.py`'s.
+"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start; its end is `forked_end.py`'s.
 
 Knows nothing of sockets and of who asked for the rank. What cannot be had in a fork is listed in the guide: the seed of
 string hashes is shared, and a warning that an import shows once is shown by the launcher alone.
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn, TextIO
 
 from ft_launcher import forked_end, proc_view
@@ -28,11 +28,7 @@ _OF_PYTHON: dict[int, Any] = {
     signal.SIGXFSZ: signal.SIG_IGN,
 }
 _UNBUFFERED = 2  # _IONBF
-_RUN = b"__import__('ft_launcher.forked_rank', fromlist=['_']).run_script()"
-
-_script: Callable[[], None]
-_code = 0
-_interrupted = False
+_SHOW = b"raise __import__('sys').last_value"
 
 
 @dataclass(frozen=True)
@@ -83,26 +79,55 @@ def become(order: Order, bootstrap: str, path: Sequence[str]) -> None:
     _renew_streams()
 
 
-def run(script: Callable[[], None]) -> NoReturn:
-    """Runs the script as the interpreter's main program, and ends the process."""
-    global _script, _code
-    _script = script
-    # In C, as for a main program: what escapes is shown by sys.excepthook and all that stands behind it.
-    if ctypes.pythonapi.PyRun_SimpleStringFlags(_RUN, None) != 0:
-        _code = 1
-    forked_end.end(_code, _interrupted)
+class ForkedRank:
+    """The main program of a forked rank as a context: what ends it is shown as the interpreter would show it.
+
+    For the outermost frame of the process: `with rank: rank.take()()`, then `rank.end()`. What is in between has let go
+    of all that the script left by the time that the process ends.
+
+    Args:
+        make: makes the program, which reports the exception that ends it.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._program: Any = None
+        self._code = 0
+        self._interrupted = False
+
+    def __enter__(self) -> ForkedRank:
+        return self
+
+    def take(self) -> Callable[[], object]:
+        """What to call."""
+        self._program = self._make()
+        main: Callable[[], object] = self._program.take()
+        return main
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return True
+        if self._program is not None:
+            self._program.__exit__(kind, error, trace)
+        if isinstance(error, SystemExit):
+            self._code = _code_of(error)
+        else:
+            self._code = 1
+            self._interrupted = isinstance(error, KeyboardInterrupt)
+            _show(error)
+        return True
+
+    def end(self) -> NoReturn:
+        """Ends the process."""
+        forked_end.end(self._code, self._interrupted)
 
 
-def run_script() -> None:
-    """The main program itself; it returns before the process ends, so that nothing of it holds the script's names."""
-    global _interrupted, _code
-    try:
-        _script()
-    except SystemExit as wish:
-        _code = _code_of(wish)
-    except KeyboardInterrupt:
-        _interrupted = True
-        raise
+def _show(error: BaseException) -> None:
+    """In C, as for a main program: by sys.excepthook and all that stands behind it."""
+    sys.last_value = error
+    ctypes.pythonapi.PyRun_SimpleStringFlags(_SHOW, None)
 
 
 def _take_signals(ignored: Sequence[int]) -> None:

@@ -6,13 +6,16 @@ torch is there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ft_launcher import command_line, options, rank_count
+from ft_launcher import command_line, options, rank_count, warm_start
+from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError
 
 _THREADS = "OMP_NUM_THREADS"
+_WARM_START = "warm_start"
 _RANKS = ("--nproc-per-node", "PET_NPROC_PER_NODE")
 _TORCH_FLAGS = frozenset(
     {"-h", "--help", "-m", "--module", "--standalone", "--no-python", "--run-path", "--virtual-local-rank"}
@@ -21,11 +24,12 @@ _TORCH_FLAGS = frozenset(
 
 @dataclass(frozen=True)
 class Scan:
-    """What was seen: a guess of the ranks per node (None: torch must count), whether ranks will be started, and by the
-    same token whether `OMP_NUM_THREADS` was set here."""
+    """What was seen: a guess of the ranks per node (None: torch must count), whether ranks will be started, why they
+    cannot be forks as far as that is seen, and whether `OMP_NUM_THREADS` was set here."""
 
     ranks: int | None
     starts_ranks: bool
+    against_forks: str = ""
     set_threads: bool = False
 
 
@@ -37,14 +41,14 @@ def scan(words: Sequence[str], environ: Mapping[str, str]) -> Scan:
         return Scan(None, starts_ranks=False)
     dry = options.flag_of("dry_run") + "=true"
     starts = bool(halves.rest) and not {"-h", "--help", dry} & set(halves.options)
-    return Scan(rank_count.guess(_ranks(halves.options, environ), environ), starts)
+    return Scan(rank_count.guess(_ranks(halves.options, environ), environ), starts, _against_forks(halves, environ))
 
 
 def prepare_threads(seen: Scan, environ: MutableMapping[str, str]) -> Scan:
     """Sets `OMP_NUM_THREADS` as torchrun would, since torch reads it when it is imported."""
     if (seen.ranks or 1) > 1 and _THREADS not in environ:
         environ[_THREADS] = "1"
-        return Scan(seen.ranks, seen.starts_ranks, set_threads=True)
+        return replace(seen, set_threads=True)
     return seen
 
 
@@ -66,6 +70,15 @@ def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
         if _dashed(name) == flag:
             text = value if joined else "".join(before[place + 1 : place + 2])
     return text
+
+
+def _against_forks(halves: command_line.Cut, environ: Mapping[str, str]) -> str:
+    flag = options.flag_of(_WARM_START)
+    given = [word.removeprefix(f"{flag}=") for word in halves.options if word.startswith(f"{flag}=")]
+    if (given or [environ.get(env.of_setting(_WARM_START), "")])[-1].strip().lower() == "off":
+        return f"{flag}=off"
+    no_python = any(_dashed(word) == "--no-python" for word in halves.options)
+    return warm_start.against_command(() if no_python else halves.rest, environ, sys.orig_argv)
 
 
 def _dashed(word: str) -> str:

@@ -35,6 +35,8 @@ _LATE_NAMES = frozenset(
 )
 """Variables that nothing reads while torch is imported: the only ones in which a rank may differ from its zygote."""
 
+_OURS = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
+
 _PROFILERS = {
     "NSYS_PROFILING_SESSION_ID": "nsys",
     "NV_TPS_LAUNCH_TOKEN": "ncu",
@@ -95,11 +97,8 @@ class ScriptLook:
         self._seen: tuple[int, int] | None = None
         self._reason = ""
 
-    def against(self) -> str:
-        """Why this script must start in an interpreter of its own; empty when it need not."""
-        return self._against_source() or self._against_folder()
-
-    def _against_source(self) -> str:
+    def against_source(self) -> str:
+        """Why this script must start in an interpreter of its own, by what it says; empty when it need not."""
         if self._file is None:
             return ""
         try:
@@ -112,25 +111,25 @@ class ScriptLook:
             return ""
         return self._reason
 
-    def _against_folder(self) -> str:
-        """A module beside the script that hides one that was imported already."""
-        loaded = {name for name in sys.modules if "." not in name}
+    def against_folder(self, loaded: Mapping[str, str | None]) -> str:
+        """Why a script with this folder cannot be forked: a module beside it hides one that is loaded.
+
+        Args:
+            loaded: the modules of the zygote that are in no package, with their files.
+        """
         try:
             with os.scandir(self._folder) as entries:
                 modules = (entry for entry in entries if entry.name.endswith(".py") or entry.is_dir())
                 names = {module.name.removesuffix(".py") for module in modules}
         except OSError:
             return ""
-        ours = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
-        hidden = sorted(name for name in names & loaded - ours if not _is_there(name, self._folder))
+        hidden = sorted(name for name in names & loaded.keys() - _OURS if not self._is_there(name, loaded[name]))
         return f"{self._folder} has a {hidden[0]} of its own" if hidden else ""
 
-
-def _is_there(name: str, folder: Path) -> bool:
-    """Whether the loaded module is the one in the folder, or the folder's is only a folder."""
-    file = getattr(sys.modules[name], "__file__", None) or ""
-    own = [folder / f"{name}.py", folder / name / "__init__.py"]
-    return not any(path.exists() for path in own) or any(file and path == Path(file) for path in own)
+    def _is_there(self, name: str, file: str | None) -> bool:
+        """Whether the loaded module is the one in the folder, or the folder's is only a folder."""
+        own = [self._folder / f"{name}.py", self._folder / name / "__init__.py"]
+        return not any(path.exists() for path in own) or any(file and path == Path(file) for path in own)
 
 
 def _file_of(words: Sequence[str], path: Sequence[str]) -> Path | None:

@@ -17,9 +17,11 @@ import struct
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
-from ft_launcher import forked_rank, proc_view, script
+from ft_launcher import forked_rank, proc_view, script, warm_start
+from ft_launcher.forked_rank import ForkedRank
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import FtError
 
@@ -40,18 +42,20 @@ class PreloadError(FtError):
         self.module, self.problem = module, problem
 
 
-def load(modules: Iterable[str]) -> None:
-    """Imports what all ranks share.
+def load_torch() -> None:
+    """Imports what all ranks share, whatever the user preloads."""
+    importlib.import_module("torch.distributed")
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Imports the user's modules.
 
     Raises:
-        PreloadError: one of the user's modules cannot be imported.
+        PreloadError: one of them cannot be imported.
     """
-    importlib.import_module("torch.distributed")
     for module in modules:
         try:
             importlib.import_module(module)
-        except KeyboardInterrupt:
-            raise
         except SystemExit as wish:
             raise PreloadError(module, f"it ends the interpreter when it is imported (exit {wish.code!r})") from None
         except BaseException as error:
@@ -108,16 +112,20 @@ class Zygote:
     Args:
         connection: to the agent.
         agent: its pid.
-        tag: the job's mark, in the environment that /proc shows.
         path: `sys.path` of an interpreter that does not know its script yet.
     """
 
-    def __init__(self, connection: socket.socket, agent: int, tag: str, path: Sequence[str]) -> None:
-        self._connection, self._agent, self._tag, self._path = connection, agent, tag, path
+    def __init__(self, connection: socket.socket, agent: int, path: Sequence[str]) -> None:
+        self._connection = connection
+        self._agent = agent
+        self._path = path
         self._kept: set[int] = set()
+        self._hidden: list[ModuleType] = []
 
-    def run(self, unwanted: Collection[int] = ()) -> NoReturn:
-        """Serves until the agent is gone.
+    def serve(self, unwanted: Collection[int] = ()) -> ForkedRank:
+        """Serves until the agent is gone, then ends this process; returns in each rank that was forked.
+
+        It is called where the stack is shallow, since ranks have the frames from which it was called.
 
         Args:
             unwanted: descriptors that the agent had open before it loaded what ranks share.
@@ -125,14 +133,19 @@ class Zygote:
         try:
             self._settle(unwanted)
             while (taken := receive(self._connection)) is not None:
-                send(self._connection, self._start_ranks(*taken))
-        except OSError:
-            pass
-        finally:  # whatever it was: the stack below is the agent's
-            os._exit(0)
+                request, descriptors = taken
+                answer = self._start_ranks(request, descriptors) if "ranks" in request else self._prepare(request)
+                if isinstance(answer, ForkedRank):
+                    return answer
+                send(self._connection, answer)
+        except BaseException as error:  # the frames below are the agent's: nothing may come out
+            if not isinstance(error, OSError):
+                print(f"ft_launcher: the zygote ends: {type(error).__name__}: {error}", file=sys.stderr)
+        os._exit(0)
 
     def _settle(self, unwanted: Collection[int]) -> None:
         end_with_parent(self._agent)
+        proc_view.name("ft_zygote")
         with contextlib.suppress(PermissionError):  # a new process leads a session already
             os.setsid()
         for name in _IGNORED:
@@ -140,52 +153,68 @@ class Zygote:
         for descriptor in set(unwanted) - {self._connection.fileno()}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+    def _prepare(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Imports what the user preloads; returns what this process has loaded, or why ranks cannot be forks of it."""
+        proc_view.show(["ft_zygote"], {**os.environ, env.JOB_TAG: order["tag"]})
+        try:
+            preload(order["preload"])
+        except PreloadError as error:
+            return {"module": error.module, "problem": error.problem}
+        if order["preload"] and (why := _against_this_process()):
+            return {"unfit": why}
         self._kept = open_descriptors() - {self._connection.fileno()}
-        proc_view.show(["ft_zygote"], {**os.environ, env.JOB_TAG: self._tag})
-        proc_view.name("ft_zygote")
         from ft_client import bootstrap  # here: it is not the agent's to know
 
         bootstrap.load()
+        loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name}
+        self._hide_launcher()
         forked_rank.mark_preloaded()
+        return {"loaded": loaded}
 
-    def _start_ranks(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Forks what is asked for; returns pids, or what went wrong."""
+    def _hide_launcher(self) -> None:
+        """Takes the launcher's modules out of `sys.modules`: a rank that was started by exec has none of them."""
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ft_launcher"]:
+            self._hidden.append(sys.modules.pop(name))
+
+    def _start_ranks(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | ForkedRank:
+        """Forks what is asked for; returns pids, or what went wrong. In a rank: that rank.
+
+        Nothing is tidied up on the way out of a rank: the numbers of its descriptors are others by then.
+        """
         reader, writer = os.pipe()
         try:
             between = os.fork()
+        except OSError as error:
+            os.close(writer)
+            answer: dict[str, Any] = {"error": f"{error.strerror} when forking"}
+        else:
             if between == 0:
                 os.close(reader)
-                self._fork_ranks(request, descriptors, writer)
+                return self._fork_ranks(request, descriptors, writer)
             os.close(writer)
-            writer = -1
-            with os.fdopen(os.dup(reader), "rb") as pipe:
-                text = pipe.read()
-            os.waitpid(between, 0)
-            answer: dict[str, Any] = json.loads(text) if text else {"error": "the process in between was killed"}
-        except OSError as error:
-            answer = {"error": f"{error.strerror} when forking"}
-        finally:
-            for descriptor in {reader, writer, *descriptors} - {-1}:
-                os.close(descriptor)
+            answer = _answer_of(between, reader)
+        for descriptor in (reader, *descriptors):
+            os.close(descriptor)
         return answer
 
-    def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> NoReturn:
-        """In the process in between. Ranks that a failure leaves behind end when nobody lets them go."""
+    def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> ForkedRank:
+        """In the process in between, which ends here. Ranks of a failed request end when nobody lets them go."""
         answer: dict[str, Any] = {"pids": []}
-        try:
-            for rank in request["ranks"]:
+        for rank in request["ranks"]:
+            try:
                 pid = os.fork()
-                if pid == 0:
-                    self._become_rank({**request["all"], **rank}, descriptors)
-                answer["pids"].append(pid)
-        except OSError as error:
-            answer = {"error": f"{error.strerror} when forking"}
-        finally:
-            with contextlib.suppress(OSError):
-                os.write(writer, json.dumps(answer).encode())
-            os._exit(0)
+            except OSError as error:
+                answer = {"error": f"{error.strerror} when forking"}
+                break
+            if pid == 0:
+                return self._become_rank({**request["all"], **rank}, descriptors)
+            answer["pids"].append(pid)
+        with contextlib.suppress(OSError):
+            os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
 
-    def _become_rank(self, order: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    def _become_rank(self, order: dict[str, Any], descriptors: list[int]) -> ForkedRank:
         streams: dict[str, int] = order.pop("streams")
         words: list[str] = order["words"]
         place = order.pop("channel", None)
@@ -196,6 +225,7 @@ class Zygote:
             go = descriptors[0]
             for number, place in streams.items():
                 os.dup2(descriptors[place], int(number))
+            self._connection.detach()
             for descriptor in open_descriptors() - self._kept - channel - {go}:
                 os.close(descriptor)
             forked_rank.become(forked_rank.Order(**order), script.bootstrap(), self._path)
@@ -209,11 +239,8 @@ class Zygote:
                     os.set_inheritable(descriptor, True)
                 os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *words], order["environ"])
             os._exit(1)
-        try:
-            first_path = None if is_safe_path() else order["cwd"] or ""
-            forked_rank.run(lambda: bootstrap.run(words, first_path, bootstrap.prepare()))
-        finally:
-            os._exit(1)
+        first_path = None if is_safe_path() else order["cwd"] or ""
+        return ForkedRank(lambda: bootstrap.Rank(bootstrap.main_of(words, first_path), bootstrap.prepare()))
 
     def _wait_to_go(self, go: int) -> None:
         """Ends this process if the agent does not want it, or is gone."""
@@ -243,12 +270,42 @@ def is_safe_path() -> bool:
     return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
-def main(path: Sequence[str]) -> NoReturn:
-    """A zygote as a program of its own: imports, says that it is ready, and serves. The last word says what it gets."""
+def _against_this_process() -> str:
+    """Why this process cannot be forked into ranks; empty when it can."""
+    child = os.fork()  # libraries with a handler for forks (OpenBLAS) end their threads for it
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return warm_start.against_process(threads_here(), sys.modules["torch"].cuda.is_initialized(), _device_files())
+
+
+def threads_here() -> int:
+    """How many threads this process has, those of C libraries too."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only counted)
+
+
+def _device_files() -> list[str]:
+    """Files of GPU drivers that this process holds open: a driver that was initialised, by whomever."""
+    found = []
+    for descriptor in open_descriptors():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 (it may be no path)
+    return [path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
+
+
+def _answer_of(between: int, reader: int) -> dict[str, Any]:
+    with os.fdopen(os.dup(reader), "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(between, 0)
+    answer: dict[str, Any] = json.loads(text) if text else {"error": "the process in between was killed"}
+    return answer
+
+
+def main(path: Sequence[str]) -> ForkedRank:
+    """A zygote as a program of its own: imports torch and serves; returns in ranks. The last word says what it gets."""
     order = json.loads(sys.argv[-1])
     connection = socket.socket(fileno=order["connection"])
     if order["path"] is not None:
         sys.path[:] = path = order["path"]
-    load(order["preload"])
-    send(connection, {"ready": True})
-    Zygote(connection, order["agent"], order["tag"], path).run()
+    load_torch()
+    return Zygote(connection, order["agent"], path).serve()

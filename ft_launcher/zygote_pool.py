@@ -5,18 +5,17 @@ A restart never waits for a zygote: while there is none, ranks start by exec, un
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from ft_launcher import warm_start, zygote
+from ft_launcher.forked_rank import ForkedRank
 from ft_launcher.process_tree import is_stopped
-from ft_launcher.zygote_process import NoRanks, RankOrder, ZygoteLost, ZygoteProcess
+from ft_launcher.zygote_process import NoRanks, RankOrder, ZygoteLost, ZygoteProcess, ZygoteUnfit
 from rank_monitor.contract.config import StartSettings
 from rank_monitor.contract.errors import ConfigError, FtError
 
@@ -32,7 +31,7 @@ class NoWarmStart(FtError):
 
 
 class ZygotePool:
-    """Make it before torch is imported, `prepare` it before anything else starts a thread or touches a GPU.
+    """Make it before torch is imported, `begin` before anything else is imported or starts a thread, then `prepare`.
 
     Args:
         apart: this process is a user's program: it is not forked, and nothing of it is changed; see `prepare_apart`.
@@ -53,8 +52,36 @@ class ZygotePool:
         if not apart:
             gc.disable()
 
+    def begin(self, why_not: str) -> ForkedRank | None:
+        """Imports torch and forks the zygote, before the launcher's own modules are loaded: ranks have none of them.
+
+        Args:
+            why_not: why there is to be no zygote; empty when there may be one.
+
+        Returns:
+            In each rank of the zygote: that rank. In the launcher: None.
+        """
+        self._why_not = why_not
+        if not why_not:
+            zygote.load_torch()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            gc.freeze()
+            try:
+                made = ZygoteProcess.fork(self._path, self.held)
+            except OSError as error:
+                self._why_not = f"no zygote can be forked ({error.strerror})"
+                return None
+            if isinstance(made, ForkedRank):
+                return made
+            self._zygote = made
+            # Counted after the fork: libraries with a handler for forks (OpenBLAS) have ended their threads for it.
+            self._why_not = warm_start.against_process(zygote.threads_here(), cuda=False, device_files=())
+        return None
+
     def prepare(self, words: Sequence[str], settings: StartSettings, source: str, tag: str) -> None:
-        """Imports what ranks share and forks the zygote, where that may be done.
+        """Has the zygote import what the user preloads, where ranks may be forks; ends it where they may not.
 
         Args:
             words: `[-m] SCRIPT ARGS` as given; empty when Python does not run them.
@@ -66,11 +93,41 @@ class ZygotePool:
         """
         self._settings, self._tag = settings, tag
         try:
-            self._why_not = self._fork(words)
+            self._why_not = self._against_command(words) or self._why_not or self._preload()
         finally:
             gc.freeze()
             self._restore()
+        if self._why_not and self._zygote is not None:
+            self._zygote.bury()
+            self._zygote = None
         self._insist(source)
+
+    def _preload(self) -> str:
+        """Tells the zygote what to import, and waits for that if there is anything; returns why it cannot be used."""
+        modules = self._settings.preload
+        self._first = True
+        if self._zygote is None:
+            return "no zygote was forked"
+        began = time.monotonic()
+        try:
+            self._zygote.prepare(self._tag, modules)
+            if modules or self._settings.warm_start == "on":
+                self._zygote.await_ready(None)
+        except zygote.PreloadError as error:
+            raise _not_preloaded(error.module, error.problem) from None
+        except ZygoteUnfit as unfit:
+            return str(unfit)
+        except ZygoteLost as lost:
+            if modules:
+                code = self._zygote.bury()
+                self._zygote = None
+                how = f"signal {-code}" if code < 0 else f"code {code}"
+                problem = f"the process that imported it ended ({how})"
+                raise _not_preloaded(",".join(modules), problem) from None
+            return f"the zygote was lost: {lost}"
+        if modules and (took := time.monotonic() - began) > _SLOW_PRELOAD_S:
+            print(f"ft_launcher: --ft-preload {','.join(modules)} took {took:.0f} s", file=sys.stderr)
+        return self._against_loaded()
 
     def prepare_apart(self, words: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:
         """Starts a zygote as a program of its own, where ranks may be forks; the first ranks wait for it.
@@ -95,7 +152,13 @@ class ZygotePool:
         if (why := warm_start.against_command(words, os.environ, sys.orig_argv)) or function:
             return why
         self._look = warm_start.ScriptLook(words, self._path)
-        return self._look.against()
+        return self._look.against_source()
+
+    def _against_loaded(self) -> str:
+        """Why the script cannot be run where the zygote's modules are loaded; empty when it can, or is a function."""
+        if self._look is None or self._zygote is None:
+            return ""
+        return self._look.against_folder(self._zygote.loaded)
 
     def _insist(self, source: str) -> None:
         if self._why_not and self._settings.warm_start == "on":
@@ -157,6 +220,10 @@ class ZygotePool:
                     logger.info("The zygote is there again: ranks start warm.")
             except ZygoteLost as lost:
                 self._lose(current, str(lost))
+            except (ZygoteUnfit, zygote.PreloadError) as unfit:
+                self._why_not = str(unfit)
+                self._zygote = None
+                current.bury()
 
     def close(self) -> None:
         """Ends the zygote; ranks that run go on."""
@@ -165,40 +232,6 @@ class ZygotePool:
         self._why_not = self._why_not or "the launcher is ending"
         if current is not None:
             current.bury()
-
-    # Making one.
-
-    def _fork(self, words: Sequence[str]) -> str:
-        """Forks the zygote; returns why not."""
-        if why := self._against_command(words):
-            return why
-        began = time.monotonic()
-        try:
-            zygote.load(self._settings.preload)
-        except zygote.PreloadError as error:
-            hint = "Name installed modules; files beside the script are not preloaded"
-            raise ConfigError("preload", error.module, "--ft-preload", error.problem, hint) from None
-        if self._settings.preload and (took := time.monotonic() - began) > _SLOW_PRELOAD_S:
-            print(f"ft_launcher: --ft-preload {','.join(self._settings.preload)} took {took:.0f} s", file=sys.stderr)
-        return self._fork_here()
-
-    def _fork_here(self) -> str:
-        if why := warm_start.against_process(1, _cuda_initialised(), _device_files()):
-            return why
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        gc.freeze()
-        try:
-            self._zygote = ZygoteProcess.fork(self._tag, self._path, self.held)
-        except OSError as error:
-            return f"no zygote can be forked ({error.strerror})"
-        # Counted after the fork: libraries with a handler for forks (OpenBLAS) have ended their threads for it.
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        if why := warm_start.against_process(threads, cuda=False, device_files=()):
-            self._zygote.bury()
-            self._zygote = None
-        return why
 
     # Losing one.
 
@@ -218,7 +251,10 @@ class ZygotePool:
     def _respawn(self) -> None:
         path = self._path if self._apart else None
         try:
-            self._zygote = ZygoteProcess.spawn(self._tag, self._settings.preload, path)
+            self._zygote = ZygoteProcess.spawn(self._tag, path)
+            self._zygote.prepare(self._tag, self._settings.preload)
+        except ZygoteLost:
+            pass  # `handle` takes note of its end
         except OSError as error:
             self._why_not = f"no zygote can be started ({error})"
             logger.warning("No zygote can be started (%s): ranks start by exec.", error)
@@ -228,7 +264,7 @@ class ZygotePool:
     def _against(self, orders: Sequence[RankOrder], numa: bool) -> str:
         if numa:
             return "numactl binds the ranks to processors"
-        if self._look is not None and (why := self._look.against()):
+        if self._look is not None and (why := self._look.against_source()):
             return why
         current = self._await_zygote()
         if current is None:
@@ -236,6 +272,8 @@ class ZygotePool:
         if is_stopped(current.pid):
             self._lose(current, "it was stopped")
             return "the zygote was stopped"
+        if why := self._against_loaded():
+            return why
         return next(filter(None, (warm_start.against_environment(o.environ, current.environ) for o in orders)), "")
 
     def _await_zygote(self) -> ZygoteProcess | None:
@@ -250,16 +288,6 @@ class ZygotePool:
         return self._zygote if self._zygote and self._zygote.ready else None
 
 
-def _cuda_initialised() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_initialized())
-
-
-def _device_files() -> list[str]:
-    """Files of GPU drivers that this process holds open: a driver that was initialised, by whomever."""
-    found = []
-    for descriptor in zygote.open_descriptors():
-        with contextlib.suppress(OSError):
-            found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-    return [path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
+def _not_preloaded(module: str, problem: str) -> ConfigError:
+    hint = "Name installed modules; files beside the script are not preloaded"
+    return ConfigError("preload", module, "--ft-preload", problem, hint)

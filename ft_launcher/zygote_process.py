@@ -13,11 +13,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ft_launcher import zygote
+from ft_launcher.forked_rank import ForkedRank
 from ft_launcher.process_tree import subreaper
 from rank_monitor.contract import env
 from rank_monitor.contract.wait import readable
@@ -27,12 +28,18 @@ _END_S = 1.0
 # The root is appended for a tree that is not installed; ranks must not see it.
 _START = (
     "import sys; getattr(sys.flags, 'safe_path', False) or sys.path.pop(0); path = sys.path[:];"
-    " sys.path.append({root!r}); from ft_launcher.zygote import main; main(path)"
+    " sys.path.append({root!r}); from ft_launcher.zygote import main; rank = main(path)\n"
+    "with rank: rank.take()()\n"
+    "rank.end()"
 )
 
 
 class ZygoteLost(Exception):
     """The zygote cannot be used any more; the text says why."""
+
+
+class ZygoteUnfit(Exception):
+    """What a preloaded module did when it was imported allows no forks; the text says what."""
 
 
 class NoRanks(Exception):
@@ -54,18 +61,26 @@ class RankOrder:
 
 @dataclass
 class ZygoteProcess:
-    """A zygote, a child of this process. `environ` is what torch was imported with; `ready`: it has been."""
+    """A zygote, a child of this process.
+
+    `environ` is what torch was imported with; `ready`: it has imported all it is to; `loaded`: its modules by then, of
+    each that is in no package the file.
+    """
 
     pid: int
     pidfd: int
     connection: socket.socket
     environ: Mapping[str, str]
-    ready: bool
     process: subprocess.Popen[bytes] | None = None
+    ready: bool = False
+    loaded: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def fork(cls, tag: str, path: Sequence[str], unwanted: Collection[int]) -> ZygoteProcess:
+    def fork(cls, path: Sequence[str], unwanted: Collection[int]) -> ZygoteProcess | ForkedRank:
         """This process forks: everything it has loaded is shared. Arguments as of `zygote.Zygote`.
+
+        Returns:
+            In each rank of the zygote: that rank.
 
         Raises:
             OSError: the system refuses.
@@ -79,20 +94,21 @@ class ZygoteProcess:
             theirs.close()
             raise
         if pid == 0:
-            zygote.Zygote(theirs, agent, tag, path).run({*unwanted, ours.fileno()})
+            ours.close()
+            return zygote.Zygote(theirs, agent, path).serve(unwanted)
         theirs.close()
-        return cls(pid, os.pidfd_open(pid), ours, dict(os.environ), ready=True)
+        return cls(pid, os.pidfd_open(pid), ours, dict(os.environ))
 
     @classmethod
-    def spawn(cls, tag: str, preload: Sequence[str], path: Sequence[str] | None = None) -> ZygoteProcess:
-        """Starts one as a program, which is ready some time later. `path`: its `sys.path`; None: Python's own.
+    def spawn(cls, tag: str, path: Sequence[str] | None = None) -> ZygoteProcess:
+        """Starts one as a program. `path`: its `sys.path`; None: Python's own.
 
         Raises:
             OSError: the system refuses.
         """
         root = str(Path(__file__).resolve().parents[1])
         ours, theirs = socket.socketpair()
-        order = {"connection": theirs.fileno(), "agent": os.getpid(), "tag": tag, "preload": preload, "path": path}
+        order = {"connection": theirs.fileno(), "agent": os.getpid(), "path": path}
         environ = dict(os.environ)
         try:
             process = subprocess.Popen(
@@ -106,7 +122,18 @@ class ZygoteProcess:
             raise
         finally:
             theirs.close()
-        return cls(process.pid, os.pidfd_open(process.pid), ours, environ, False, process)
+        return cls(process.pid, os.pidfd_open(process.pid), ours, environ, process)
+
+    def prepare(self, tag: str, preload: Sequence[str]) -> None:
+        """Has it import the user's modules; it is ready some time later.
+
+        Raises:
+            ZygoteLost: it is gone.
+        """
+        try:
+            zygote.send(self.connection, {"tag": tag, "preload": list(preload)})
+        except OSError:
+            raise ZygoteLost("it ended") from None
 
     def descriptors(self) -> set[int]:
         """Readable when `ended` or `ready` may have changed."""
@@ -116,18 +143,28 @@ class ZygoteProcess:
         """Whether it is gone, or goes within so many seconds."""
         return bool(readable([self.pidfd], within_s))
 
-    def await_ready(self, timeout_s: float) -> bool:
-        """Whether it said that it is ready, or says so in time.
+    def await_ready(self, timeout_s: float | None) -> bool:
+        """Whether it said that it is ready, or says so in time; None: without limit.
 
         Raises:
+            PreloadError: a module of the user's cannot be imported.
+            ZygoteUnfit: it must not be forked.
             ZygoteLost: it said something else, or nothing any more.
         """
-        if not self.ready and readable([self.connection.fileno()], timeout_s):
-            with contextlib.suppress(OSError, ValueError):
-                self.ready = zygote.receive(self.connection) is not None
-            if not self.ready:
-                raise ZygoteLost("it does not speak")
-        return self.ready
+        if self.ready or not readable([self.connection.fileno()], timeout_s):
+            return self.ready
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            answer, _ = zygote.receive(self.connection) or ({}, [])
+        if "module" in answer:
+            raise zygote.PreloadError(answer["module"], answer["problem"])
+        if "unfit" in answer:
+            raise ZygoteUnfit(answer["unfit"])
+        if "loaded" not in answer:
+            raise ZygoteLost("it ended" if self.ended(0.1) else "it does not speak")
+        self.loaded = answer["loaded"]
+        self.ready = True
+        return True
 
     def start_ranks(self, orders: Sequence[RankOrder]) -> list[int]:
         """Pids of new ranks, children of this process, that run from now on.

@@ -29,17 +29,16 @@ FUNCTION = "--function"
 
 def load() -> None:
     """Imports what `prepare`, `run` and most scripts need of this package: once, where ranks are forks."""
-    from ft_client import collective_timeout, exception_report, process, script, short_forms  # noqa: F401
+    from ft_client import collective_timeout, exception_report, own_names, process, script, short_forms  # noqa: F401
 
 
-def main() -> None:
-    """Runs what the command line names."""
+def rank() -> Rank:
+    """This process as the rank that its command line names, ready to run."""
     arguments = sys.argv[1:]
     if not arguments or arguments == ["-m"]:
         sys.exit("usage: python -u -m ft_client.bootstrap [-m] SCRIPT [ARGS]")
     first_path = _take_first_path()
-    report = prepare()
-    run(arguments, first_path, report)
+    return Rank(main_of(arguments, first_path), prepare())
 
 
 def prepare() -> Report:
@@ -65,22 +64,20 @@ def prepare() -> Report:
         return lambda error, trace: None
 
 
-def run(arguments: list[str], first_path: str | None, report: Report) -> None:
-    """Runs the script, or the function that the agent sends.
+def main_of(arguments: list[str], first_path: str | None) -> Main:
+    """The script, or the function that the agent sends.
 
     Args:
         arguments: `[-m] SCRIPT ARGS`, or `--function DESCRIPTOR`.
         first_path: the first entry of `sys.path` for `-m`; None in safe-path mode.
-        report: as from `prepare`.
     """
-    from ft_client.script import Script
-
     if arguments[0] == FUNCTION:
         from ft_client.function import Function
 
-        carry_out(Function.from_agent(int(arguments[1])), report)
-    else:
-        carry_out(Script(arguments, first_path), report)
+        return Function.from_agent(int(arguments[1]))
+    from ft_client.script import Script
+
+    return Script(arguments, first_path)
 
 
 def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -88,26 +85,50 @@ def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any,
     report = prepare()
     from ft_client.function import Function
 
-    carry_out(Function(channel, (function, args)), report)
+    with Rank(Function(channel, (function, args)), report) as rank:
+        rank.take()()
 
 
-def carry_out(main: Main, report: Report) -> None:
-    """Runs the rank's main program; an exception that ends it is reported on its way out."""
-    from ft_client.script import hide_frames
+class Rank:
+    """The rank's main program as a context: an exception that ends it is reported on its way out.
 
-    try:
+    Run it by `with rank: rank.take()()` in the outermost frame of the process, so that no more than this one frame of
+    ours stands below the script's in its stack: it is seen in every stack dump and counts towards the recursion limit.
+
+    Args:
+        main: what runs.
+        report: as from `prepare`.
+    """
+
+    def __init__(self, main: Main, report: Report) -> None:
+        from ft_client import own_names, script  # now: later, the script's folder comes first in sys.path
+
+        self._main = main
+        self._names = own_names
+        self._report = report
+        self._tracebacks = script
+
+    def __enter__(self) -> Rank:
+        return self
+
+    def take(self) -> Callable[[], object]:
+        """Sets up the faults on purpose that were asked for; returns what to call. Nothing of ours keeps that."""
         begin_drill = _set_up_faults()
         begin_drill()
-        main.run()
-    except SystemExit:
-        raise
-    except BaseException as error:
-        hide_frames(main)
+        self._names.release()
+        return self._main.take()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, SystemExit):
+            return
+        theirs = self._main.below(self._tracebacks.below(trace and trace.tb_next, {Rank.take.__code__}))
+        self._tracebacks.hide_frames(theirs)
         try:
-            report(error, main.below(error.__traceback__))
+            self._report(error, theirs)
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
-        raise
 
 
 def _set_up_faults() -> Callable[[], None]:
@@ -137,4 +158,5 @@ def _take_first_path() -> str | None:
 if __name__ == "__main__":
     from ft_client import bootstrap  # noqa: PLW0406 (this copy ends here: `__main__` becomes the script's)
 
-    bootstrap.main()
+    with bootstrap.rank() as started:
+        started.take()()

@@ -38,6 +38,10 @@ class Function:
         """The function that waits at a descriptor, in a process that is nothing else yet."""
         return cls(socket.socket(fileno=descriptor))
 
+    def take(self) -> Callable[[], object]:
+        """What runs it."""
+        return self.run
+
     def run(self) -> None:
         """Runs it. What it raises comes out, with our frames at the top of the traceback: see `below`.
 

@@ -7,7 +7,6 @@ leaves no file behind, under a name that nobody can guess; only its own user's c
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import struct
 from collections.abc import Callable
@@ -44,7 +43,7 @@ def meet(
 
 def _heard(size: int, from_rank0: Callable[[float], float], on_all: Callable[[bool], bool]) -> Peers:
     """Rank 0's connections, by rank; empty: not all reach it."""
-    name = float(1 + secrets.randbits(52))
+    name = float(1 + int.from_bytes(os.urandom(6), "big"))
 
     def listen(listener: socket.socket) -> None:
         listener.bind(_address(name))

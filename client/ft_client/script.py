@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container
+from functools import partial
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
@@ -34,22 +35,20 @@ class Script:
         self._name, *self._rest = arguments[1:] if self._is_module else arguments
         self._first_path = first_path
 
-    def run(self) -> None:
-        """Runs it. Whatever it raises comes out, with our frames at the top of the traceback: see `below`."""
+    def take(self) -> Callable[[], object]:
+        """Makes this process what it is when an interpreter begins the script; returns what runs it."""
         forget_bootstrap()
         sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
         if self._is_module:
             sys.argv = ["-m", *self._rest]
             self._look_first_in(self._first_path)
-            runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
-            return
+            return partial(runpy._run_module_as_main, self._name)  # type: ignore[attr-defined]
         sys.argv = [self._name, *self._rest]
         if get_importer(self._name) is not None:  # a folder or zip file with a __main__
             self._look_first_in(_absolute(self._name), always=True)
-            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
-            return
+            return partial(runpy._run_module_as_main, "__main__", alter_argv=False)  # type: ignore[attr-defined]
         self._look_first_in(str(Path(self._name).resolve().parent))
-        self._run_file()
+        return self._file()
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
         """The part of a traceback that `python` would have shown: what is below our frames."""
@@ -60,7 +59,7 @@ class Script:
             sys.path.insert(0, folder)
             _uncover(folder)
 
-    def _run_file(self) -> None:
+    def _file(self) -> Callable[[], object]:
         path = _absolute(self._name)
         compiled = path.endswith(".pyc")
         loader = SourcelessFileLoader("__main__", path) if compiled else SourceFileLoader("__main__", path)
@@ -75,10 +74,10 @@ class Script:
         names.update(__file__=path, __cached__=None, __loader__=loader)
         code = loader.get_code("__main__") if compiled else compile(source, path, "exec", dont_inherit=True)
         assert isinstance(code, CodeType)
-        exec(code, names)
+        return partial(exec, code, names)
 
 
-_OUR_FRAMES = frozenset({Script.run.__code__, Script._run_file.__code__})
+_OUR_FRAMES = frozenset({Script.take.__code__, Script._file.__code__})
 
 
 def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
@@ -94,15 +93,15 @@ def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackT
 class Main(Protocol):
     """What runs as the main program of this process: a script, or a function."""
 
-    def run(self) -> None:
-        """Runs it; whatever it raises comes out."""
+    def take(self) -> Callable[[], object]:
+        """Returns what runs it; whatever that raises comes out."""
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
         """The part of a traceback that is not ours."""
 
 
-def hide_frames(script: Main) -> None:
-    """Has the interpreter show the exception that is about to leave this process without our frames.
+def hide_frames(theirs: TracebackType | None) -> None:
+    """Has the interpreter show `theirs` as the traceback of the exception that is about to leave this process.
 
     The hook in force, which may be the script's own, gets what it would have got under `python`.
     """
@@ -110,9 +109,9 @@ def hide_frames(script: Main) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.excepthook = show
-        sys.last_traceback = trace = script.below(trace)
-        error.__traceback__ = trace
-        show(kind, error, trace)
+        sys.last_traceback = theirs
+        error.__traceback__ = theirs
+        show(kind, error, theirs)
 
     sys.excepthook = hook
 

@@ -26,7 +26,9 @@ def _json_types(hint: Any) -> frozenset[type]:
 
 @functools.cache
 def _fields(expected: type) -> Mapping[str, frozenset[type]]:
-    return {name: _json_types(hint) for name, hint in typing.get_type_hints(expected).items()}
+    # Of `__init__`, which knows its module: a class looks for it in `sys.modules`, where a rank may not have ours.
+    hints = typing.get_type_hints(expected.__init__)  # type: ignore[misc]
+    return {name: _json_types(hint) for name, hint in hints.items() if name != "return"}
 
 
 def from_json(expected: type[_T], values: object) -> _T:

@@ -73,9 +73,8 @@ def ended(process: Any) -> int:
     return int(process.poll())
 
 
-def main(table: Path, ways: Sequence[str]) -> None:
+def main(table: Path, ways: Sequence[str], zygotes: ZygotePool) -> None:
     become_subreaper()
-    zygotes = ZygotePool()
     zygotes.prepare(["nothing.py"], StartSettings(warm_start="on"), "a test", "tag-of-a-test")
     starts = {"plain": by_exec(), "exec": by_exec(script.bootstrap()), "forked": by_fork(zygotes)}
     found = [
@@ -87,4 +86,10 @@ def main(table: Path, ways: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    pool = ZygotePool()
+    rank = pool.begin("")
+    if rank is not None:
+        with rank:
+            rank.take()()
+        rank.end()
+    main(Path(sys.argv[1]), sys.argv[2:], pool)

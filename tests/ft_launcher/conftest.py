@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,7 +14,7 @@ from ft_launcher.torch_config import Job
 
 
 class NoZygotes:
-    """Stands in for the pool of `cli.main`: the process of the tests must not fork itself into ranks."""
+    """Stands in for a `ZygotePool`: the process of the tests must not fork itself into ranks."""
 
     def prepare(self, *args: object) -> None:
         """Nothing."""
@@ -22,9 +23,10 @@ class NoZygotes:
         """Nothing."""
 
 
-@pytest.fixture(autouse=True)
-def no_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "ZygotePool", NoZygotes)
+def main(words: Sequence[str]) -> NoReturn:
+    """`cli.main` in the process of the tests."""
+    zygotes: Any = NoZygotes()
+    cli.main(words, prescan.prepare_threads(prescan.scan(words, os.environ), os.environ), zygotes)
 
 
 @pytest.fixture

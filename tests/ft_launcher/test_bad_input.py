@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ft_launcher import cli
+from tests.ft_launcher.conftest import main
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def run_apart(words: list[str]) -> tuple[object, str, str]:
 def run_here(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
     """The same in this process."""
     with pytest.raises(SystemExit) as exited:
-        cli.main(words)
+        main(words)
     return exited.value.code, *capfd.readouterr()
 
 

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 import ft_launcher
-from ft_launcher import cli
+from ft_launcher import cli, runtime
 from ft_launcher.torch_config import Job
 from rank_monitor.contract.errors import FtError
+from tests.ft_launcher.conftest import main
 
 
 @dataclass
@@ -48,13 +49,13 @@ def launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     module: Any = types.ModuleType("ft_launcher.composition")
     module.run = fake.run
     monkeypatch.setitem(sys.modules, "ft_launcher.composition", module)
-    monkeypatch.setattr(cli, "Runtime", fake)
+    monkeypatch.setattr(runtime, "Runtime", fake)
     return fake
 
 
 def exit_code(*words: str) -> int:
     with pytest.raises(SystemExit) as exited:
-        cli.main(words)
+        main(words)
     assert isinstance(exited.value.code, int)
     return exited.value.code
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import textwrap
 from pathlib import Path
 
@@ -85,11 +87,11 @@ def test_a_script_is_looked_at_again_when_it_was_edited(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("import torch\n")
     look = warm_start.ScriptLook([str(file)], [])
-    assert look.against() == ""
+    assert look.against_source() == ""
     file.write_text("import os\nos.environ['A'] = '1'\nimport torch\n")
-    assert "line 2 of train.py" in look.against()
+    assert "line 2 of train.py" in look.against_source()
     file.write_text("import torch  # again\n")
-    assert look.against() == ""
+    assert look.against_source() == ""
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,8 @@ def test_a_module_beside_the_script_that_hides_one_in_use(name: str, hides: bool
     file.write_text("")
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("")
-    assert bool(warm_start.ScriptLook([str(file)], []).against()) == hides
+    loaded = {"json": json.__file__, "socket": socket.__file__, "sys": None}
+    assert bool(warm_start.ScriptLook([str(file)], []).against_folder(loaded)) == hides
 
 
 def test_the_source_of_a_module_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +114,5 @@ def test_the_source_of_a_module_is_found_without_importing_it(tmp_path: Path, mo
     (tmp_path / "package" / "__main__.py").write_text(textwrap.dedent(source))
     (tmp_path / "package" / "train.py").write_text(source)
     for words in (["-m", "package"], ["-m", "package.train"], ["package"]):
-        assert "line 2" in warm_start.ScriptLook(words, []).against()
-    assert warm_start.ScriptLook(["-m", "no_such_module"], []).against() == ""
+        assert "line 2" in warm_start.ScriptLook(words, []).against_source()
+    assert warm_start.ScriptLook(["-m", "no_such_module"], []).against_source() == ""

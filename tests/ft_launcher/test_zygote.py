@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 LIMIT_S = 100
-WARM = "import ft_launcher.zygote_pool as pool; from ft_launcher.cli import main; {more}main()"
+WARM = "import ft_launcher.zygote_pool as pool; from ft_launcher.cli import program; {more}program()"
 
 # Ranks of cycle 0 wait for a file, then rank 0 crashes; later ones end well. `forked` is told by what /proc maps.
 TRAIN = """

@@ -198,11 +198,11 @@ def test_a_wedged_driver_is_asked_once(recorded: Record, in_use: Path, hangs: st
 LAUNCHER = """
 import functools, sys
 from ft_launcher import composition
-from ft_launcher.cli import main
+from ft_launcher.cli import program
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.plan import Places
 composition.GpuMemory = functools.partial(GpuMemory, places=Places(nvidia=(sys.executable,)))
-main()
+program()
 """
 TRAIN = """
 import os, pathlib, sys

@@ -1,0 +1,96 @@
+"""A rank has no modules of the launcher, no name of ours in the way of the user's, and hardly a frame of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120
+
+PROBE = """
+import sys
+modules = sorted(sys.modules)
+import inspect, json, os
+frames = [[frame.filename, frame.function] for frame in inspect.stack()]
+sys.path.insert(0, "vendor")
+import click, ft_client.link, ft_launcher.cli, psutil, rank_monitor.contract, yaml
+from ft_client import link
+found = [click, ft_client, ft_client.link, link, ft_launcher.cli, psutil, rank_monitor, rank_monitor.contract, yaml]
+result = {"modules": modules, "frames": frames, "found": [module.__file__ for module in found]}
+result["variables"] = {name: os.environ.get(name) for name in ("RES_OPTIONS", "TORCHELASTIC_RUN_ID")}
+json.dump(result, open(sys.argv[1], "w"))
+"""
+VENDORED = (
+    *("click/__init__.py", "ft_client/__init__.py", "ft_client/link.py", "ft_launcher/__init__.py"),
+    *("ft_launcher/cli.py", "psutil.py", "rank_monitor/__init__.py", "rank_monitor/contract.py", "yaml.py"),
+)
+BY_API = """
+import sys
+from ft_launcher import LaunchConfig, launch
+
+if __name__ == "__main__":
+    launch("probe.py", LaunchConfig(nproc_per_node=1, warm_start="on"))("found")
+"""
+LAUNCHER = ("-m", "ft_launcher", "--ft-preload=colorsys")
+WAYS = {
+    "forked": (*LAUNCHER, "--ft-warm-start=on", "probe.py", "found"),
+    "forked, a module": (*LAUNCHER, "--ft-warm-start=on", "-m", "probe", "found"),
+    "exec": (*LAUNCHER, "--ft-warm-start=off", "probe.py", "found"),
+    "exec, a module": (*LAUNCHER, "--ft-warm-start=off", "-m", "probe", "found"),
+    "forked by a zygote that is a program": ("program.py",),
+}
+
+
+def python(folder: Path, *words: str) -> str:
+    """What a Python program prints."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_", "PYTHON"))}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=clean | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "OMP_NUM_THREADS": "1"},
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The modules of a fresh interpreter that has imported torch."""
+    code = "import torch, sys, json; print(json.dumps(list(sys.modules)))"
+    return set(json.loads(python(tmp_path_factory.mktemp("plain"), "-c", code)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_script_finds_of_ours(tmp_path: Path, with_torch: set[str], way: str) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "program.py").write_text(BY_API)
+    for name in VENDORED:
+        file = tmp_path / "vendor" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    python(tmp_path, *WAYS[way])
+    found: dict[str, Any] = json.loads((tmp_path / "found").read_text())
+
+    assert all(Path(file).is_relative_to(tmp_path / "vendor") for file in found["found"]), found["found"]
+
+    is_module = way.endswith("module")
+    by_python = {"runpy"} | ({"probe"} if is_module else set())
+    beyond = set(found["modules"]) - with_torch - by_python
+    preloaded = {"colorsys"} if way.startswith("forked") and "program" not in way else set()
+    assert beyond == {"faulthandler"} | preloaded, "the client dumps stacks; everything else is the launcher's"
+
+    files = [Path(file).name for file, function in found["frames"] if function == "<module>"]
+    assert files[0] == "probe.py"
+    assert len(found["frames"]) - 1 - (2 if is_module else 0) <= 3, found["frames"]
