@@ -45,12 +45,16 @@ class JobOver(RendezvousClosedError):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a node and a coordinator go by. Seconds: the period of beats, and when a silent node is lost."""
+    """What a node and a coordinator go by.
+
+    Seconds: the period of beats, when a silent node is lost, and how long the rendezvous may take to close.
+    """
 
     rules: Rules
     judge: Judge
     beat_s: float
     timeout_s: float
+    close_s: float = 5.0
 
 
 class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
@@ -173,12 +177,15 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """What happened to this node's ranks in the cycle that ended; it goes with the next arrival."""
         self._me = replace(self._me, fault=fault)
 
-    def leave(self, reason: str, limit_s: float = 5.0) -> None:
-        """Leaves for good. The store's host stays until the others know the job's end, at most `limit_s`."""
+    def leave(self, reason: str, limit_s: float | None = None) -> None:
+        """Leaves for good. The store's host stays until the others know the job's end, at most `limit_s`.
+
+        None: as long as the rendezvous may take to close.
+        """
         if not self._closed:
             self._closed = True
             if self._link is not None:
-                self._link.close(Gone(self._me.node, reason), limit_s)
+                self._link.close(Gone(self._me.node, reason), self._terms.close_s if limit_s is None else limit_s)
 
     # Becoming a member.
 

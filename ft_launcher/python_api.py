@@ -28,6 +28,7 @@ from ft_launcher.command_line import Blame
 from ft_launcher.config import Resolved
 from ft_launcher.launch_config import LaunchConfig, log_places
 from ft_launcher.rendezvous_check import check_members, check_rendezvous
+from ft_launcher.rendezvous_keys import Settled
 from ft_launcher.restart_policy import about_policy
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, named_signals, numbers_of
@@ -186,11 +187,11 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     resolved = config.resolved()
     if resolved.settings.start.dry_run:
         raise ConfigError("dry_run", True, resolved.sources["dry_run"], "only the command can do that", "Leave it out")
-    _check(config, resolved)
+    settled = _check(config, resolved)
     if config.warm_start == "on" and config.start_method != "spawn" and callable(entrypoint):
         raise ConfigError("warm_start", "on", resolved.sources["warm_start"], "goes with start_method='spawn' only")
     ours = copy.copy(config)
-    ours.rdzv_configs = dict(config.rdzv_configs)
+    ours.rdzv_configs = dict(settled.conf)
     ours.run_id = config.run_id or uuid.uuid4().hex
     own_logs = type(config.logs_specs) is not DefaultLogsSpecs
     log_dir, redirects, tee, shown = log_places(config.logs_specs) if not own_logs else (None, 0, 0, None)
@@ -198,7 +199,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     return Job(
         settings=resolved.settings,
         sources=resolved.sources,
-        warnings=(*resolved.warnings, *about_policy(resolved.settings.restart, config.max_nodes)),
+        warnings=(*resolved.warnings, *settled.warnings, *about_policy(resolved.settings.restart, config.max_nodes)),
         launch_config=ours,
         entrypoint=entry,
         args=tuple(words),
@@ -213,7 +214,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     )
 
 
-def _check(config: LaunchConfig, resolved: Resolved) -> None:
+def _check(config: LaunchConfig, resolved: Resolved) -> Settled:
     keywords = config.keywords()
     blame = Blame(keywords)
     check_numbers(keywords.namespace, blame)
@@ -221,8 +222,8 @@ def _check(config: LaunchConfig, resolved: Resolved) -> None:
         raise blame.error("nproc_per_node", "at least one rank is needed")
     if config.start_method not in function_rank.START_METHODS:
         raise blame.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
-    check_rendezvous(config, config.rdzv_configs, blame)
     check_members(config, resolved.settings.members, resolved.sources)
+    return check_rendezvous(config, config.rdzv_configs, blame)
 
 
 def _named_signals(config: LaunchConfig) -> frozenset[int]:

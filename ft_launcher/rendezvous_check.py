@@ -16,43 +16,38 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher import options
 from ft_launcher.command_line import Blame
+from ft_launcher.rendezvous_keys import BACKENDS, Settled, settle
 from rank_monitor.contract.config import MemberSettings
 from rank_monitor.contract.errors import ConfigError
 
-_BACKENDS = ("c10d", "static", "etcd", "etcd-v2", "etcd-v3")
 _PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd"), "etcd-v3": ("etcd3gw", "etcd3gw")}
-_FILES = ("ssl_cert", "ssl_cert_key", "ca_cert")
-_POSITIVE = (
-    "timeout",
-    "join_timeout",
-    "last_call_timeout",
-    "close_timeout",
-    "heartbeat_timeout",
-    "read_timeout",
-    "keep_alive_interval",
-    "keep_alive_max_attempt",
-)
+_FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
 
 
-def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> None:
-    """The rendezvous of a configuration of torch; `conf`: the backend's own keys.
+def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> Settled:
+    """The rendezvous of a configuration of torch; `conf`: the backend's own keys. Returns what holds of them.
 
     Raises:
         ConfigError: it cannot be.
     """
-    backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *_BACKENDS}
+    backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *BACKENDS}
     if backend not in known:
         hint = f"There are {', '.join(sorted(known))}"
         raise blame.error("rdzv_backend", f"is no rendezvous backend{options.nearest(backend, known)}", hint)
     package, module = _PACKAGES.get(backend, ("", ""))
     if module and importlib.util.find_spec(module) is None:
         raise blame.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
-    if backend in _BACKENDS and not is_file_store(conf):
+    if backend in BACKENDS and not is_file_store(conf):
         with blame.of("rdzv_endpoint"):
             for endpoint in config.rdzv_endpoint.split(",") if backend == "etcd-v3" else [config.rdzv_endpoint]:
                 parse_rendezvous_endpoint(endpoint, default_port=-1)
     with blame.of("rdzv_conf"):
-        _check_keys(backend, conf)
+        _check_reserved(conf)
+        settled = settle(backend, conf, several_nodes=config.max_nodes > 1)
+        if backend in BACKENDS:
+            _check_files(settled.conf)
+            RendezvousParameters(backend, "", "", 1, 1, **settled.conf).get_as_bool("is_host")
+    return settled
 
 
 def is_file_store(conf: Mapping[str, Any]) -> bool:
@@ -60,16 +55,13 @@ def is_file_store(conf: Mapping[str, Any]) -> bool:
     return str(conf.get("store_type", "tcp")).strip().lower() == "file"
 
 
-def _check_keys(backend: str, conf: Mapping[str, Any]) -> None:
+def _check_reserved(conf: Mapping[str, Any]) -> None:
     doubled = set(conf) & set(inspect.signature(RendezvousParameters).parameters)
     if doubled:
         raise ValueError(f"{', '.join(sorted(doubled))}: there is an option of its own for that")
-    parameters = RendezvousParameters(backend, "", "", 1, 1, **conf)
-    for key in _POSITIVE:
-        number = parameters.get_as_int(key)
-        if number is not None and number <= 0:
-            raise ValueError(f"{key} must be above 0")
-    parameters.get_as_bool("is_host")
+
+
+def _check_files(conf: Mapping[str, Any]) -> None:
     if missing := [f"{key}={conf[key]}" for key in _FILES if key in conf and not Path(conf[key]).is_file()]:
         raise ValueError(f"{', '.join(missing)}: no such file")
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import (
@@ -128,7 +129,9 @@ def _terms(parameters: RendezvousParameters, settings: Settings, max_restarts: i
         doubt_s=timeout_s + members.node_beat,
     )
     beat_s = min(members.node_beat, timeout_s / _LEAST_BEATS)
-    return Terms(rules, judge_by(settings.restart, max_restarts), beat_s, timeout_s)
+    terms = Terms(rules, judge_by(settings.restart, max_restarts), beat_s, timeout_s)
+    close_s = parameters.get_as_int("close_timeout")
+    return terms if close_s is None else replace(terms, close_s=float(close_s))
 
 
 def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:

@@ -88,8 +88,13 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     threads = settle_threads(seen, ranks, environ)
     conf = blame.read("rdzv_conf", _parse_rendezvous_config)
     config, entrypoint, words = _from_torch(namespace, ranks)
-    check_rendezvous(config, conf, blame)
+    settled = check_rendezvous(config, conf, blame)
+    config.rdzv_configs = {
+        **settled.conf,
+        **{key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf},
+    }
     check_members(config, resolved.settings.members, resolved.sources)
+    warnings += settled.warnings
     warnings += about_policy(resolved.settings.restart, config.max_nodes)
     by_python = not namespace.no_python or _run_path(namespace)
     return Job(

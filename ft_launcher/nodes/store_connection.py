@@ -27,6 +27,7 @@ from ft_launcher.nodes.job_store import Connect, JobStore
 _T = TypeVar("_T")
 _Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
 
+_V2_PREFIX = "/torch/elastic"
 _OPERATION_S = 60
 _REACH_S = 5.0
 _CONNECT_S = 20.0
@@ -74,10 +75,19 @@ def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:
 
 
 def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
+    from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
     from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend as create_etcd_v2
+    from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore
 
+    prefix = parameters.get("key_prefix") or parameters.get("etcd_prefix")
+    ttl_s = parameters.get_as_int("ttl")
     try:
-        return create_etcd_v2(parameters)  # type: ignore[no-any-return]
+        backend, store = create_etcd_v2(parameters)
+        if prefix or ttl_s:  # torch's own takes neither
+            folder = f"/{prefix.strip('/')}" if prefix else _V2_PREFIX
+            backend = EtcdRendezvousBackend(store.client, parameters.run_id, f"{folder}/rendezvous", ttl_s)
+            store = EtcdStore(store.client, f"{folder}/store")
+        return backend, store
     except RendezvousConnectionError as error:
         raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error.__cause__ or error)) from error
 

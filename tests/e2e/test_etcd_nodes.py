@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,43 @@ def test_a_node_alone_with_the_server_of_torch(jobs: list[Job], etcd: EtcdServer
     nothing_left(jobs[0])
     result_is_fault_free(jobs[0], WORLD)
     assert cycles(jobs) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("backend", "conf"),
+    [
+        ("etcd-v2", "key_prefix=/test/own,ttl=9000"),
+        ("etcd-v2", "etcd_prefix=test/own"),
+        ("etcd", "etcd_prefix=/test/own"),
+    ],
+    ids=["etcd-v2 key_prefix", "etcd-v2 etcd_prefix", "etcd"],
+)
+def test_records_are_where_the_keys_say(
+    jobs: list[Job], etcd: EtcdServer, backend: str, conf: str, tmp_path: Path
+) -> None:
+    flags = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-id=own", f"--rdzv-conf={conf}")
+    jobs.append(Job(tmp_path, Plan(hold=1), 1, ("--nnodes=1", *flags)))
+    jobs[0].until_ranks_train(1)
+    records = _records(etcd)
+    jobs[0].go()
+    assert jobs[0].finish(LIMIT_S) == 0, jobs[0].tail()
+    assert records and all(key.startswith("/test/own/") for key in records), records
+    lives_s = [ttl for ttl in records.values() if ttl is not None]
+    assert "ttl" not in conf or (lives_s and all(7200 < ttl <= 9000 for ttl in lives_s)), records
+
+
+def _records(etcd: EtcdServer) -> dict[str, int | None]:
+    """Key -> seconds it has left (None: for ever), of all that is kept by the v2 API."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{etcd.endpoint}/v2/keys/?recursive=true", timeout=20) as answer:
+        nodes = [json.load(answer)["node"]]
+    found = {}
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("nodes", [])
+        if not node.get("dir"):
+            found[node["key"]] = node.get("ttl")
+    return found
 
 
 def cycles(jobs: list[Job]) -> list[list[int]]:

@@ -96,4 +96,5 @@ def test_how_long_nodes_wait_for_each_other() -> None:
     )
     given = _terms(parameters(join_timeout="7", last_call_timeout="0"), Settings(), 0).rules
     assert (given.join_s, given.last_call_s) == (7, 0)
+    assert _terms(parameters(close_timeout="8"), Settings(), 0).close_s == 8
     assert _terms(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, "static and the legacy etcd have that key"
