@@ -1,13 +1,16 @@
 # Commands of the project. Each works from nothing: the first one makes .venv and installs into it.
 #   PIP_FLAGS   more words for pip: another package index, a local folder of wheels, ...
 #   PYTHON      the interpreter that .venv is made with (3.10 or later)
+#   TORCH       another version of torch than the pinned one, in an environment of its own: make test TORCH=2.6.0
 #   PYTEST_FLAGS  more words for pytest (-k name, -x, -n 0: one after the other, ...)
 
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-BIN := .venv/bin
-INSTALLED := .venv/.installed
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 # Most tests wait for processes of theirs: four at once keep two cores busy.
 PARALLEL := -n 4
 
@@ -24,9 +27,10 @@ help:
 
 # pip's constraints pin torch: unpinned, it may fetch gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	@echo "Installing into .venv: a minute or two."
-	$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): a minute or two."
+	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' constraints.txt >$(VENV)/constraints.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(INSTALLED)
@@ -52,4 +56,4 @@ bench: $(INSTALLED)
 	$(BIN)/python -m scripts.bench
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out
+	rm -rf .venv .venv-torch-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out

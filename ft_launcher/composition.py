@@ -75,9 +75,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     """
     become_subreaper()
     os.environ.setdefault("RES_OPTIONS", QUICK_RESOLVER)
-    signals = SignalPipe(
-        {*numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS)), signal.SIGUSR1, signal.SIGUSR2}
-    )
+    signals = SignalPipe({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2})
     try:
         return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
     except FtError as error:
@@ -88,6 +86,11 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
 def exit_code_of(outcome: Outcome, settings: StopSettings) -> int:
     """What the process exits with. Journal and nodes keep to the codes of the table, whose meaning is fixed."""
     return settings.preempted_exit_code if outcome.code == ExitCode.PREEMPTED else outcome.code
+
+
+def ending_signals(job: Job) -> tuple[int, ...]:
+    """The signals to the launcher that end the job."""
+    return numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS))
 
 
 def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe, within: bool = False) -> Outcome:

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 _KEY = "ft_launcher/cycle"
+_LIBUV = torch.__version__ >= "2.8"
+"""In older releases only the store server without libuv takes a listening socket."""
 _TRIES = 200
 FREE_AFTER = 2
 
@@ -52,6 +55,7 @@ class PortHolder:
             wait_for_workers=False,
             timeout=timedelta(seconds=60),
             master_listen_fd=listener.detach(),
+            use_libuv=_LIBUV,
         )
 
     def close(self) -> None:

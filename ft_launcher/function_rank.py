@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import multiprocessing
 import os
 import socket
@@ -83,15 +84,21 @@ def _preparation() -> dict[str, Any]:
     return found
 
 
-def bound(function: Callable[..., Any], local_rank: int, numa_options: Any) -> Callable[..., Any]:
-    """The function, bound to processors in its rank as torch does it."""
-    return function if numa_options is None else functools.partial(_bound, function, local_rank, numa_options)
+def bound(function: Callable[..., Any], local_rank: int, numa: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function, bound to processors in its rank as torch does it, where `numa` has torch's `numa_options`."""
+    return functools.partial(_bound, function, local_rank, numa) if numa else function
 
 
-def _bound(function: Callable[..., Any], local_rank: int, numa_options: Any, *args: Any) -> Any:
+def _bound(function: Callable[..., Any], local_rank: int, numa: Mapping[str, Any], *args: Any) -> Any:
     from torch.numa.binding import _maybe_wrap_with_numa_binding
 
-    return _maybe_wrap_with_numa_binding(function, gpu_index=local_rank, numa_options=numa_options)(*args)
+    return _maybe_wrap_with_numa_binding(function, **_device(_maybe_wrap_with_numa_binding, local_rank), **numa)(*args)
+
+
+def _device(wrap: Callable[..., Any], local_rank: int) -> dict[str, int]:
+    """The argument that names the device: `gpu_index` until torch 2.13, `device_index` in 2.15."""
+    name = "device_index" if "device_index" in inspect.signature(wrap).parameters else "gpu_index"
+    return {name: local_rank}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ft_launcher.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.rendezvous_keys import Settled
 from ft_launcher.restart_policy import about_policy
 from ft_launcher.runtime import Runtime
-from ft_launcher.signals import SignalPipe, named_signals, numbers_of
+from ft_launcher.signals import SignalPipe, named_signals
 from ft_launcher.torch_config import SIGNALS, Job, check_numbers
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
@@ -125,7 +125,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
     signals = None
     try:
         in_main = threading.current_thread() is threading.main_thread()
-        signals = SignalPipe(numbers_of(job.launch_config.signals_to_handle) if in_main else ())
+        signals = SignalPipe(composition.ending_signals(job) if in_main else ())
         function = not isinstance(job.entrypoint, str)
         if not function or config.start_method == "spawn":
             words = job.args[job.args.index(script.bootstrap()) + 1 :] if script.bootstrap() in job.args else ()

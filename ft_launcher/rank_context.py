@@ -85,12 +85,28 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
     def __init__(self, *args: Any, zygotes: ZygotePool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zygotes = zygotes
-        self._tail_logs: list[Any] = [LogPump(streams_of(self.name, vars(self)["_tail_logs"]))]
+        self._pump = self._replace_tails()
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
         self.excused: set[int] = set()
         self._started_again: dict[int, float] = {}
+
+    def _replace_tails(self) -> LogPump:
+        """A pump in the place of torch's tails, which torch stops in `close`."""
+        if "_tail_logs" in vars(self):
+            pump = LogPump(streams_of(self.name, vars(self)["_tail_logs"]))
+            self._tail_logs: list[Any] = [pump]
+        else:  # before torch 2.10
+            pump = LogPump(streams_of(self.name, [vars(self)["_stdout_tail"], vars(self)["_stderr_tail"]]))
+            self._stdout_tail = self._stderr_tail = pump
+        return pump
+
+    @property
+    def _numa(self) -> dict[str, Any]:
+        """torch's argument for binding to processors, which torch has from 2.9 on; empty where nothing is bound."""
+        options = vars(self).get("_numa_options")
+        return {} if options is None else {"numa_options": options}
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -109,8 +125,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self._start()
         for local_rank, pid in self.pids().items():
             self.pidfds[local_rank] = os.pidfd_open(pid)
-        for tail in self._tail_logs:
-            tail.start()
+        self._pump.start()
 
     def start_again(self, local_rank: int, more: Mapping[str, str]) -> int:
         """Starts a rank that ended once more, beside the others, and with more in its environment; returns its pid.
@@ -154,7 +169,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
                     args=self.args[local_rank],
                     env=self.envs[local_rank],
                     local_rank_id=local_rank,
-                    numa_options=self._numa_options,
+                    **self._numa,
                 )
                 files.pop_all()
         _close_streams(before)
@@ -164,7 +179,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         with ExitStack() as files:
             streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
             orders = [self._order(rank, opened) for rank, opened in streams.items()]
-            pids = self._zygotes.start_ranks(orders, numa=self._numa_options is not None)
+            pids = self._zygotes.start_ranks(orders, numa=bool(self._numa))
             if pids is None:
                 return False
             files.pop_all()

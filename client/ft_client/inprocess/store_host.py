@@ -45,11 +45,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(listener: socket.socket, host: str) -> Any:
     """The server, a `TCPStore`; it serves as long as the object lives. `listener` is its own from now on."""
+    import torch
     from torch.distributed import TCPStore
 
-    port = listener.getsockname()[1]
     return TCPStore(
-        host_name=host, port=port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        host_name=host,
+        port=listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=torch.__version__ >= "2.8",  # older releases: only the server without it takes a listening socket
     )
 
 
