@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,18 @@ def test_defaults() -> None:
     assert (options.gpu_relative_perf_threshold, options.gpu_individual_perf_threshold) == (0.7, 0.7)
     assert (options.calc_relative_gpu_perf, options.calc_individual_gpu_perf) == (True, True)
     assert (options.stop_if_detected, options.enable_logging, options.profiling_interval) == (False, True, 1)
+
+
+def test_bridges_configuration_is_taken_at_its_word() -> None:
+    """There `enabled` is False by default; `StragglerOptions`, which somebody made for this, are enabled."""
+
+    def step() -> None: ...
+
+    training = NVRxStragglerDetectionManager(SimpleNamespace(enabled=False))
+    training.initialize()
+    assert training.wrap_train_step_function(step) is step
+    assert training.check_stragglers(0) is False and not Detector.initialized
+    assert StragglerOptions().enabled
 
 
 @pytest.mark.parametrize("arguments", [{"save": 3}, {"exit_code": "9"}, {"exit_code": 256}, {"exit_code": True}])
