@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -131,6 +132,12 @@ class NodeAgent(RankAgent):
         worker_group.master_addr = self._store_of_cycle.host
         worker_group.master_port = self._store_of_cycle.port
         self._remaining_restarts = worker_group.spec.max_restarts - self._store_of_cycle.cycle
+        if worker_group.group_rank == 0:
+            self._parts.cycle_info.begin(self._store_of_cycle.cycle, *self._names())
+
+    def _names(self) -> tuple[list[str], list[str]]:
+        """Host names of the nodes of the cycle, by rank, and of those that wait; torch's handlers do not give them."""
+        return ([] if self._parts.several_nodes else [socket.gethostname()]), []
 
     def _must_be_healthy(self) -> None:
         """Raises `Unhealthy` when a check of this node says that; waits until its GPUs have their memory back."""

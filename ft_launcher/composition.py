@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, is_nccl_available
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -27,6 +27,7 @@ from torch.distributed.launcher import api as torch_launcher
 from ft_launcher import nccl, one_node, report, several_nodes
 from ft_launcher.agent import NodeAgent
 from ft_launcher.config import DEFAULT
+from ft_launcher.cycle_files import CycleInfo
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.node_health import NodeHealth
@@ -129,8 +130,10 @@ def _run_recorded(
 
     def launch() -> Mapping[int, Any]:
         ports = _choose_rendezvous(job)
-        if job.logs_specs_name is None:
-            config.logs_specs = CycleLogs(run_folder, runtime.folder, job.redirects, job.tee, job.local_ranks_filter)
+        together = bool(job.settings.record.per_cycle_applog_prefix)
+        if job.logs_specs_name is None or together:
+            redirects = Std.ALL if together else job.redirects
+            config.logs_specs = CycleLogs(run_folder, runtime.folder, redirects, job.tee, job.local_ranks_filter)
         folders = [str(runtime.folder), *filter(None, [job.log_dir])]
         parts = NodeParts(
             settings=job.settings,
@@ -142,6 +145,7 @@ def _run_recorded(
             health=NodeHealth(job.settings.health, folders, runtime.tag),
             memory=GpuMemory(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
+            cycle_info=CycleInfo(job.settings.record, os.environ),
             several_nodes=config.rdzv_backend != one_node.BACKEND,
             named_signals=job.named_signals,
             adopt_orphans=not within,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ft_launcher.cycle_files import info_environment
 from ft_launcher.devices import Move
 from ft_launcher.torch_config import Job
 from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
@@ -52,6 +53,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     if "OMP_NUM_THREADS" in environ:
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
     yield from start_environment(job.settings.start, environ).items()
+    yield from info_environment(job.settings.record, environ).items()
     yield from cycle_environment(job.settings.nccl, environ, {}, Move()).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal

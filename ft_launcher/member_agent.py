@@ -100,6 +100,11 @@ class MemberAgent(NodeAgent):
             self._forgive_learned_limit(limit)
         self._move = Move(doubt_in(place.decision))
 
+    def _names(self) -> tuple[list[str], list[str]]:
+        place = self._nodes.place
+        assert place is not None
+        return place.active, place.standby
+
     def _must_be_healthy(self) -> None:
         try:
             super()._must_be_healthy()

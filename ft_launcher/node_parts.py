@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ft_launcher.cycle_files import CycleInfo
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.node_health import NodeHealth
@@ -31,6 +32,7 @@ class NodeParts:
     health: NodeHealth
     memory: GpuMemory
     injected: Injected
+    cycle_info: CycleInfo
     several_nodes: bool
     named_signals: frozenset[int] = frozenset()
     adopt_orphans: bool = True

@@ -27,6 +27,7 @@ from ft_launcher.aside import ToldMeanwhile, run_aside
 from ft_launcher.attribution import Fault, attribute
 from ft_launcher.background import Background, command_of
 from ft_launcher.cycle import Condemned, Cycle, Phase
+from ft_launcher.cycle_files import application_log, info_environment
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move
 from ft_launcher.doubt import about_doubt
@@ -135,6 +136,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         settings, tag = self._parts.settings, self._parts.runtime.tag
         for local_rank, rank_env in envs.items():
             rank_env.update(start_environment(settings.start, os.environ))
+            rank_env.update(info_environment(settings.record, os.environ))
             rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self._move))
             socket_path, stack_file = self._monitors.socket_path(local_rank), self._monitors.stack_file(local_rank)
             ours = rank_environment(tag, self._cycle, socket_path, stack_file, settings.monitor.stack_signal)
@@ -143,7 +145,9 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         if not isinstance(rest["entrypoint"], str):
             stop_s = settings.stop.workers_stop_timeout
             kind = partial(FunctionContext, start_method=start_method, stop_timeout_s=stop_s)
-        context: RankContext = kind(envs=envs, zygotes=self._parts.zygotes, **rest)
+        prefix = settings.record.per_cycle_applog_prefix
+        log = application_log(prefix, self._cycle) if prefix else None
+        context: RankContext = kind(envs=envs, zygotes=self._parts.zygotes, application_log=log, **rest)
         context.start()
         return context
 
@@ -193,6 +197,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             self._pcontext.close(signal.SIGTERM)
         if self._in_process is not None:
             self._in_process.departures.close()
+        self._parts.cycle_info.end()
         self._parts.recorder.stopped(self._cycle, ending)
         return ending
 
@@ -336,4 +341,5 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout)
             self._monitors.close()
             self._parts.ports.close()
+            self._parts.cycle_info.close()
         super()._shutdown(*args, **kwargs)

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from ft_launcher import script
 from ft_launcher.background import start_ticks
+from ft_launcher.cycle_files import open_application_log
 from ft_launcher.log_pump import LogPump, streams_of
 from ft_launcher.zygote_pool import ZygotePool
 from ft_launcher.zygote_process import RankOrder
@@ -80,12 +81,19 @@ class _AppendingHandler(SubprocessHandler):  # type: ignore[misc]
 
 
 class RankContext(SubprocessContext):  # type: ignore[misc]
-    """The ranks of one cycle on this node, each with a pidfd that tells its end."""
+    """The ranks of one cycle on this node, each with a pidfd that tells its end.
 
-    def __init__(self, *args: Any, zygotes: ZygotePool, **kwargs: Any) -> None:
+    Args:
+        application_log: where what they write to files is put together; None: nowhere.
+    """
+
+    def __init__(self, *args: Any, zygotes: ZygotePool, application_log: Path | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zygotes = zygotes
         self._pump = self._replace_tails()
+        self._together: LogPump | None = None
+        if application_log is not None:
+            self._together = open_application_log(application_log, self.envs, self.stdouts, self.stderrs)
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
@@ -126,6 +134,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         for local_rank, pid in self.pids().items():
             self.pidfds[local_rank] = os.pidfd_open(pid)
         self._pump.start()
+        if self._together is not None:
+            self._together.start()
 
     def start_again(self, local_rank: int, more: Mapping[str, str]) -> int:
         """Starts a rank that ended once more, beside the others, and with more in its environment; returns its pid.
@@ -223,6 +233,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.reap_all()
         for handler in self.subprocess_handlers.values():
             _close_streams(handler)
+        if self._together is not None:
+            self._together.stop()
 
 
 def _close_streams(handler: Any) -> None:

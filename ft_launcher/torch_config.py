@@ -84,6 +84,8 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     tee = blame.read("tee", _std_map)
     shown = blame.read("local_ranks_filter", _local_ranks)
     warnings = [*_about_standalone(namespace, blame), *resolved.warnings]
+    if namespace.logs_specs is not None and resolved.settings.record.per_cycle_applog_prefix:
+        warnings.append("--ft-per-cycle-applog-prefix wins: --logs-specs is not used")
     warnings += about_names(getattr(namespace, SIGNALS, ""))
     threads = settle_threads(seen, ranks, environ)
     conf = blame.read("rdzv_conf", _parse_rendezvous_config)

@@ -30,6 +30,7 @@ _LATE_NAMES = frozenset(
         "ROLE_RANK",
         "ROLE_WORLD_SIZE",
         "WORLD_SIZE",
+        env.CURRENT_CYCLE_INFO,
         env.NCCL_COLLECTIVE_TIMEOUT,
     }
 )

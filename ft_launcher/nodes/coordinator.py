@@ -255,7 +255,12 @@ class Coordinator:
         deputies = [node for node in self._roster.members if node != self._me][: self._rules.deputies]
         cycle, count, why, decided = self._roster.cycle, self.size, self._formation.why, self._verdict
         place = Place(cycle, 0, count, why, False, decided.decision, decided.culprit)
+        places = [replace(place, rank=rank, deputy=node in deputies) for rank, node in enumerate(self._roster.members)]
+        active, standby = (
+            [came.name for came in nodes.values()] for nodes in (self._roster.members, self._roster.waiting)
+        )
+        places[0] = replace(places[0], active=active, standby=standby)
         return [
-            Reply(node, came.seq, decided.told(node, replace(place, rank=rank, deputy=node in deputies)))
-            for rank, (node, came) in enumerate(self._roster.members.items())
+            Reply(node, came.seq, decided.told(node, answer))
+            for (node, came), answer in zip(self._roster.members.items(), places, strict=True)
         ]

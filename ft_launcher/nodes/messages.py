@@ -77,7 +77,10 @@ class Gone:
 
 @dataclass(frozen=True)
 class Place:
-    """A node's place in a cycle. `decision` is what the restart policy said; `fault_of` is the node it was about."""
+    """A node's place in a cycle. `decision` is what the restart policy said; `fault_of` is the node it was about.
+
+    Rank 0 alone learns the names of all: `active` by rank, and `standby`, those that wait.
+    """
 
     cycle: int
     rank: int
@@ -86,6 +89,8 @@ class Place:
     deputy: bool = False
     decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
     fault_of: str = ""
+    active: list[str] = field(default_factory=list)
+    standby: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

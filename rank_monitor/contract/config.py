@@ -170,8 +170,11 @@ class RecordSettings:
     status_port: int | None = setting(None, kinds.PORT_OR_OFF, "status page", "status page")
     status_address: str = setting("127.0.0.1", kinds.TEXT_OR_NONE, "where the page listens", "status page")
     nvrx_logfile: str | None = setting(None, kinds.PATH_OR_NONE, "copy of the launcher's own log")
-    cycle_info_dir: str | None = setting(None, kinds.PATH_OR_NONE, "JSON per cycle", "cycle info")
-    per_cycle_applog_prefix: str | None = setting(None, kinds.PATH_OR_NONE, "one file per cycle", "cycle logs")
+    cycle_info_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of a JSON file per cycle, as NVIDIA's")
+    cycle_info_job_id: str | None = setting(None, kinds.TEXT_OR_NONE, "the job in their names; default: Slurm's id")
+    per_cycle_applog_prefix: str | None = setting(
+        None, kinds.PATH_OR_NONE, "what ranks print goes to PREFIX_cycleN.log, of all nodes, instead of the console"
+    )
     install_exception_hook: bool = setting(True, kinds.BOOLEAN, "accepted: it is always installed")
 
 

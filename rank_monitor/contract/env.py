@@ -16,6 +16,9 @@ RESULT_IN_DOUBT = "FT_RESULT_IN_DOUBT"
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
+CURRENT_CYCLE_INFO = "NVRX_CURRENT_CYCLE_INFO"
+"""NVIDIA's name: the link to the JSON file about the cycle that runs."""
+
 NCCL_COLLECTIVE_TIMEOUT = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
 """Flyte's name, with its meaning: the default timeout of process groups in a rank, in seconds."""
 

@@ -8,7 +8,7 @@ from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import How, Place
 from ft_launcher.nodes.terms import Reply, Rules
-from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
 # Forming.
@@ -510,3 +510,13 @@ def test_a_take_over_from_itself_does_not_forget_itself() -> None:
     story.taken_over(by="a")
     story.failed("a")
     assert story.come("ab") == ["cycle 1: ab"]
+
+
+def test_rank_0_alone_learns_the_names_of_all() -> None:
+    machine = coordinator(2, 3, held_back=1)
+    work = [one for name in "abc" for one in machine.on(node(name), 0.0)] + machine.on_tick(30.0)
+    places = {one.node: one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, Place)}
+    assert {name: (place.active, place.standby) for name, place in places.items()} == {
+        "a": (["a", "b"], ["c"]),
+        "b": ([], []),
+    }
