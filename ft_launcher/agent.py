@@ -211,13 +211,9 @@ class NodeAgent(RankAgent):
         return self._give_up(group, fault, decision)
 
     def _give_up(self, group: WorkerGroup, fault: Fault | None, decision: Decision) -> RunResult:
-        """The result of a job that ends with failed ranks."""
+        """The result of a job that is given up; without a `fault`, no rank of this node failed by itself."""
         self.exit_code, self.reason = decision.exit_code, decision.reason
-        result = self._monitor_workers(group)
-        first = result.failures.get(fault.rank) if fault else None
-        if first is not None:  # torch names the earliest failure the root cause
-            first.timestamp = min(failure.timestamp for failure in result.failures.values()) - 1
-        return result
+        return self._stopped() if fault is None else self._failures(group, fault)
 
     def _as_asked(self, group: WorkerGroup, rank: int, request: ControlRequest) -> RunResult | None:
         """Does what a rank asked for, once the ranks have ended; a result when this launcher ends."""

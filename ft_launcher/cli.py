@@ -90,13 +90,23 @@ def _errors_shown() -> Iterator[None]:
         return
     except FtError as error:
         print(f"ft_launcher: {error}", file=sys.stderr)
+        _reply(error)
         code = int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        _reply(error)
         code = int(ExitCode.LAUNCHER_ERROR)
     sys.exit(code)
+
+
+def _reply(error: Exception) -> None:
+    """Writes torch's reply file, where the launcher has one: torch is imported only then."""
+    if os.environ.get("TORCHELASTIC_ERROR_FILE") and not isinstance(error, UsageError):
+        from ft_launcher.composition import write_reply
+
+        write_reply(error)
 
 
 def _must_have_folder() -> None:

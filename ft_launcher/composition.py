@@ -15,11 +15,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, is_nccl_available
 from torch.distributed.elastic.multiprocessing import SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
@@ -81,6 +82,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
     except FtError as error:
         report.show(f"ft_launcher: {error}")
+        write_reply(error)
         return int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
 
 
@@ -149,12 +151,19 @@ def _run_recorded(
             several_nodes=config.rdzv_backend != one_node.BACKEND,
             named_signals=job.named_signals,
             adopt_orphans=not within,
+            is_script=job.is_script,
         )
         with _our_agent(parts, agents):
             values: Mapping[int, Any] = torch_launcher.launch_agent(config, job.entrypoint, list(job.args))
             return values
 
-    outcome = _outcome(launch, (lambda text: None) if within else report.show)
+    def summary(error: ChildFailedError) -> str:
+        hidden = agents[0].hidden_ranks if agents else ()
+        return report.failed_ranks(error.name, error.failures, recorder.shown, hidden)
+
+    outcome = _outcome(launch, (lambda text: None) if within else report.show, summary)
+    if outcome.error is not None and not within:
+        write_reply(outcome.error)
     if agents and agents[0].exit_code is not None:
         outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
     return outcome
@@ -177,12 +186,39 @@ def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
         torch_launcher.LocalElasticAgent = before
 
 
-def _outcome(launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None]) -> Outcome:
+def write_reply(error: BaseException) -> None:
+    """Writes the file that TORCHELASTIC_ERROR_FILE names for the launcher, as torchrun's `@record` does.
+
+    Schedulers read it: the error file of the rank that failed first, with its exit code, or what ended the launcher.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    try:
+        _reply(get_error_handler(), error)
+    except Exception as problem:  # the exit code stays what it is
+        logger.warning("the reply file %s cannot be written: %s: %s", path, type(problem).__name__, problem)
+
+
+def _reply(handler: Any, error: BaseException) -> None:
+    try:
+        raise error
+    except ChildFailedError as failed:
+        _, failure = failed.get_first_failure()
+        if Path(failure.error_file).is_file():
+            handler.dump_error_file(failure.error_file, failure.exitcode)
+    except Exception:
+        handler.record_exception(error)
+
+
+def _outcome(
+    launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None], summary: Callable[[ChildFailedError], str]
+) -> Outcome:
     """What the run came to, with an exit code for where the agent has none of its own."""
     try:
         values = launch()
     except ChildFailedError as error:
-        show(str(error))
+        show(summary(error))
         return Outcome(int(ExitCode.RANKS_FAILED), "ranks failed", error=error)
     except SignalException as error:
         return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)

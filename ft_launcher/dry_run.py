@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ft_launcher import script
 from ft_launcher.cycle_files import info_environment
 from ft_launcher.devices import Move
 from ft_launcher.torch_config import Job
@@ -30,7 +31,8 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
         f"logs: {job.log_dir or 'the console'}",
     ]
     for local_rank in range(config.nproc_per_node):
-        lines += ["", f"local rank {local_rank}", f"  command: {shlex.join([job.entrypoint, *job.args])}"]
+        args = script.through_bootstrap(job.args) if job.is_script else job.args
+        lines += ["", f"local rank {local_rank}", f"  command: {shlex.join([job.entrypoint, *args])}"]
         lines.append(f"  start: {start_of(job)}")
         lines += [f"  env {name}={value}" for name, value in _environment(job, local_rank, environ)]
         lines += [f"  limit {name}: {value}" for name, value in _limits(job.settings.monitor)]

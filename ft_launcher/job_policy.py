@@ -32,7 +32,7 @@ def _fault_of(record: Mapping[str, Any]) -> tuple[Fault, CycleLife]:
     known = {field.name for field in fields(Fault)}
     values = {name: value for name, value in record.items() if name in known}
     try:
-        values["detail"], values["others"] = tuple(values.get("detail", ())), tuple(values.get("others", ()))
+        values |= {name: tuple(values.get(name, ())) for name in ("detail", "others", "failed")}
         values["doubt"] = doubt_in(values)
         if type(agreed := values.get("agreed_exit_code")) not in (int, type(None)):
             raise ValueError(f"agreed_exit_code {agreed!r}")

@@ -59,6 +59,11 @@ class LogPump:
         self._thread: threading.Thread | None = None
         self._stop_reader, self._stop_writer = -1, -1
 
+    @property
+    def paths(self) -> set[str]:
+        """The log files that it carries."""
+        return {stream.path for stream in self._streams}
+
     def start(self) -> None:
         """Begins; the files need not exist yet."""
         if not self._streams:

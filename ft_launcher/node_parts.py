@@ -20,7 +20,8 @@ from rank_monitor.contract.config import Settings
 class NodeParts:
     """The parts. `adopt_orphans`: every child of this process is the job's, as it is not inside a user's program.
 
-    `named_signals` are those that the user named in `--signals-to-handle`.
+    `named_signals` are those that the user named in `--signals-to-handle`. `is_script`: what the ranks run is Python's,
+    `-u [-m] SCRIPT ...`.
     """
 
     settings: Settings
@@ -36,3 +37,4 @@ class NodeParts:
     several_nodes: bool
     named_signals: frozenset[int] = frozenset()
     adopt_orphans: bool = True
+    is_script: bool = False

@@ -128,7 +128,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
         signals = SignalPipe(composition.ending_signals(job) if in_main else ())
         function = not isinstance(job.entrypoint, str)
         if not function or config.start_method == "spawn":
-            words = job.args[job.args.index(script.bootstrap()) + 1 :] if script.bootstrap() in job.args else ()
+            words = job.args[1:] if job.is_script else ()
             zygotes.prepare_apart([job.script] if function else words, function, job.settings.start, runtime.tag)
         outcome = composition.conduct(job, runtime, zygotes, signals, within=True)
         late = [] if isinstance(outcome.error, SignalException) else signals.read()
@@ -245,9 +245,9 @@ def _what_runs(
         return entry, args, repr(entry), False
     words = [str(word) for word in args]
     if entrypoint == sys.executable and words[:1] == ["-u"]:
-        return entrypoint, script.through_bootstrap(words), " ".join(words[1:2]), False
+        return entrypoint, words, " ".join(words[1:2]), False
     if entrypoint.endswith(".py") or os.path.isdir(entrypoint):  # noqa: PTH112 (torch's entry point is text)
         script.check_script(entrypoint)
-        return sys.executable, script.through_bootstrap(["-u", entrypoint, *words]), entrypoint, False
+        return sys.executable, ["-u", entrypoint, *words], entrypoint, False
     script.check_command(entrypoint)
     return entrypoint, words, entrypoint, True

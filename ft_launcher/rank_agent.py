@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import api as multiprocessing
 
-from ft_launcher import grace, node_evidence, progress
+from ft_launcher import grace, node_evidence, progress, script
 from ft_launcher.aside import ToldMeanwhile, run_aside
-from ft_launcher.attribution import Fault, attribute
+from ft_launcher.attribution import Fault, FaultKind, attribute
 from ft_launcher.background import Background, command_of
 from ft_launcher.cycle import Condemned, Cycle, Phase
 from ft_launcher.cycle_files import application_log, info_environment
@@ -50,10 +52,21 @@ from rank_monitor.contract.messages import ControlRequest, Restarter
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+NO_FILE = "<N/A>"
+"""What torch has in the place of an error file that does not exist."""
+
+
+def _no_failure_line(record: logging.LogRecord) -> bool:
+    """Leaves out torch's line about the first failed process: the block and the summary say it, with the cause."""
+    return not str(record.msg).startswith("failed (exitcode")
 
 
 class RankAgent(LocalElasticAgent):  # type: ignore[misc]
-    """Starts, hears and stops the ranks of this node. `exit_code`: what the launcher ends with; None: as torch does."""
+    """Starts, hears and stops the ranks of this node.
+
+    `exit_code`: what the launcher ends with; None: as torch does. `hidden_ranks` failed, and their stderr is not on the
+    console.
+    """
 
     def __init__(self, *args: Any, parts: NodeParts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,6 +86,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._told: int | None = None
         self._oom_kills: int | None = None
         self._closed = False
+        self.hidden_ranks: set[int] = set()
         self.exit_code: int | None = None
         self.reason = ""
 
@@ -141,6 +155,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             socket_path, stack_file = self._monitors.socket_path(local_rank), self._monitors.stack_file(local_rank)
             ours = rank_environment(tag, self._cycle, socket_path, stack_file, settings.monitor.stack_signal)
             rank_env.update(ours)
+        if self._parts.is_script:
+            rest["args"] = {rank: tuple(script.through_bootstrap(words)) for rank, words in rest["args"].items()}
         kind: Any = RankContext
         if not isinstance(rest["entrypoint"], str):
             stop_s = settings.stop.workers_stop_timeout
@@ -259,6 +275,35 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             commands = {pid: command_of(pid) for pid in left}
             self._parts.recorder.ends_background(self._cycle, commands, self._told)
             self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout, tree)
+
+    def _failures(self, group: WorkerGroup, fault: Fault) -> RunResult:
+        """torch's result of a job that failed: the ranks that failed by themselves, the root cause first."""
+        local_ranks = {int(worker.global_rank): int(worker.local_rank) for worker in group.workers}
+        failed = {fault.local_rank, *(local_ranks[rank] for rank in fault.failed if rank in local_ranks)}
+        self._ranks.name_failed(fault.local_rank, failed)
+        torchs = logging.getLogger(multiprocessing.__name__)
+        torchs.addFilter(_no_failure_line)
+        try:
+            result = self._monitor_workers(group)
+        finally:
+            torchs.removeFilter(_no_failure_line)
+        for rank, failure in result.failures.items():
+            failure.error_file = self._keep_error_file(failure)
+            if failure.exitcode == -signal.SIGTERM and isinstance(failure.message, dict):
+                failure.exitcode = 1  # it was on its way out with an exception when the others were stopped
+            if self._ranks.hides_errors(failure.local_rank):
+                self.hidden_ranks.add(rank)
+        first = result.failures.get(fault.rank)
+        if first is not None and fault.kind is FaultKind.HANG and isinstance(first.message, str):
+            first.message = f"{fault.what}; the launcher ended it"
+        return result if result.failures else self._stopped()
+
+    def _keep_error_file(self, failure: Any) -> str:
+        """Where a rank's error file is after this launcher's end: the runtime folder is removed then."""
+        if not Path(failure.error_file).is_relative_to(self._parts.runtime.folder):
+            return str(failure.error_file)
+        kept = self._parts.recorder.keep(self._cycle, failure.local_rank, Path(failure.error_file), "error.json")
+        return kept or NO_FILE
 
     def _forgive_learned_limit(self, limit: str) -> None:
         """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""

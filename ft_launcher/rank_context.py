@@ -9,6 +9,7 @@ choosing; here handlers belong to `signals.py` and stops to `process_tree.py`. U
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -20,15 +21,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from ft_launcher import script
 from ft_launcher.background import start_ticks
 from ft_launcher.cycle_files import open_application_log
 from ft_launcher.log_pump import LogPump, streams_of
+from ft_launcher.recorder import MOST_KEPT
 from ft_launcher.zygote_pool import ZygotePool
 from ft_launcher.zygote_process import RankOrder
+from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.wait import readable
+
+logger = logging.getLogger(__name__)
 
 _LAST_THREADS_S = 1.0
 """/proc shows a zombie from the main thread's end on; there is no exit code before the other threads have ended."""
@@ -87,6 +93,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         application_log: where what they write to files is put together; None: nowhere.
     """
 
+    _failures: dict[int, ProcessFailure]
+
     def __init__(self, *args: Any, zygotes: ZygotePool, application_log: Path | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zygotes = zygotes
@@ -99,6 +107,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.started_ns = 0
         self.excused: set[int] = set()
         self._started_again: dict[int, float] = {}
+        self._first_failed = -1
 
     def _replace_tails(self) -> LogPump:
         """A pump in the place of torch's tails, which torch stops in `close`."""
@@ -162,6 +171,27 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         """How these ended says nothing about success: to be called at the end."""
         self.excused |= set(local_ranks)
         self._running_local_ranks -= self.excused
+
+    def name_failed(self, first: int, local_ranks: Collection[int]) -> None:
+        """Which ranks failed by themselves, and which of them first: torch sees no others. To be called at the end."""
+        self._first_failed = first
+        self.excuse(set(range(self.nprocs)) - set(local_ranks))
+
+    def hides_errors(self, local_rank: int) -> bool:
+        """Whether the rank's stderr does not reach the console."""
+        return self.stderrs[local_rank] not in {"", *self._pump.paths}
+
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        """torch's hook. The first failure keeps the time of its error file: torch takes the earliest for the root
+        cause, in whole seconds, and of several the first in the mapping."""
+        for local_rank in self._running_local_ranks:
+            _set_aside_unreadable(Path(self.error_files[local_rank]))
+        super()._capture_process_failures(done_local_ranks)
+        first = self._failures.get(self._first_failed)
+        if first is not None:
+            for failure in self._failures.values():
+                failure.timestamp = max(failure.timestamp, first.timestamp)
+            self._failures = {self._first_failed: first, **self._failures}
 
     def _start(self) -> None:
         """torch's hook."""
@@ -235,6 +265,18 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             _close_streams(handler)
         if self._together is not None:
             self._together.stop()
+
+
+def _set_aside_unreadable(error_file: Path) -> None:
+    """Renames an error file that torch cannot read (its rank was killed as it wrote it): it would end the launcher."""
+    try:
+        if os.path.lexists(error_file):
+            read_file(error_file, MOST_KEPT)
+            ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(error_file))
+    except Exception as problem:
+        logger.warning("the error file %s is unreadable: %s: %s", error_file, type(problem).__name__, problem)
+        with suppress(OSError):
+            error_file.rename(error_file.with_name(f"{error_file.name}.unreadable"))
 
 
 def _close_streams(handler: Any) -> None:

@@ -31,8 +31,8 @@ from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankExcept
 logger = logging.getLogger(__name__)
 
 _MOST_REASONS = 4
-_MOST_STACKS = 4 << 20
-"""Bytes kept of a rank's stacks: over 100 dumps of a rank with 100 threads."""
+MOST_KEPT = 4 << 20
+"""Bytes kept of a file of a rank: over 100 dumps of the stacks of a rank with 100 threads."""
 
 
 class Recorder:
@@ -50,6 +50,8 @@ class Recorder:
         self._folder = Path(journal_dir) if journal_dir else None
         self._store_said = False
         self._keep_failed = False
+        self.shown: Fault | None = None
+        """The last fault whose block was printed."""
         self._counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
         if journal_dir or run.exists:
             self._keep()
@@ -207,6 +209,7 @@ class Recorder:
         record = self.journal.path.parent if self.journal.path else None
         colour = sys.stderr is not None and sys.stderr.isatty()
         report.show(report.block(fault, decision, cycle, self._node, record, colour))
+        self.shown = fault
 
     def stopped(self, cycle: int, ending: Ending) -> None:
         """The processes of a cycle were ended; says who needed SIGKILL and who could not be ended."""
@@ -269,13 +272,17 @@ class Recorder:
 
     def _keep_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
         """Copies a rank's stacks to its log folder; returns where they are, empty when there are none."""
+        return self.keep(cycle, local_rank, stack_file, "stacks.txt")
+
+    def keep(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
+        """Copies a file of a rank to its log folder; returns where it is, empty when there is none."""
         self._keep()
         try:
-            stacks = read_file(stack_file, _MOST_STACKS, tail=True)
-            if not stacks or self._keep_failed:
+            content = read_file(file, MOST_KEPT, tail=True)
+            if not content or self._keep_failed:
                 return ""
-            kept = self._run.of_rank(cycle, local_rank) / "stacks.txt"
-            kept.write_bytes(stacks)
+            kept = self._run.of_rank(cycle, local_rank) / name
+            kept.write_bytes(content)
             return str(kept)
         except (OSError, ConfigError):
             return ""

@@ -1,12 +1,16 @@
-"""The block people see on the console at a fault: at most ten lines. Pure text; decides nothing."""
+"""What people see on the console at a fault: the block of at most ten lines, and what torch's summary adds to it.
+
+Pure text; decides nothing.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from ft_launcher.attribution import Fault
+from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.restart_policy import Action, Decision
 
 _BOLD_RED, _BOLD_GREEN, _RESET = "\033[1;31m", "\033[1;32m", "\033[0m"
@@ -40,6 +44,41 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
         if decision.action is Action.RESTART:
             tail[0] = f"{_BOLD_GREEN}{tail[0]}{_RESET}"
     return "\n".join([head, *(f"  {line}" for line in (*lines, *tail))])
+
+
+def failed_ranks(name: str, failures: Mapping[int, Any], fault: Fault | None, hidden: Collection[int]) -> str:
+    """What torch's summary of failed ranks adds to the block: one line each, with times and error files.
+
+    Args:
+        name: of what the ranks ran.
+        failures: torch's `ProcessFailure` by global rank; those that failed by themselves.
+        fault: the one whose block was printed; None: none was, since the first failure is another node's.
+        hidden: ranks whose traceback did not go to the console.
+    """
+    lines = [f"{name} FAILED"]
+    first = failures.get(fault.rank) if fault is not None else None
+    if fault is not None and first is not None:
+        hung = fault.kind is FaultKind.HANG
+        lines += ["Root Cause (first observed failure):", *_failed(fault.rank, first, hung, fault.rank in hidden)]
+    others = {rank: failure for rank, failure in failures.items() if failure is not first}
+    if others:
+        lines.append("Other failures:" if first is not None else "Failures on this node, after that of another:")
+    for rank, failure in others.items():
+        lines += _failed(rank, failure, False, rank in hidden)
+    return "\n".join(lines)
+
+
+def _failed(rank: int, failure: Any, ended_by_us: bool, hidden: bool) -> Iterator[str]:
+    number = f" ({failure.signal_name()})" if failure.exitcode < 0 else ""
+    end = "ended by the launcher" if ended_by_us else f"exitcode: {failure.exitcode}{number}"
+    file = f"error_file: {failure.error_file}"
+    yield (
+        f"  rank: {rank} (local_rank: {failure.local_rank}), {end} (pid: {failure.pid}), "
+        f"time: {failure.timestamp_isoformat()}, {file}"
+    )
+    if hidden and isinstance(failure.message, dict):
+        text = str(failure.message.get("extraInfo", {}).get("py_callstack", failure.message.get("message", "")))
+        yield from (f"    {line}" for line in text.splitlines())
 
 
 def next_step(decision: Decision) -> str:

@@ -41,6 +41,9 @@ _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
 class Job:
     """Everything the launcher needs to run one job on this node. `entrypoint` is a command, or a function.
 
+    `args` are what torchrun would give it: our bootstrap comes in between only when ranks start, so that torch names
+    the script in what it logs and raises.
+
     `named_signals` are those of `--signals-to-handle`, where the user gave it.
     `redirects`, `tee` and `local_ranks_filter` are as the user gave them, for any local rank. With `logs_specs_name`
     (an entry point of the user's), `launch_config.logs_specs` is the user's; else it makes no files.
@@ -65,6 +68,11 @@ class Job:
     def command(self) -> list[str]:
         """What the ranks run, in words; arguments of a function are left out."""
         return [self.entrypoint, *self.args] if isinstance(self.entrypoint, str) else [self.script]
+
+    @property
+    def is_script(self) -> bool:
+        """Whether Python of ours runs a script: `args` are then `-u [-m] SCRIPT ...`."""
+        return isinstance(self.entrypoint, str) and not self.no_python
 
 
 def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMapping[str, str]) -> Job:
@@ -105,7 +113,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         warnings=(*warnings, *([threads] if threads else ())),
         launch_config=config,
         entrypoint=entrypoint,
-        args=tuple(script.through_bootstrap(words) if by_python else words),
+        args=tuple(words),
         log_dir=namespace.log_dir,
         redirects=redirects,
         tee=tee,

@@ -23,7 +23,8 @@ class Fault:
     """Who failed first (`rank`), what, where, and the likely cause with its evidence; `collateral`: by another's.
 
     `error` names an error of the program by type and place, the same whenever the same line raises it.
-    `doubt`: the result for whose sake all ranks agreed to exit.
+    `doubt`: the result for whose sake all ranks agreed to exit. `failed`: all ranks of the node that failed by
+    themselves, without those that the launcher ended because of them.
     """
 
     kind: FaultKind
@@ -44,3 +45,4 @@ class Fault:
     collateral: bool = False
     fault_class: FaultClass = FaultClass.UNKNOWN
     doubt: ResultInDoubt | None = None
+    failed: tuple[int, ...] = ()

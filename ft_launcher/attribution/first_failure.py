@@ -60,6 +60,7 @@ def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: flo
         error=_error(kind, first, cause),
         collateral=_collateral(first) == 1,
         fault_class=cause.fault_class,
+        failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
     )
 
 

@@ -44,7 +44,7 @@ def test_a_line_people_use(case: dict[str, Any], job_of: JobOf, folder: Path, mo
 def script_args(job: Job) -> list[str]:
     if job.no_python:
         return list(job.args)
-    return list(job.args)[3 + job.script.startswith("-m ") :]
+    return list(job.args)[2 + job.script.startswith("-m ") :]
 
 
 def seen(job: Job, key: str, config: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from dataclasses import dataclass, field
@@ -184,3 +185,10 @@ def test_the_package_loads_its_names_when_asked() -> None:
     assert ft_launcher.__version__
     with pytest.raises(AttributeError):
         _ = ft_launcher.no_such_name
+
+
+def test_a_schedulers_reply_file_says_what_was_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "reply.json"))
+    assert exit_code("no.py") == 2
+    reply = json.loads((folder / "reply.json").read_text())
+    assert "ConfigError: script='no.py'" in reply["message"]["message"]

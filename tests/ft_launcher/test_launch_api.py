@@ -17,7 +17,6 @@ from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
 from ft_launcher import LaunchConfig, launch, options
 from ft_launcher.python_api import job_of
-from ft_launcher.script import bootstrap
 from rank_monitor.contract.errors import ConfigError
 
 
@@ -160,12 +159,12 @@ def test_wrong_kinds_of_things_are_refused() -> None:
         launch(3, LaunchConfig())  # type: ignore[arg-type]
 
 
-def test_a_script_runs_through_the_bootstrap() -> None:
+def test_a_script_is_told_from_a_command() -> None:
     for entrypoint, args in (("train.py", ("a", 1)), (sys.executable, ("-u", "train.py", "a", 1))):
         job = job_of(entrypoint, args, LaunchConfig())
-        assert (job.entrypoint, job.args) == (sys.executable, ("-u", bootstrap(), "train.py", "a", "1"))
-        assert job.script == "train.py" and not job.no_python
-    assert job_of("/bin/echo", ("a",), LaunchConfig()).no_python
+        assert (job.entrypoint, job.args) == (sys.executable, ("-u", "train.py", "a", "1"))
+        assert job.script == "train.py" and job.is_script
+    assert not job_of("/bin/echo", ("a",), LaunchConfig()).is_script
     with pytest.raises(ConfigError, match="no such file"):
         job_of("missing.py", (), LaunchConfig())
 

@@ -1,10 +1,12 @@
-"""The console block: at most ten lines, with what a person needs first."""
+"""The console block: at most ten lines, with what a person needs first; and the summary of torch's failures."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.report import block
+from ft_launcher.report import block, failed_ranks
 from ft_launcher.restart_policy import Action, Decision
 
 FAULT = Fault(
@@ -42,3 +44,36 @@ def test_a_wait_is_said() -> None:
 def test_colour_only_when_asked() -> None:
     assert "\033" not in block(FAULT, RESTART, 0, "n", None)
     assert "\033" in block(FAULT, RESTART, 0, "n", None, colour=True)
+
+
+def failure(local_rank: int, exit_code: int) -> ProcessFailure:
+    made = ProcessFailure(local_rank, 100 + local_rank, exit_code, error_file="")
+    made.timestamp = 0
+    return made
+
+
+def test_the_summary_of_a_crash_names_all_that_failed_by_themselves() -> None:
+    fault = replace(FAULT, kind=FaultKind.EXIT, rank=3)
+    text = failed_ranks("train.py", {5: failure(2, 1), 3: failure(1, -11)}, fault, hidden=())
+    name, cause, first, others, second = text.splitlines()
+    assert (name, cause, others) == ("train.py FAILED", "Root Cause (first observed failure):", "Other failures:")
+    assert first.startswith("  rank: 3 (local_rank: 1), exitcode: -11 (SIGSEGV) (pid: 101), time: ")
+    assert second.startswith("  rank: 5 (local_rank: 2), exitcode: 1 (pid: 102), time: ")
+    assert first.endswith("error_file: <N/A>")
+
+
+def test_the_summary_of_a_hang_says_who_ended_the_rank() -> None:
+    text = failed_ranks("train.py", {3: failure(1, -15)}, FAULT, hidden=())
+    assert "rank: 3 (local_rank: 1), ended by the launcher (pid: 101)" in text and "-15" not in text
+
+
+def test_the_summary_blames_no_rank_here_for_a_failure_of_another_node() -> None:
+    text = failed_ranks("train.py", {3: failure(1, 1)}, None, hidden=())
+    assert "Root Cause" not in text and "Failures on this node, after that of another:\n  rank: 3" in text
+
+
+def test_the_summary_shows_a_traceback_that_the_console_has_not() -> None:
+    raised = failure(1, 1)
+    raised.message = {"message": "KeyError: 1", "extraInfo": {"py_callstack": "Traceback\nKeyError: 1", "timestamp": 0}}
+    assert failed_ranks("f", {3: raised}, FAULT, hidden={3}).endswith("\n    Traceback\n    KeyError: 1")
+    assert "KeyError" not in failed_ranks("f", {3: raised}, FAULT, hidden={4})

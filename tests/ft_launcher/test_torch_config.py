@@ -13,12 +13,11 @@ import pytest
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from ft_launcher import rendezvous_check, script
+from ft_launcher import rendezvous_check
 from ft_launcher.torch_config import Job
 from rank_monitor.contract.errors import ConfigError
 
 JobOf = Callable[..., Job]
-BOOTSTRAP = ("-u", script.bootstrap())
 
 
 def torchrun_would_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, list[str]]:
@@ -51,23 +50,23 @@ def test_the_config_is_what_torchrun_would_launch(line: str, job_of: JobOf, monk
         if field.name not in per_run:
             assert getattr(job.launch_config, field.name) == getattr(config, field.name), field.name
     assert job.entrypoint == entrypoint
-    assert list(job.args) == [words[0], script.bootstrap(), *words[1:]]
+    assert list(job.args) == words
 
 
 def test_commands(job_of: JobOf, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of("train.py", "--lr", "1")
-    assert (job.entrypoint, job.args) == (sys.executable, (*BOOTSTRAP, "train.py", "--lr", "1"))
+    assert (job.entrypoint, job.args) == (sys.executable, ("-u", "train.py", "--lr", "1"))
     assert (job.script, job.no_python) == ("train.py", False)
     job = job_of("-m", "pytest", "-x")
-    assert (job.script, job.args) == ("-m pytest", (*BOOTSTRAP, "-m", "pytest", "-x"))
+    assert (job.script, job.args) == ("-m pytest", ("-u", "-m", "pytest", "-x"))
     job = job_of("--no-python", "sh", "-c", "true")
     assert (job.entrypoint, job.args, job.no_python) == ("sh", ("-c", "true"), True)
     job = job_of("--run-path", "--no-python", str(folder / "train.py"), "a")
-    assert (job.entrypoint, job.args) == (sys.executable, (*BOOTSTRAP, str(folder / "train.py"), "a"))
+    assert (job.entrypoint, job.args) == (sys.executable, ("-u", str(folder / "train.py"), "a"))
     assert not job.no_python
     monkeypatch.setenv("PYTHON_EXEC", "/bin/sh")
     job = job_of("in/the/container.py")
-    assert (job.entrypoint, job.args) == ("/bin/sh", (*BOOTSTRAP, "in/the/container.py"))
+    assert (job.entrypoint, job.args) == ("/bin/sh", ("-u", "in/the/container.py"))
     monkeypatch.setenv("PYTHON_EXEC", "/no/python")
     with pytest.raises(ConfigError, match="from PYTHON_EXEC"):
         job_of("train.py")
