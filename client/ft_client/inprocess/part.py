@@ -115,10 +115,14 @@ class Part:
         return event
 
     def final_error(self, last: Event) -> BaseException:
-        """What ended this rank; without a cause of its own, by the last failure here. `last`: the last event."""
+        """What ended this rank; without a cause of its own, by the last failure here. `last`: the last event.
+
+        Nothing of it is kept here: its traceback refers to the call, which would end with some garbage collection only.
+        """
         error = self.error or InternalError(f"the wrapper ends after {last.name}")
         if error is not self._cause and error.__cause__ is None:
             error.__cause__ = self._cause
+        self.error = self._cause = self._state.fn_exception = None
         return error
 
     def _callbacks_before(self) -> None:
@@ -151,6 +155,9 @@ class Part:
         else:
             logger.info("rank %s: failed in consequence: %s: %s", state.rank, type(error).__name__, error)
         let_go(error)
+        error.__traceback__ = below_ours(
+            error.__traceback__
+        )  # what is above refers to the call, for as long as it is kept
         self._cause = error
         state.fn_exception = error if is_own else None
         return Event.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -144,11 +145,16 @@ def advised(note: Note) -> Any:
     return Wrapper(**QUICK)(me)()
 
 
-def leaves_connections(note: Note) -> int:
+def leaves_connections(note: Note, fails: bool) -> int:
     """How many connections to the store are left after the call."""
 
+    def function(call: CallWrapper) -> None:
+        if fails:
+            raise ValueError("the function failed") if call.iteration == 0 else RestartAbort("enough")
+
     def call() -> None:
-        Wrapper(**QUICK)(me)()
+        with contextlib.suppress(RestartAbort):
+            Wrapper(**QUICK)(function)()
 
     gc.disable()  # it would end them, some time
     call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ft_client.inprocess import callback
 from ft_client.inprocess.abort import Abort
 from ft_client.inprocess.callback import Callback, called
 from ft_client.inprocess.completion import Completion
@@ -16,26 +17,39 @@ from ft_client.inprocess.terminate import Terminate
 STATE = State(1, 4).freeze()
 
 
+@pytest.fixture(autouse=True)
+def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback, "_reported", set())
+
+
 @pytest.mark.parametrize("kind", [Initialize, Finalize, HealthCheck, Completion, Terminate, Abort])
-def test_the_base_classes_are_abstract(kind: type[Callback]) -> None:
+def test_the_base_classes_are_abstract(kind: type[Callback], caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TypeError, match="abstract"):
         kind()
+    given: list[FrozenState] = []
 
     class Own(kind):  # type: ignore[misc, valid-type]
         def __call__(self, state: FrozenState) -> FrozenState:
+            given.append(state)
             return state
 
-    assert called("any", Own(), STATE) is STATE
+    called("any", Own(), STATE)
+    assert given == [STATE] and not caplog.records
 
 
-def test_no_callback() -> None:
-    assert called("finalize", None, STATE) is STATE
+def test_no_callback(caplog: pytest.LogCaptureFixture) -> None:
+    called("finalize", None, STATE)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("result", [None, 3, State(1, 4)])
-def test_a_callback_that_returns_something_else(result: object) -> None:
-    with pytest.raises(TypeError, match="finalize returned"):
+def test_a_callback_that_returns_something_else_is_reported_once(
+    result: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
         called("finalize", lambda state: result, STATE)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"finalize returned {result!r}; a callback returns the state")
 
 
 def test_what_it_raises_passes() -> None:

@@ -88,7 +88,7 @@ def test_a_condition_that_differs_from_rank_to_rank() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"key_or_fn": 1, "condition": bool}, "key_or_fn=1"),
+        ({"key_or_fn": [1], "condition": bool}, r"key_or_fn=\[1\]"),
         ({"key_or_fn": "a", "condition": 2}, "condition=2"),
         ({"key_or_fn": "a", "condition": bool, "timeout": 60}, "timeout=60"),
     ],

@@ -16,7 +16,7 @@ from ft_client.inprocess.layer import Layer, LayerFlag
         ({"min_ranks": None}, TypeError, "min_ranks=None"),
         ({"max_ranks": 8.0}, TypeError, "max_ranks=8.0"),
         ({"max_ranks": True}, TypeError, "max_ranks=True"),
-        ({"key_or_fn": 3}, TypeError, "key_or_fn=3"),
+        ({"key_or_fn": [3]}, TypeError, r"key_or_fn=\[3\]"),
         ({"flag": "RESERVE"}, TypeError, "flag='RESERVE'"),
         ({"min_ranks": 8, "max_ranks": 4}, ValueError, "max_ranks=4 is below min_ranks=8"),
         ({"min_ranks": 0, "max_ranks": 0}, ValueError, "max_ranks=0"),

@@ -89,8 +89,9 @@ def test_a_callback_that_returns_nothing_is_reported_once(where: str) -> None:
     assert sorted(lines) == [[], [f"{where} returned None; a callback returns the state that it was given"]]
 
 
-def test_a_call_leaves_no_connection_behind() -> None:
-    with job(1, corner_mains.leaves_connections) as made:
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])
+def test_a_call_leaves_no_connection_behind(fails: bool) -> None:
+    with job(1, corner_mains.leaves_connections, fails=fails) as made:
         assert made.end(SOON_S)[0].result == 0
 
 
