@@ -14,11 +14,12 @@ INSTALLED := $(VENV)/.installed
 # Most tests wait for processes of theirs: four at once keep two cores busy.
 PARALLEL := -n 4
 
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help install demo test test-slow check format bench clean
 
 help:
 	@echo "make demo       train twice, once with faults, and compare the weights bit for bit"
-	@echo "make test       the tests"
+	@echo "make install    makes .venv; each of the others does so as well"
+	@echo "make test       the tests; TORCH=2.6.0 runs them with that release, in an environment of its own"
 	@echo "make test-slow  the long tests"
 	@echo "make check      format, lint, types, import contract"
 	@echo "make format     rewrite the files in the project's format"
@@ -29,9 +30,11 @@ help:
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): a minute or two."
-	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' constraints.txt >$(VENV)/constraints.txt
+	@sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' constraints.txt >$(VENV)/constraints.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $@
+
+install: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python scripts/demo/run.py

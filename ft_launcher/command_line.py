@@ -153,6 +153,9 @@ def _is_number(word: str) -> bool:
 class _Parser(ArgumentParser):
     """Errors become exceptions, so that there is one place that says them."""
 
+    # torch's --print-completion sets its own name, and the completion would be for that command.
+    prog = property(lambda self: "ft_launcher", lambda self, name: None)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
@@ -171,7 +174,6 @@ def make_parser() -> ArgumentParser:
         flags = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PET_"))
         raise UsageError(f"a PET_ variable of a flag must be 0 or 1 ({error})", f"Look at {', '.join(flags)}") from None
     parser = _Parser(
-        prog="ft_launcher",
         usage="ft_launcher [options] script.py [arguments of the script]\n"
         "       ft_launcher validate [options]    prints the settings and where each comes from",
         description="torchrun's command line; ranks are watched, and restarted when they fail or hang.",

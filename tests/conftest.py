@@ -37,6 +37,52 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+EVERY_TORCH = (
+    "tests/test_architecture.py::test_the_monitor_runs_on_a_bare_interpreter",
+    "tests/ft_launcher/test_command_line.py::",
+    "tests/ft_launcher/test_cycle_store.py::",
+    "tests/ft_launcher/test_launch_api.py::",
+    "tests/ft_launcher/test_log_pump.py::",
+    "tests/ft_launcher/test_torch_config.py::",
+    "tests/ft_launcher/test_zygote.py::test_ranks_of_every_cycle_are_forks[auto]",
+    "tests/ft_launcher/test_zygote.py::test_off_says_so_and_starts_by_exec",
+    "tests/ft_launcher/attribution/test_known_errors.py::test_the_words_of_this_torch",
+    "tests/ft_launcher/nodes/test_job_store.py::",
+    "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed[all_reduce]",
+    "tests/client/inprocess/test_store_host.py::",
+    "tests/e2e/test_functions.py::test_one_function_after_the_other_in_one_program[spawn]",
+    "tests/e2e/test_like_torchrun.py::",
+    "tests/e2e/test_own_interpreter.py::",
+    "tests/e2e/test_static_nodes.py::",
+    "tests/faults/test_in_process.py::test_a_dead_rank_is_started_again_and_joins_at_the_next_restart[forks]",
+    "tests/faults/test_launcher_ends.py::test_told_to_end[SIGINT-trains-130]",
+    "tests/faults/test_launcher_ends.py::test_preempted_ranks_save_and_the_next_run_resumes",
+    "tests/faults/test_rank_faults.py::test_recovers_from_one_death_after_the_other[2]",
+    "tests/faults/test_rank_faults.py::test_recovers_from_a_hang[SIGSTOP in step-2]",
+    "tests/faults/test_rank_faults.py::test_ends_with_its_code_when_all_restarts_are_spent",
+    "tests/faults/test_third_party_rendezvous.py::",
+    "tests/faults/test_two_nodes.py::test_both_nodes_restart[SIGKILL]",
+)
+"""Beginnings of tests that get the mark `every_torch`: where the launcher meets torch, a few seconds each."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gives the mark `every_torch`.
+
+    Raises:
+        UsageError: a whole collection lacks a test that is named for it.
+    """
+    unused = set(EVERY_TORCH)
+    for item in items:
+        beginning = next((name for name in EVERY_TORCH if item.nodeid.startswith(name)), None)
+        if beginning is not None:
+            item.add_marker(pytest.mark.every_torch)
+            unused.discard(beginning)
+    if unused and config.args == config.getini("testpaths"):
+        raise pytest.UsageError(f"EVERY_TORCH in tests/conftest.py names tests that do not exist: {sorted(unused)}")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Gives each worker one test after the other, but `TOGETHER` as a whole."""

@@ -38,6 +38,7 @@ def run_all(folder: Path, probes: list[Probe], *ways: str) -> list[dict[str, Any
     table = folder / "runs.json"
     table.write_text(json.dumps(runs))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PYTHON"))}
+    clean["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # torch 2.6 starts a worker, which complains when its folder goes
     done = subprocess.run(
         [sys.executable, str(STARTS), str(table), *ways],
         env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},

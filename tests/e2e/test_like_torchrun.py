@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ft_launcher.conftest import needs
+
 LIMIT_S = 120
+TEMPLATE = "--log-line-prefix-template"
 
 SHOW = """
 import os, sys
@@ -90,12 +93,14 @@ def folder(tmp_path: Path) -> Path:
         ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=7", "show.py"],
         ["--nproc-per-node=2", "--tee", "0:1,1:2", "--log-dir", "logs", "-m", "show", "x"],
         ["--nproc-per-node=2", "--local-ranks-filter", "1", "--log-dir", "logs", "show.py"],
+        ["--nproc-per-node=2", "--tee", "3", "--log-dir", "logs", TEMPLATE, "${hostname}:${rank}: ", "show.py"],
         ["--nproc-per-node=2", "ddp.py"],
     ],
     ids=" ".join,
 )
 def test_the_ranks_see_and_print_the_same(folder: Path, words: list[str]) -> None:
     """And without a folder for logs nothing is left."""
+    needs(*words)
     before = sorted(folder.iterdir())
     theirs, ours = both(folder, *words)
     assert theirs.exit_code == ours.exit_code == 0, ours.stderr

@@ -8,9 +8,30 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from ft_launcher import cli, prescan
 from ft_launcher.torch_config import Job
+
+OF_LATER_TORCH = {
+    "--duplicate-stdout-filters",
+    "--event-log-handler",
+    "--log-line-prefix-template",
+    "--numa-binding",
+    "--print-completion",
+    "--run-path",
+    "--shutdown-timeout",
+    "--signals-to-handle",
+    "--virtual-local-rank",
+}
+"""Options that some of the releases of torch that we support do not have."""
+
+
+def needs(*words: str) -> None:
+    """Skips a test whose command line has an option that the installed torch does not have."""
+    lacking = (OF_LATER_TORCH & set(words)) - set(get_args_parser()._option_string_actions)
+    if lacking:
+        pytest.skip(f"this torch has no {', '.join(sorted(lacking))}")
 
 
 class NoZygotes:
@@ -47,6 +68,7 @@ def job_of(folder: Path) -> Callable[..., Job]:
     """Words of a command line -> its job."""
 
     def make(*words: str) -> Job:
+        needs(*words)
         seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
         return cli.make_job(words, seen, os.environ)
 

@@ -16,7 +16,7 @@ import ft_launcher
 from ft_launcher import cli, runtime
 from ft_launcher.torch_config import Job
 from rank_monitor.contract.errors import FtError
-from tests.ft_launcher.conftest import main
+from tests.ft_launcher.conftest import main, needs
 
 
 @dataclass
@@ -136,6 +136,7 @@ def test_a_word_that_is_a_file_is_a_script(launcher: FakeLauncher, folder: Path)
 def test_validate_prints_settings_with_their_sources(
     launcher: FakeLauncher, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs("--shutdown-timeout")
     (folder / "job.yaml").write_text("fault_tolerance: {safety_factor: 3, rank_termination_signal: TERM}")
     monkeypatch.setenv("FT_BACKOFF", "1:30")
     assert (

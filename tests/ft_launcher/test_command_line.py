@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed.run import parse_args
@@ -10,6 +12,7 @@ from torch.distributed.run import parse_args
 from ft_launcher import command_line
 from ft_launcher.options import UsageError
 from rank_monitor.contract.errors import ConfigError
+from tests.ft_launcher.conftest import needs
 
 PLAIN = [
     "train.py",
@@ -33,7 +36,9 @@ PLAIN = [
     "train.py -- --nnodes 2",
     "-- train.py -- x",
     "train.py a -- b -- c",
-    "--monitor-interval 0.5 --start-method fork --role trainer --event-log-handler console train.py",
+    "--monitor-interval 0.5 --start-method fork --role trainer train.py",
+    "--event-log-handler console train.py",
+    "--log-line-prefix-template ${rank}: train.py",
     "--duplicate-stdout-filters a,b --virtual-local-rank --signals-to-handle SIGTERM --shutdown-timeout 4 train.py",
     "--numa-binding node --local-addr 127.0.0.1 --logs-specs mine train.py -",
     "- a",
@@ -46,6 +51,7 @@ PLAIN = [
 def test_a_torchrun_line_parses_as_torchrun_does(
     line: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs(*line.split())
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     words = line.split()
@@ -58,6 +64,7 @@ def test_a_torchrun_line_parses_as_torchrun_does(
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("line", PLAIN)
 def test_ours_in_front_change_nothing_of_torch(line: str) -> None:
+    needs(*line.split())
     ours = command_line.parse(["--ft-dump-stacks", "--ft_param_safety-factor", "3", *line.split()])
     namespace = {name: value for name, value in vars(ours.namespace).items() if not name.startswith("ft_")}
     assert namespace == vars(parse_args(line.split()))
@@ -169,6 +176,22 @@ def test_help_shows_both_groups(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert ended.value.code == 0
     assert "--nproc-per-node" in text and "--ft-rank-heartbeat-timeout" in text and "validate" in text
+
+
+def test_the_completion_is_for_this_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's option names torchrun; ours stand in the same parser. The package that writes it is optional."""
+    needs("--print-completion")
+    shtab = SimpleNamespace(SUPPORTED_SHELLS=["bash"], complete=lambda parser, shell: f"{shell} for {parser.prog}")
+    monkeypatch.setitem(sys.modules, "shtab", shtab)
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(["--print-completion", "bash"])
+    assert not ended.value.code and capsys.readouterr().out == "bash for ft_launcher\n"
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(["--print-completion", "bash"])
+    assert ended.value.code == 1 and "pip install shtab" in capsys.readouterr().err
 
 
 def test_a_folder_is_not_needed(folder: Path) -> None:

@@ -114,6 +114,9 @@ def test_keywords_win_over_environment_and_yaml(monkeypatch: pytest.MonkeyPatch,
     assert (config.rank_heartbeat_timeout, config.safety_factor, config.log_level) == (1.0, 3.0, "WARNING")
 
 
+@pytest.mark.skipif(
+    "shutdown_timeout" not in {field.name for field in fields(TorchLaunchConfig)}, reason="not in this torch"
+)
 def test_torchs_shutdown_timeout_is_the_lowest_source(monkeypatch: pytest.MonkeyPatch) -> None:
     default = LaunchConfig().workers_stop_timeout
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "21")

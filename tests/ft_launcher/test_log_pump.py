@@ -92,8 +92,9 @@ def test_what_torchs_tails_would_carry(tmp_path: Path) -> None:
     files = {0: str(tmp_path / "0"), 3: str(tmp_path / "3")}
     tails = [
         TailLog("role", files, out, {3: "(3) "}),
-        TailLog("role", {0: files[0]}, out, log_line_filter=lambda line: "keep" in line),
+        TailLog("role", {0: files[0]}, out),
     ]
+    tails[1]._log_line_filter = lambda line: "keep" in line  # an argument from torch 2.10 on
     streams = streams_of("role", tails)
     assert [(stream.prefix, stream.path) for stream in streams] == [
         ("[role0]:", files[0]),

@@ -229,7 +229,7 @@ def test_a_job_whose_rank_leaves_memory_in_use(
         job = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         deadline = time.monotonic() + LIMIT_S
-        while "restart" not in output.read_text() and time.monotonic() < deadline and job.poll() is None:
+        while "next: restart" not in output.read_text() and time.monotonic() < deadline and job.poll() is None:
             time.sleep(0.01)
         if seen == "100":
             in_use.write_text("100")
