@@ -49,6 +49,16 @@ class ApplicationLog(LogPump):
     def __init__(self, file: TextIO, streams: Sequence[Stream]) -> None:
         super().__init__(streams)
         self._file = file
+        self._failed = False
+
+    def _carry(self, ended: bool = False) -> None:
+        for stream in self._streams:
+            try:
+                stream.carry(ended)
+            except (OSError, ValueError) as error:  # a full disk; what the ranks wrote stays in their own files
+                if not self._failed:
+                    logger.warning("the log of the cycle misses lines: %s: %s", self._file.name, error)
+                self._failed = True
 
     def stop(self) -> None:
         """Carries what is left and closes the file."""

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.cycle_files import CycleInfo, application_log, info_environment, node_list, rank_list
+from ft_launcher.cycle_files import (
+    ApplicationLog,
+    CycleInfo,
+    application_log,
+    info_environment,
+    node_list,
+    rank_list,
+)
+from ft_launcher.log_pump import Stream
 from rank_monitor.contract.config import RecordSettings
 
 SLURM = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}
@@ -108,6 +116,17 @@ def test_what_stands_in_the_folder_does_no_harm(content: str | None, tmp_path: P
     info.begin(1, [], [])
     info.close()
     assert read(tmp_path, "cycle_info.7.current")["cycle_number"] == 1
+
+
+def test_a_full_disk_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written = tmp_path / "stdout.log"
+    written.write_text("a line\nand another\n")
+    file = Path("/dev/full").open("a")  # noqa: SIM115  (the log closes it)
+    streams = [Stream(str(written), f"{rank}: ", file, lambda line: True) for rank in range(2)]
+    log = ApplicationLog(file, streams)
+    log.start()
+    log.stop()
+    assert caplog.text.count("the log of the cycle misses lines: /dev/full") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,8 @@ def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:
     assert follows(tmp_path, "3", "--code=86", "--told", "--ended-by=None").startswith("leave 0 - ")
     assert follows(tmp_path, "4", "--code=1", "--max-failures=1").startswith("stop 1 - exit code 1; failure 1 in a row")
     assert follows(tmp_path, "5", "--code=0", "--flag-required").startswith("next 0 - ")
+    journal(tmp_path / "preempted", "n1", end(86, "told to end by signal 15"))
+    assert follows(tmp_path, "preempted", "--code=0").startswith("next 0 - preempted"), "--ft-preempted-exit-code=0"
     (tmp_path / "flag").touch()
     assert follows(tmp_path, "6", "--code=1", flag=str(tmp_path / "flag")).startswith("done 0 - ")
     history = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()[3:]]
@@ -56,6 +58,7 @@ def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:
         "ended by Slurm",
         "failed",
         "unfinished",
+        "preempted",
         "done",
     ]
     assert history[1]["nodes"] == {"n1": 83, "n2": 135, "n3": None} and history[1]["attempt"] == "2"

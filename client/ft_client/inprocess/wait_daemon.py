@@ -116,8 +116,11 @@ def _pid_in(file: Path) -> int:
 
 def _writers(files: Iterable[Path]) -> set[int]:
     """The companions that have one of the files open."""
-    wanted = {(stat.st_dev, stat.st_ino) for stat in (file.stat() for file in files)}
-    found = set()
+    wanted, found = set(), set()
+    for file in files:
+        with contextlib.suppress(OSError):  # removed meanwhile
+            stat = file.stat()
+            wanted.add((stat.st_dev, stat.st_ino))
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
         with contextlib.suppress(OSError):
             if _is_companion(pid) and any(
