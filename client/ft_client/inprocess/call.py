@@ -87,7 +87,7 @@ class Call:
             nested_restarter.send_to(None)
             self._environment.restore()
         if phase is Phase.DONE:
-            return self._part.result
+            return self._part.final_result()
         raise self._part.final_error(event)
 
     def _play(self) -> tuple[Phase, Event]:

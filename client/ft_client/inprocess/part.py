@@ -14,12 +14,12 @@ from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import called
-from ft_client.inprocess.exception import InternalError
+from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError
 from ft_client.inprocess.failure import below_ours, let_go, was_never_called
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.machine import Event
-from ft_client.inprocess.state import Mode, State
+from ft_client.inprocess.state import FrozenState, Mode, State
 
 logger = logging.getLogger("ft_client.inprocess")
 
@@ -91,7 +91,7 @@ class Part:
             if self._arguments.abort is not None:
                 forget_groups()
             called("finalize", self._arguments.finalize, frozen)
-            called("health_check", self._arguments.health_check, frozen)
+            self._check_health(frozen)
         except BaseException as error:
             return self.end_by(error, Event.FAILED)
         return Event.RECOVERED
@@ -122,13 +122,29 @@ class Part:
         error = self.error or InternalError(f"the wrapper ends after {last.name}")
         if error is not self._cause and error.__cause__ is None:
             error.__cause__ = self._cause
-        self.error = self._cause = self._state.fn_exception = None
+        self._forget()
         return error
+
+    def final_result(self) -> Any:
+        """What the function returned on this rank. Nothing of earlier failures is kept here."""
+        self._forget()
+        return self.result
+
+    def _forget(self) -> None:
+        self.error = self._cause = self._state.fn_exception = None
 
     def _callbacks_before(self) -> None:
         frozen = self._state.freeze()
         called("initialize", self._arguments.initialize, frozen)
-        called("health_check", self._arguments.health_check, frozen)
+        self._check_health(frozen)
+
+    def _check_health(self, frozen: FrozenState) -> None:
+        try:
+            called("health_check", self._arguments.health_check, frozen)
+        except RestartError:
+            raise
+        except Exception as error:
+            raise HealthCheckError(f"health_check raised {type(error).__name__}: {error}") from error
 
     def _call_function(self) -> None:
         self.result = self._function(self._wrapper)

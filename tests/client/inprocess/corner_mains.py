@@ -145,12 +145,26 @@ def advised(note: Note) -> Any:
     return Wrapper(**QUICK)(me)()
 
 
-def leaves_connections(note: Note, fails: bool) -> int:
+def unhealthy(note: Note) -> Any:
+    """The check fails where the function failed."""
+
+    def check(state: FrozenState) -> FrozenState:
+        if state.fn_exception is not None:
+            raise ZeroDivisionError("no card")
+        return state
+
+    entry = me()[0]
+    return Wrapper(**QUICK, health_check=check)(lambda call_wrapper: fails_once(call_wrapper, entry == 0))()
+
+
+def leaves_connections(note: Note, end: str) -> int:
     """How many connections to the store are left after the call."""
 
     def function(call: CallWrapper) -> None:
-        if fails:
-            raise ValueError("the function failed") if call.iteration == 0 else RestartAbort("enough")
+        if end != "returns" and call.iteration == 0:
+            raise ValueError("the function failed")
+        if end == "fails":
+            raise RestartAbort("enough")
 
     def call() -> None:
         with contextlib.suppress(RestartAbort):

@@ -89,9 +89,16 @@ def test_a_callback_that_returns_nothing_is_reported_once(where: str) -> None:
     assert sorted(lines) == [[], [f"{where} returned None; a callback returns the state that it was given"]]
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["returns", "fails"])
-def test_a_call_leaves_no_connection_behind(fails: bool) -> None:
-    with job(1, corner_mains.leaves_connections, fails=fails) as made:
+def test_whatever_a_health_check_raises_is_a_health_check_error() -> None:
+    with job(2, corner_mains.unhealthy) as made:
+        told = made.end(SOON_S)
+    assert told[0].error.startswith("HealthCheckError: health_check raised ZeroDivisionError: no card")
+    assert told[1].result == (0, 1, 1)
+
+
+@pytest.mark.parametrize("end", ["returns", "returns at last", "fails"])
+def test_a_call_leaves_no_connection_behind(end: str) -> None:
+    with job(1, corner_mains.leaves_connections, end=end) as made:
         assert made.end(SOON_S)[0].result == 0
 
 
