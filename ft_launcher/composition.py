@@ -259,6 +259,9 @@ def _choose_rendezvous(job: Job) -> PortHolder:
         master, port = (host, given) if static else (master, None)
     alone = config.max_nodes == 1 and not job.settings.members.spares
     if alone and config.rdzv_backend in ("c10d", "static"):
+        if config.local_addr and not static:
+            _must_resolve(config.local_addr, config.local_addr)
+            master = config.local_addr
         one_node.register()
         config.rdzv_configs = config.rdzv_configs | {"ft_host": master}
         config.rdzv_backend = one_node.BACKEND
@@ -273,7 +276,7 @@ def _must_resolve(host: str, endpoint: str) -> None:
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
-        raise RendezvousConnectionError(f"the host of endpoint {endpoint!r} does not resolve ({error})") from None
+        raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({error})") from None
 
 
 def _set_up_logging(job: Job) -> None:

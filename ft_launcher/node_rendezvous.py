@@ -257,9 +257,11 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return self._info(place, PrefixStore("ft_launcher_agents", self._store.raw))
         key = f"store/{place.cycle}"
         if place.rank == 0:
+            # Static: the user's own name for the first node, which the other nodes can reach.
+            host = self._first_store.host if self._first_store is not None else self._me.address
             server = self._ports.serve()
-            self.cycle_store = CycleStore(place.cycle, self._me.address, server.port, server)
-            self._store.publish({key: json.dumps({"host": self._me.address, "port": server.port})})
+            self.cycle_store = CycleStore(place.cycle, host, server.port, server)
+            self._store.publish({key: json.dumps({"host": host, "port": server.port})})
             return self._info(place, server)
         if (text := self._host_of_cycle(link, key)) is None:
             return None

@@ -32,7 +32,7 @@ from ft_launcher.rendezvous_keys import Settled
 from ft_launcher.restart_policy import about_policy
 from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, named_signals
-from ft_launcher.torch_config import SIGNALS, Job, check_numbers
+from ft_launcher.torch_config import SIGNALS, Job, check_event_handler, check_numbers
 from ft_launcher.zygote_pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
@@ -218,6 +218,7 @@ def _check(config: LaunchConfig, resolved: Resolved) -> Settled:
     keywords = config.keywords()
     blame = Blame(keywords)
     check_numbers(keywords.namespace, blame)
+    check_event_handler(keywords.namespace, blame)
     if config.nproc_per_node < 1:
         raise blame.error("nproc_per_node", "at least one rank is needed")
     if config.start_method not in function_rank.START_METHODS:

@@ -31,6 +31,7 @@ from ft_launcher.log_pump import LogPump, streams_of
 from ft_launcher.recorder import MOST_KEPT
 from ft_launcher.zygote_pool import ZygotePool
 from ft_launcher.zygote_process import RankOrder
+from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.wait import readable
 
@@ -195,8 +196,20 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     def _start(self) -> None:
         """torch's hook."""
-        if not self._fork(range(self.nprocs)):
+        if self._fork(range(self.nprocs)):
+            return
+        binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
+        muted, binding.disabled = binding.disabled, self._numa_options is not None
+        try:
             super()._start()
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if self._numa_options is None:
+                raise
+            mode, reason = self._numa_options.affinity_mode.value, str(error).partition("\n")[0]
+            hint = "Leave it out where ranks have no GPU"
+            raise ConfigError("numa_binding", mode, "--numa-binding", f"torch cannot bind: {reason}", hint) from None
+        finally:
+            binding.disabled = muted
 
     def _start_one(self, local_rank: int) -> None:
         """Puts another handler in the place of one whose rank ended."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.distributed import run as torch_run
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 from torch.distributed.launcher.api import LaunchConfig
@@ -33,6 +34,7 @@ StdMap: TypeAlias = "Std | dict[int, Std]"
 
 SIGNALS = "signals_to_handle"
 _PYTHON = "PYTHON_EXEC"
+_NO_EVENTS = "null"
 _STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
 
@@ -85,6 +87,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     blame = Blame(parsed)
     _check_what_runs(namespace, environ)
     check_numbers(namespace, blame)
+    check_event_handler(namespace, blame)
     ranks: int = blame.read("nproc_per_node", torch_run.determine_local_world_size)
     if ranks < 1:
         raise blame.error("nproc_per_node", "at least one rank is needed")
@@ -173,6 +176,20 @@ def check_numbers(namespace: Namespace, blame: Blame) -> None:
         raise blame.error("node_rank", f"must be below the number of nodes, {max_nodes}")
     if namespace.standalone and min_nodes > 1:
         raise blame.error("nnodes", "--standalone is for one node", "Leave out one of the two")
+
+
+def check_event_handler(namespace: Namespace, blame: Blame) -> None:
+    """`--event-log-handler`, which torch looks up only when the job ends.
+
+    Raises:
+        ConfigError: torch has no handler of that name.
+    """
+    name = getattr(namespace, "event_log_handler", _NO_EVENTS)
+    try:
+        get_logging_handler(name)
+    except KeyError:
+        hint = "Torch's own are null and console"
+        raise blame.error("event_log_handler", "is not a handler that torch knows", hint) from None
 
 
 def _about_standalone(namespace: Namespace, blame: Blame) -> list[str]:

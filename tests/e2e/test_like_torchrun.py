@@ -71,6 +71,9 @@ def both(folder: Path, *words: str) -> tuple[Ran, Ran]:
     return run("torch.distributed.run", folder, *words), run("ft_launcher", folder, *words)
 
 
+MASTER = "import os; os.write(1, os.environ['MASTER_ADDR'].encode() + b'\\n')"
+
+
 def to_stderr(ran: Ran) -> list[str]:
     """What the ranks wrote there, without what launchers say."""
     return sorted(line for line in ran.stderr.splitlines() if "to stderr of" in line)
@@ -78,7 +81,7 @@ def to_stderr(ran: Ran) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, source in (("show.py", SHOW), ("ddp.py", DDP)):
+    for name, source in (("show.py", SHOW), ("ddp.py", DDP), ("master.py", MASTER)):
         (tmp_path / name).write_text(textwrap.dedent(source))
     (tmp_path / "show.sh").write_text('#!/bin/sh\necho "sh $RANK of $WORLD_SIZE: $@"\n')
     (tmp_path / "show.sh").chmod(0o755)
@@ -95,6 +98,9 @@ def folder(tmp_path: Path) -> Path:
         ["--nproc-per-node=2", "--local-ranks-filter", "1", "--log-dir", "logs", "show.py"],
         ["--nproc-per-node=2", "--tee", "3", "--log-dir", "logs", TEMPLATE, "${hostname}:${rank}: ", "show.py"],
         ["--nproc-per-node=2", "ddp.py"],
+        ["--run-path", "show.py", "x"],
+        ["--standalone", "--local-addr=LocalHost", "master.py"],
+        ["--nproc-per-node=2", "--tee=1", "--duplicate-stdout-filters=RANK=1", "--log-dir", "logs", "show.py"],
     ],
     ids=" ".join,
 )

@@ -15,7 +15,7 @@ WORKER = """
 import os, signal, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-os.write(1, f"up {rank} {count} {os.environ['MASTER_PORT']}\\n".encode())
+os.write(1, f"up {rank} {count} {os.environ['MASTER_PORT']} {os.environ['MASTER_ADDR']}\\n".encode())
 if count == "0":
     if rank == "1":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -29,7 +29,7 @@ def test_both_nodes_restart_with_one_count_and_a_fresh_store(tmp_path: Path) -> 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = ["--nnodes=2", "--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    flags = ["--nnodes=2", "--rdzv-backend=static", "--master-addr=LocalHost", f"--master-port={port}"]
     environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", OMP_NUM_THREADS="1")
     nodes = [
         subprocess.Popen(
@@ -46,4 +46,5 @@ def test_both_nodes_restart_with_one_count_and_a_fresh_store(tmp_path: Path) -> 
     assert [node.returncode for node in nodes] == [0, 0], told
     ups = {rank: re.findall(rf"up {rank} (\d+) (\d+)", told[rank][0]) for rank in range(2)}
     assert ups[0] == ups[1] and [count for count, _ in ups[0]] == ["0", "1"]
+    assert [told[rank][0].count(" LocalHost\n") for rank in range(2)] == [2, 2], "as given, in each cycle"
     assert int(ups[0][0][1]) == port != int(ups[0][1][1])

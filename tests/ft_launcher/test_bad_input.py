@@ -91,6 +91,8 @@ TABLE = [
         runs=True,
         variables={"PYTHONPATH": "{folder}/modules"},
     ),
+    Row("no event handler", "--event-log-handler=nosuch train.py", ("event_log_handler='nosuch'", "null and console")),
+    Row("no signal to handle", "--signals-to-handle=SIGKILL train.py", ("'SIGKILL'", "cannot be handled")),
     Row("bad streams", "--tee 0:7 train.py", ("tee='0:7'",)),
     Row("no backend", "--rdzv-backend=c11d train.py", ("rdzv_backend='c11d'", "c10d")),
     Row("port taken", "--master-port {port} train.py", ("{port}", "in use"), code=81, runs=True),
@@ -162,6 +164,14 @@ def test_ranks_per_gpu_without_a_gpu(place: Path, capfd: pytest.CaptureFixture[s
     code, _, message = run_here(["--nproc-per-node", "gpu", "train.py"], capfd)
     assert code == 2
     assert message.startswith("ft_launcher: nproc_per_node='gpu' (from --nproc-per-node): ")
+    assert not list((place / "tmp").iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_numa_binding_without_a_gpu(place: Path) -> None:
+    code, _, err = run_apart(["--numa-binding=node", "train.py"])
+    assert code == 2 and "Traceback" not in err, err
+    assert "numa_binding='node' (from --numa-binding): torch cannot bind: " in err
     assert not list((place / "tmp").iterdir())
 
 
