@@ -21,6 +21,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn, TextIO
 
 from ft_launcher import forked_end, proc_view
+from ft_launcher.first_import import imports
 
 _OF_PYTHON: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
@@ -107,6 +108,7 @@ class ForkedRank:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        imports.over = True
         if error is None:
             return True
         if self._program is not None:

@@ -6,10 +6,8 @@ other conditions: each reason below is one of these.
 
 from __future__ import annotations
 
-import ast
 import os
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -37,6 +35,13 @@ _LATE_NAMES = frozenset(
 """Variables that nothing reads while torch is imported: the only ones in which a rank may differ from its zygote."""
 
 _OURS = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
+
+_READ_BY_C = (
+    *("ACC_", "BLIS_", "CUDA_", "DNNL_", "GFORTRAN_", "GLOO_", "GOMP_", "GOTO_", "HIP_", "HSA_", "KINETO_", "KMP_"),
+    *("MKL", "NCCL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
+)
+"""Of the variables that C code asks for while torch 2.13 is imported (seen by a `getenv` of our own in front of the C
+library's), those that somebody may set; and those of the device libraries, which builds for CUDA and ROCm load."""
 
 _PROFILERS = {
     "NSYS_PROFILING_SESSION_ID": "nsys",
@@ -88,32 +93,24 @@ def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> 
     return f"{', '.join(differing)}: not the same as when torch was imported" if differing else ""
 
 
-class ScriptLook:
-    """A look at the script, anew whenever its file has changed."""
+def read_by_imports(changed: Collection[str], read: Collection[str]) -> list[str]:
+    """Those of the changed variables that the import of torch or of a preloaded module reads.
 
-    def __init__(self, words: Sequence[str], path: Sequence[str]) -> None:
-        self._file = _file_of(words, path)
+    Args:
+        read: what Python code was seen to read in these imports; C code is not seen.
+    """
+    return sorted(name for name in changed if name in read or name.startswith(_READ_BY_C))
+
+
+class FolderLook:
+    """A look at the folder that comes first in a script's `sys.path`."""
+
+    def __init__(self, words: Sequence[str]) -> None:
         folder = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
         self._folder = Path(words[0]) if Path(words[0]).is_dir() else folder
-        self._seen: tuple[int, int] | None = None
-        self._reason = ""
 
-    def against_source(self) -> str:
-        """Why this script must start in an interpreter of its own, by what it says; empty when it need not."""
-        if self._file is None:
-            return ""
-        try:
-            status = self._file.stat()
-            if (seen := (status.st_mtime_ns, status.st_size)) != self._seen:
-                line = writes_environment_first(self._file.read_bytes())
-                reason = f"line {line} of {self._file.name} sets a variable before torch is imported"
-                self._reason, self._seen = reason if line else "", seen
-        except OSError:
-            return ""
-        return self._reason
-
-    def against_folder(self, loaded: Mapping[str, str | None]) -> str:
-        """Why a script with this folder cannot be forked: a module beside it hides one that is loaded.
+    def against(self, loaded: Mapping[str, str | None]) -> str:
+        """Why a script with this folder cannot be forked: a module there hides one that is loaded.
 
         Args:
             loaded: the modules of the zygote that are in no package, with their files.
@@ -131,58 +128,3 @@ class ScriptLook:
         """Whether the loaded module is the one in the folder, or the folder's is only a folder."""
         own = [self._folder / f"{name}.py", self._folder / name / "__init__.py"]
         return not any(path.exists() for path in own) or any(file and path == Path(file) for path in own)
-
-
-def _file_of(words: Sequence[str], path: Sequence[str]) -> Path | None:
-    """The source that will be run, as well as it can be found without importing anything."""
-    if words[0] != "-m":
-        script = Path(words[0])
-        return script / "__main__.py" if script.is_dir() else script
-    parts = words[1].split(".") if len(words) > 1 else [""]
-    for folder in (str(Path.cwd()), *path):
-        stem = Path(folder, *parts)
-        for file in (stem.with_name(stem.name + ".py"), stem / "__main__.py"):
-            if file.is_file():
-                return file
-    return None
-
-
-def writes_environment_first(source: bytes) -> int:
-    """The first line that writes the environment and comes before an import that may be torch's first; 0: none."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return 0  # it will be told by the one who runs it
-    imports = sorted(_imports(tree))
-    first = min((line for line, name in imports if name == "torch"), default=sys.maxsize)
-    foreign = max((line for line, name in imports if name not in sys.stdlib_module_names and line <= first), default=0)
-    return min((line for line in _writes(tree) if line < foreign), default=0)
-
-
-def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, "" if node.level else (node.module or "").partition(".")[0]
-
-
-def _writes(tree: ast.AST) -> Iterator[int]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv")):
-                yield node.lineno
-            case (
-                ast.Subscript(value=changed, ctx=ast.Store() | ast.Del())
-                | ast.Call(
-                    func=ast.Attribute(value=changed, attr="setdefault" | "update" | "pop" | "clear" | "popitem")
-                )
-            ) if _is_environ(changed):
-                yield node.lineno
-
-
-def _is_environ(node: ast.expr) -> bool:
-    match node:
-        case ast.Attribute(attr=name) | ast.Name(id=name):
-            return name in {"environ", "environb"}
-    return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import signal
@@ -20,15 +19,17 @@ from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ft_launcher import forked_rank, proc_view, script, warm_start
+from ft_launcher import forked_rank, proc_view, script, start_again, warm_start
+from ft_launcher.first_import import imports
 from ft_launcher.forked_rank import ForkedRank
 from rank_monitor.contract import env
+from rank_monitor.contract.descriptor import moved_up
 from rank_monitor.contract.errors import FtError
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!I")
 _MAX_DESCRIPTORS = 250  # the kernel's limit per message is 253
-MAX_RANKS = (_MAX_DESCRIPTORS - 1) // 3
+MAX_RANKS = (_MAX_DESCRIPTORS - 2) // 3
 """Ranks of one request."""
 _GO = b"g"
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
@@ -43,8 +44,9 @@ class PreloadError(FtError):
 
 
 def load_torch() -> None:
-    """Imports what all ranks share, whatever the user preloads."""
-    importlib.import_module("torch.distributed")
+    """Imports what all ranks share, whatever the user preloads: first of all, so that it is known what that brings."""
+    for module in ("numpy", "torch.distributed"):
+        imports.load(module)
 
 
 def preload(modules: Iterable[str]) -> None:
@@ -55,7 +57,7 @@ def preload(modules: Iterable[str]) -> None:
     """
     for module in modules:
         try:
-            importlib.import_module(module)
+            imports.load(module)
         except SystemExit as wish:
             raise PreloadError(module, f"it ends the interpreter when it is imported (exit {wish.code!r})") from None
         except BaseException as error:
@@ -214,21 +216,22 @@ class Zygote:
             os.write(writer, json.dumps(answer).encode())
         os._exit(0)
 
-    def _become_rank(self, order: dict[str, Any], descriptors: list[int]) -> ForkedRank:
-        streams: dict[str, int] = order.pop("streams")
-        words: list[str] = order["words"]
-        place = order.pop("channel", None)
+    def _become_rank(self, fields: dict[str, Any], descriptors: list[int]) -> ForkedRank:
+        streams: dict[str, int] = fields.pop("streams")
+        words: list[str] = fields["words"]
+        place = fields.pop("channel", None)
         channel = set() if place is None else {descriptors[place]}
         words += map(str, channel)
         try:
             os.setsid()
-            go = descriptors[0]
+            go, told = descriptors[0], moved_up(descriptors[1])
             for number, place in streams.items():
                 os.dup2(descriptors[place], int(number))
             self._connection.detach()
-            for descriptor in open_descriptors() - self._kept - channel - {go}:
+            for descriptor in open_descriptors() - self._kept - channel - {go, told}:
                 os.close(descriptor)
-            forked_rank.become(forked_rank.Order(**order), script.bootstrap(), self._path)
+            order = forked_rank.Order(**fields)
+            forked_rank.become(order, script.bootstrap(), self._path)
             from ft_client import bootstrap
 
             self._wait_to_go(go)
@@ -237,10 +240,16 @@ class Zygote:
             with contextlib.suppress(BaseException):
                 for descriptor in channel:
                     os.set_inheritable(descriptor, True)
-                os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *words], order["environ"])
+                os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *words], fields["environ"])
             os._exit(1)
-        first_path = None if is_safe_path() else order["cwd"] or ""
-        return ForkedRank(lambda: bootstrap.Rank(bootstrap.main_of(words, first_path), bootstrap.prepare()))
+        first_path = None if is_safe_path() else fields["cwd"] or ""
+
+        def make() -> bootstrap.Rank:
+            program = bootstrap.Rank(bootstrap.main_of(words, first_path), bootstrap.prepare())
+            start_again.watch(order, told, channel)
+            return program
+
+        return ForkedRank(make)
 
     def _wait_to_go(self, go: int) -> None:
         """Ends this process if the agent does not want it, or is gone."""

@@ -43,9 +43,10 @@ class ZygotePool:
         self._tag = ""
         self._why_not = "no warm start was prepared"
         self._said = ""
-        self._look: warm_start.ScriptLook | None = None
+        self._look: warm_start.FolderLook | None = None
         self._respawns = 0
         self._apart, self._first = apart, False
+        self._told: tuple[int, int] | None = None
         self.held = zygote.open_descriptors()
         self._first_path = None if apart or zygote.is_safe_path() else sys.path.pop(0)
         self._path = list(sys.path)
@@ -151,14 +152,14 @@ class ZygotePool:
             return "--ft-warm-start=off"
         if (why := warm_start.against_command(words, os.environ, sys.orig_argv)) or function:
             return why
-        self._look = warm_start.ScriptLook(words, self._path)
-        return self._look.against_source()
+        self._look = warm_start.FolderLook(words)
+        return ""
 
     def _against_loaded(self) -> str:
         """Why the script cannot be run where the zygote's modules are loaded; empty when it can, or is a function."""
         if self._look is None or self._zygote is None:
             return ""
-        return self._look.against_folder(self._zygote.loaded)
+        return self._look.against(self._zygote.loaded)
 
     def _insist(self, source: str) -> None:
         if self._why_not and self._settings.warm_start == "on":
@@ -184,7 +185,7 @@ class ZygotePool:
         why = self._why_not or self._against(orders, numa)
         if not why and self._zygote is not None:
             try:
-                pids = self._zygote.start_ranks(orders)
+                pids = self._zygote.start_ranks(orders, self._way_to_tell())
                 self._respawns, self._said = 0, ""
                 return pids
             except ZygoteLost as lost:
@@ -205,10 +206,16 @@ class ZygotePool:
 
     def descriptors(self) -> set[int]:
         """Readable when something is to be handled."""
-        return self._zygote.descriptors() if self._zygote else set()
+        heard = {self._told[0]} if self._told else set()
+        return heard | (self._zygote.descriptors() if self._zygote else set())
 
     def handle(self, timeout_s: float = 0.0) -> None:
-        """Takes note of a zygote that ended, or that is ready now; waits so long for one that is not ready yet."""
+        """Takes note of a zygote that ended, or that is ready now; waits so long for one that is not ready yet.
+
+        Raises:
+            NoWarmStart: a rank starts again by exec, and the user insists on a warm start.
+        """
+        self._hear_ranks()
         current = self._zygote
         if current is None:
             return
@@ -232,6 +239,9 @@ class ZygotePool:
         self._why_not = self._why_not or "the launcher is ending"
         if current is not None:
             current.bury()
+        for descriptor in self._told or ():
+            os.close(descriptor)
+        self._told = None
 
     # Losing one.
 
@@ -259,13 +269,34 @@ class ZygotePool:
             self._why_not = f"no zygote can be started ({error})"
             logger.warning("No zygote can be started (%s): ranks start by exec.", error)
 
+    # What ranks find out.
+
+    def _way_to_tell(self) -> int:
+        if self._told is None:
+            self._told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        return self._told[1]
+
+    def _hear_ranks(self) -> None:
+        """From the first rank on that was no fresh interpreter to its script, all are started by exec."""
+        try:
+            lines = os.read(self._told[0], 1 << 16).decode(errors="replace").splitlines() if self._told else []
+        except BlockingIOError:
+            return
+        if not lines or self._why_not:
+            return
+        self._why_not = self._said = lines[0]
+        if self._settings.warm_start == "on":
+            raise NoWarmStart(f"no warm start: {lines[0]}. --ft-warm-start=auto starts the ranks by exec then")
+        logger.info("Ranks start by exec from now on: %s.", lines[0])
+        current, self._zygote = self._zygote, None
+        if current is not None:
+            current.bury()
+
     # Asking one.
 
     def _against(self, orders: Sequence[RankOrder], numa: bool) -> str:
         if numa:
             return "numactl binds the ranks to processors"
-        if self._look is not None and (why := self._look.against_source()):
-            return why
         current = self._await_zygote()
         if current is None:
             return self._why_not or "the zygote was lost, and another is not ready yet"

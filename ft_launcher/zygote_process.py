@@ -166,8 +166,11 @@ class ZygoteProcess:
         self.ready = True
         return True
 
-    def start_ranks(self, orders: Sequence[RankOrder]) -> list[int]:
+    def start_ranks(self, orders: Sequence[RankOrder], told: int) -> list[int]:
         """Pids of new ranks, children of this process, that run from now on.
+
+        Args:
+            told: the descriptor to which a rank writes a line when it would better have been started by exec.
 
         Raises:
             ZygoteLost: no answer came.
@@ -177,15 +180,15 @@ class ZygoteProcess:
         try:
             pids: list[int] = []
             for first in range(0, len(orders), zygote.MAX_RANKS):
-                pids += self._ask(orders[first : first + zygote.MAX_RANKS], reader)
+                pids += self._ask(orders[first : first + zygote.MAX_RANKS], reader, told)
             zygote.let_go(writer, len(pids))
             return pids
         finally:  # ranks that were not let go see this end closed, and end
             os.close(reader)
             os.close(writer)
 
-    def _ask(self, orders: Sequence[RankOrder], go: int) -> list[int]:
-        descriptors, ranks = [go], []
+    def _ask(self, orders: Sequence[RankOrder], go: int, told: int) -> list[int]:
+        descriptors, ranks = [go, told], []
         for order in orders:
             streams = {}
             for number, descriptor in order.streams.items():

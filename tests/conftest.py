@@ -27,6 +27,7 @@ TOGETHER = (
     "tests/client/rerun/",
     "tests/slurm/",
     *(f"tests/e2e/test_fidelity.py::test_nothing_tells_how_it_was_started[part {number} " for number in range(4)),
+    "tests/e2e/test_fidelity.py::test_a_script_sees_a_fresh_interpreter",
 )
 """Beginnings of tests that share something dear."""
 

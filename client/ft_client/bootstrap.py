@@ -68,13 +68,13 @@ def main_of(arguments: list[str], first_path: str | None) -> Main:
     """The script, or the function that the agent sends.
 
     Args:
-        arguments: `[-m] SCRIPT ARGS`, or `--function DESCRIPTOR`.
+        arguments: `[-m] SCRIPT ARGS`, or `--function CHANNEL [PARCEL]`, both descriptors.
         first_path: the first entry of `sys.path` for `-m`; None in safe-path mode.
     """
     if arguments[0] == FUNCTION:
         from ft_client.function import Function
 
-        return Function.from_agent(int(arguments[1]))
+        return Function.from_agent(*map(int, arguments[1:]))
     from ft_client.script import Script
 
     return Script(arguments, first_path)

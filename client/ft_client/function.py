@@ -30,13 +30,20 @@ class Function:
     """
 
     def __init__(self, channel: socket.socket, given: tuple[Callable[..., Any], tuple[Any, ...]] | None = None) -> None:
-        self._channel, self._given = channel, given
+        self._channel, self._source, self._given = channel, channel, given
         os.set_inheritable(channel.fileno(), False)
 
     @classmethod
-    def from_agent(cls, descriptor: int) -> Function:
-        """The function that waits at a descriptor, in a process that is nothing else yet."""
-        return cls(socket.socket(fileno=descriptor))
+    def from_agent(cls, descriptor: int, parcel_at: int | None = None) -> Function:
+        """The function that waits at a descriptor, in a process that is nothing else yet.
+
+        Args:
+            parcel_at: where its parcel waits instead, in a rank that took it and started again.
+        """
+        function = cls(socket.socket(fileno=descriptor))
+        if parcel_at is not None:
+            function._source = socket.socket(fileno=parcel_at)
+        return function
 
     def take(self) -> Callable[[], object]:
         """What runs it."""
@@ -75,7 +82,9 @@ class Function:
         Raises:
             Exception: whatever importing the caller's modules raises.
         """
-        data = parcel.receive(self._channel)
+        data = parcel.receive(self._source)
+        if self._source is not self._channel:
+            self._source.close()
         if data is None:
             sys.exit("ft_client: the launcher is gone")
         forget_bootstrap()

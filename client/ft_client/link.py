@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from ft_client.descriptor import moved_up
 from rank_monitor.contract import channel, codec, settings
 from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.descriptor import moved_up
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.messages import Hello, InterruptAsked, Message, Refused, Welcome
 

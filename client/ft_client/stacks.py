@@ -10,8 +10,8 @@ import faulthandler
 import os
 from collections.abc import Mapping
 
-from ft_client.descriptor import moved_up
 from rank_monitor.contract import env
+from rank_monitor.contract.descriptor import moved_up
 
 
 def register(environment: Mapping[str, str]) -> int | None:

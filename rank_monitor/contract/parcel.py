@@ -21,6 +21,8 @@ _PER_MESSAGE = 250  # the kernel's limit is 253
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _received: list[int] = []
+_holds = False
+_held: bytes | None = None
 
 
 class Inherited:
@@ -106,6 +108,7 @@ def receive(connection: socket.socket) -> bytes | None:
         BlockingIOError: nothing is there, on a connection that does not block.
         OSError: what came is no sealed parcel.
     """
+    global _held
     head, found, _, _ = socket.recv_fds(connection, _HEAD.size, 1)
     if not head:
         return None
@@ -125,4 +128,31 @@ def receive(connection: socket.socket) -> bytes | None:
         _received.extend(more)
     for descriptor in _received:
         os.set_inheritable(descriptor, False)
+    if _holds:
+        _held = data
     return data
+
+
+def hold() -> None:
+    """Has `receive` keep a parcel for `resend`."""
+    global _holds
+    _holds = True
+
+
+def let_go() -> None:
+    """Keeps no parcel any more."""
+    global _holds, _held
+    _holds, _held = False, None
+
+
+def resend() -> int:
+    """A descriptor at which the parcel that was received waits once more.
+
+    Raises:
+        OSError: a descriptor that came with it was closed meanwhile, or there is no memory for it.
+    """
+    assert _held is not None
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with sender:
+        send(sender, _held, _received)
+    return receiver.detach()

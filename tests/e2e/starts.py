@@ -6,6 +6,7 @@ of runs; it writes beside it what each way came to. Judges nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -26,6 +27,16 @@ from rank_monitor.contract.config import StartSettings
 LIMIT_S = 120
 
 Start = Callable[[dict[str, Any], IO[bytes], IO[bytes]], Any]
+
+
+class ListeningPool(ZygotePool):
+    """Keeps its zygote when a rank says that it starts again by exec, and remembers what it said."""
+
+    said: str = ""
+
+    def _hear_ranks(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self.said += os.read(self._told[0], 1 << 16).decode() if self._told else ""
 
 
 def by_exec(*between: str) -> Start:
@@ -73,20 +84,21 @@ def ended(process: Any) -> int:
     return int(process.poll())
 
 
-def main(table: Path, ways: Sequence[str], zygotes: ZygotePool) -> None:
+def main(table: Path, ways: Sequence[str], zygotes: ListeningPool) -> None:
     become_subreaper()
     zygotes.prepare(["nothing.py"], StartSettings(warm_start="on"), "a test", "tag-of-a-test")
     starts = {"plain": by_exec(), "exec": by_exec(script.bootstrap()), "forked": by_fork(zygotes)}
-    found = [
-        {way: came_to(table.parent, number, run, starts[way]) for way in ways}
-        for number, run in enumerate(json.loads(table.read_text()))
-    ]
+    found: list[dict[str, Any]] = []
+    for number, run in enumerate(json.loads(table.read_text())):
+        found.append({way: came_to(table.parent, number, run, starts[way]) for way in ways})
+        zygotes.handle()
+        found[-1]["said"], zygotes.said = zygotes.said, ""
     zygotes.close()
     table.with_name("found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    pool = ZygotePool()
+    pool = ListeningPool()
     rank = pool.begin("")
     if rank is not None:
         with rank:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.probes import PROBES, SEEDS, Probe
+from tests.e2e.prologues import PROLOGUES, Prologue
 
 STARTS = Path(__file__).with_name("starts.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,3 +91,48 @@ def test_ranks_have_seeds_of_their_own(tmp_path: Path) -> None:
     one, two = (came["forked"][1].split() for came in (first, second))
     assert first["forked"][0] == 0, first
     assert [word for word, other in zip(one, two, strict=True) if word == other] == ["True"]
+
+
+# What remains different is listed in docs/warm_start.md: a key here is a line there.
+DIFFERENT = {"modules of Python", "frozen by gc", "exit functions"}
+"""Parts of the report before and after the import of torch."""
+BEFORE = {"logger class"}
+"""Those before it alone."""
+LINES = [
+    pytest.param(prologue, id=str(prologue), marks=[pytest.mark.slow] if prologue.slow else [])
+    for prologue in PROLOGUES
+]
+
+
+@pytest.fixture(scope="module")
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of the prologues that were selected, what they came to: all by one zygote."""
+    wanted = [item.callspec.params["prologue"] for item in request.session.items if "reports" in item.fixturenames]  # type: ignore[attr-defined]
+    came = run_all(tmp_path_factory.mktemp("prologues"), [prologue.probe() for prologue in wanted], "plain", "forked")
+    return {prologue.name: result for prologue, result in zip(wanted, came, strict=True)}
+
+
+@pytest.mark.parametrize("prologue", LINES)
+def test_a_script_sees_a_fresh_interpreter_before_and_after_it_imports_torch(
+    reports: dict[str, Any], prologue: Prologue
+) -> None:
+    came = reports[prologue.name]
+    assert prologue.again in came["said"] and bool(prologue.again) == bool(came["said"]), came
+    (plain, text), (forked, other) = (report_of(came[way]) for way in ("plain", "forked"))
+    assert other == text
+    for phase in ("before", "after"):
+        hidden = {"modules of Python"} if prologue.again else DIFFERENT | (BEFORE if phase == "before" else set())
+        differing = {
+            key: (plain[phase][key], forked[phase][key])
+            for key in plain[phase].keys() - hidden
+            if plain[phase][key] != forked[phase][key]
+        }
+        assert not differing, f"{phase} the import: {differing}"
+
+
+def report_of(came: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """The report that a script printed, and all else that it came to."""
+    code, out, err, written = alike(came)
+    lines = [line for line in out.splitlines() if not line.startswith("REPORT ")]
+    (report,) = [json.loads(line[7:]) for line in out.splitlines() if line.startswith("REPORT ")] or [{}]
+    return report, [code, lines, err, written]

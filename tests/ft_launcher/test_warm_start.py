@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -64,34 +63,21 @@ def test_the_environment_of_ranks(rank: dict[str, str], says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    ("changed", "read", "found"),
     [
-        ("import torch\nimport os\nos.environ['A'] = '1'\n", 0),
-        ("import os\nos.environ['A'] = '1'\nimport torch\n", 2),
-        ("import os\nos.environ.setdefault('A', '1')\nfrom torch import nn\n", 2),
-        ("import os\nos.putenv('A', '1')\nimport transformers\n", 2),
-        ("from os import environ\nenviron.update(A='1')\nfrom . import model\n", 2),
-        ("import os\ndel os.environ['A']\nimport json\n", 0),
-        ("import os\nprint(os.environ['A'], os.environ.get('B'))\nimport torch\n", 0),
-        ("import os\ndef main():\n    os.environ['A'] = '1'\n    import torch\nmain()\n", 3),
-        ("import os\nif True:\n    os.environ |= {}\n    os.environ['A'] = ''\nimport torch", 4),
-        ("def broken(:\n", 0),
-        ("", 0),
+        ({"OMP_NUM_THREADS", "MINE"}, set(), ["OMP_NUM_THREADS"]),
+        (
+            {"TORCH_LOGS", "MKL_NUM_THREADS", "PYTHONHASHSEED"},
+            set(),
+            ["MKL_NUM_THREADS", "PYTHONHASHSEED", "TORCH_LOGS"],
+        ),
+        ({"HF_HOME", "WANDB_MODE"}, {"HF_HOME"}, ["HF_HOME"]),
+        ({"TOKENIZERS_PARALLELISM", "WANDB_MODE", "HOME"}, set(), []),
+        (set(), {"HOME"}, []),
     ],
 )
-def test_a_script_that_sets_variables_before_it_imports_torch(source: str, line: int) -> None:
-    assert warm_start.writes_environment_first(source.encode()) == line
-
-
-def test_a_script_is_looked_at_again_when_it_was_edited(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text("import torch\n")
-    look = warm_start.ScriptLook([str(file)], [])
-    assert look.against_source() == ""
-    file.write_text("import os\nos.environ['A'] = '1'\nimport torch\n")
-    assert "line 2 of train.py" in look.against_source()
-    file.write_text("import torch  # again\n")
-    assert look.against_source() == ""
+def test_variables_that_imports_read(changed: set[str], read: set[str], found: list[str]) -> None:
+    assert warm_start.read_by_imports(changed, read) == found
 
 
 @pytest.mark.parametrize(
@@ -104,15 +90,4 @@ def test_a_module_beside_the_script_that_hides_one_in_use(name: str, hides: bool
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("")
     loaded = {"json": json.__file__, "socket": socket.__file__, "sys": None}
-    assert bool(warm_start.ScriptLook([str(file)], []).against_folder(loaded)) == hides
-
-
-def test_the_source_of_a_module_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "package").mkdir()
-    source = "import os\nos.environ['A'] = '1'\nimport torch\n"
-    (tmp_path / "package" / "__main__.py").write_text(textwrap.dedent(source))
-    (tmp_path / "package" / "train.py").write_text(source)
-    for words in (["-m", "package"], ["-m", "package.train"], ["package"]):
-        assert "line 2" in warm_start.ScriptLook(words, []).against_source()
-    assert warm_start.ScriptLook(["-m", "no_such_module"], []).against_source() == ""
+    assert bool(warm_start.FolderLook([str(file)]).against(loaded)) == hides

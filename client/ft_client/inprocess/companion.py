@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ft_client import unseen_thread
-from ft_client.descriptor import moved_up
 from ft_client.inprocess import companion_process, store_host
 from ft_client.inprocess.arguments import path_of
 from ft_client.inprocess.companion_process import Order
@@ -36,6 +35,7 @@ from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.guarded_call import FINISHED, OVER, GuardedCall, MakeStore
 from rank_monitor.contract import channel, env
 from rank_monitor.contract.config import MonitorSettings
+from rank_monitor.contract.descriptor import moved_up
 from rank_monitor.contract.sweep import processes_of
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 
-_FROM = 200
+FIRST_HIGH = 200
+"""A script's own files are not expected to get a number from here on."""
 
 
 def moved_up(descriptor: int) -> int:
@@ -16,7 +17,7 @@ def moved_up(descriptor: int) -> int:
     had; `descriptor` is closed. Stays as it is where the limit of open files is too low for that.
     """
     try:
-        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FROM)
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_HIGH)
     except OSError:
         return descriptor
     os.close(descriptor)

@@ -1,0 +1,226 @@
+"""A forked rank starts again by exec when its script, before it first imports torch, changed what that import reads.
+
+It keeps its pid, its streams and its place with the agent, and runs the script from its first line, this time in an
+interpreter that imports torch by itself. Where that would do something twice that others have seen, it does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ft_launcher import script, warm_start
+from ft_launcher.first_import import imports
+from ft_launcher.forked_rank import Order
+from rank_monitor.contract import parcel
+from rank_monitor.contract.descriptor import FIRST_HIGH
+
+_DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_LIMITS = range(16)  # Linux has that many
+_MAX_WORDS = 1000  # a pipe takes up to 4096 bytes as a whole
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What exec does not give back by itself, as it is before the script's first line."""
+
+    order: Order
+    environ: Mapping[bytes, bytes]
+    files: tuple[tuple[int, int] | None, ...]
+    flags: tuple[int | None, ...]
+    read_from: int | None
+    sockets: frozenset[str]
+    blocked: Collection[int]
+    limits: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def of_now(cls, order: Order) -> Beginning:
+        """This process, now."""
+        return cls(
+            order,
+            c_environment(),
+            tuple(map(_identity, range(3))),
+            tuple(map(_flags, range(3))),
+            _position(),
+            frozenset(_sockets()),
+            signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            {number: resource.getrlimit(number) for number in _LIMITS},
+        )
+
+    def changed(self) -> set[str]:
+        """Variables that are not what they were."""
+        now = c_environment()
+        return {
+            os.fsdecode(name) for name in now.keys() | self.environ.keys() if now.get(name) != self.environ.get(name)
+        }
+
+    def against_another(self) -> str:
+        """Why the script cannot be run once more; empty when it can."""
+        if set(_sockets()) - self.sockets:
+            return "it has opened sockets"
+        if _has_children():
+            return "it has started processes"
+        if tuple(map(_identity, range(3))) != self.files:
+            return "it has redirected its standard streams"
+        return ""
+
+    def restore(self, kept: Collection[int]) -> None:
+        """Undoes what outlives an exec. Works in any thread.
+
+        Args:
+            kept: descriptors that the next program gets, beside its standard streams.
+        """
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for number in map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}):
+            libc.signal(number, _IGNORE if number in self.order.ignored else _DEFAULT)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+        for number, limits in self.limits.items():
+            with suppress(OSError, ValueError):
+                resource.setrlimit(number, limits)
+        for descriptor, flags in enumerate(self.flags):
+            if flags is not None:
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+        if self.read_from is not None:
+            os.lseek(0, self.read_from, os.SEEK_SET)
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
+            if int(name) > 2:
+                with suppress(OSError):
+                    os.set_inheritable(int(name), int(name) in kept)
+        if self.order.cwd is not None:
+            os.chdir(self.order.cwd)
+        os.umask(self.order.umask)
+        if self.order.affinity:
+            os.sched_setaffinity(0, self.order.affinity)
+
+
+class FirstImport:
+    """Decides at the script's first import of torch, and at that of a preloaded module; see `watch`."""
+
+    def __init__(self, order: Order, told: int, kept: Collection[int]) -> None:
+        self._beginning = Beginning.of_now(order)
+        self._told, self._kept, self._pid = told, kept, os.getpid()
+        self._said = False
+
+    def begin(self) -> None:
+        """Takes back what the zygote imported."""
+        if self._kept:
+            parcel.hold()
+        imports.take_back(self._decide)
+        os.register_at_fork(before=self._before_fork)
+
+    def _before_fork(self) -> None:
+        """A child has the imports of its parent and cannot start again; its parent still can."""
+        if imports.hides("torch"):
+            self._decide("torch", True, "forks")
+
+    def _decide(self, name: str, whole: bool, what: str = "") -> None:
+        if self._said or imports.over:
+            return
+        what = what or f"imports {name}"
+        changed = warm_start.read_by_imports(self._beginning.changed(), imports.read) if whole else []
+        if changed:
+            self._start_again(f"the script changes {', '.join(changed)} before it {what}")
+        elif imports.leads_elsewhere(name):
+            self._start_again(f"another {name} comes first in sys.path when the script {what}")
+        if name == "torch":
+            parcel.let_go()
+
+    def _start_again(self, why: str) -> None:
+        self._said = True
+        order = self._beginning.order
+        refusal = self._beginning.against_another() if os.getpid() == self._pid else "this is a child of the rank"
+        self._tell(why)
+        if not refusal:
+            words = [sys.executable, "-u", script.bootstrap(), *order.words]
+            try:
+                parcels = [parcel.resend()] if self._kept else []
+                self._beginning.restore({*self._kept, *parcels})
+                os.execve(sys.executable, [*words, *map(str, parcels)], dict(order.environ))
+            except OSError as error:
+                refusal = f"the system refuses ({error.strerror})"
+        print(
+            f"ft_launcher: {why}. This has no effect on what the rank was forked with, and the rank cannot start again "
+            f"by exec: {refusal}. Use --ft-warm-start=off, or set it before the job starts",
+            file=sys.stderr,
+        )
+
+    def _tell(self, why: str) -> None:
+        """Has the agent start all ranks by exec from now on."""
+        with suppress(OSError):
+            os.write(self._told, why.encode(errors="replace")[:_MAX_WORDS] + b"\n")
+
+
+def watch(order: Order, told: int, kept: Collection[int]) -> None:
+    """From now on, until its script has ended, this process starts again where a fork is not what its script needs.
+
+    Args:
+        order: what this rank is.
+        told: a descriptor that leads to the agent.
+        kept: the channel of a function's rank to the agent.
+    """
+    FirstImport(order, told, kept).begin()
+
+
+def c_environment() -> dict[bytes, bytes]:
+    """The environment as C has it: `os.environ` does not know what `os.putenv` and libraries change."""
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    found: dict[bytes, bytes] = {}
+    place = 0
+    while entries and (entry := entries[place]) is not None:
+        name, _, value = entry.partition(b"=")
+        found[name] = value
+        place += 1
+    return found
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _flags(descriptor: int) -> int | None:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    except OSError:
+        return None
+
+
+def _position() -> int | None:
+    """Where stdin is read next, for a file."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def _sockets() -> list[str]:
+    """The sockets of this process by inode, but its streams and, under high numbers, what is the client's own."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
+        with suppress(OSError):
+            link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 (it is no path)
+            if link.startswith("socket:") and 2 < int(name) < FIRST_HIGH:
+                found.append(link)
+    return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
