@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import resource
 import signal
 import sys
 from collections.abc import Collection, Mapping
@@ -39,7 +38,7 @@ class Beginning:
     read_from: int | None
     sockets: frozenset[str]
     blocked: Collection[int]
-    limits: Mapping[int, tuple[int, int]]
+    limits: Mapping[int, bytes]
 
     @classmethod
     def of_now(cls, order: Order) -> Beginning:
@@ -52,7 +51,7 @@ class Beginning:
             _position(),
             frozenset(_sockets()),
             signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            {number: resource.getrlimit(number) for number in _LIMITS},
+            {number: _limits(number) for number in _LIMITS},
         )
 
     def changed(self) -> set[str]:
@@ -86,8 +85,7 @@ class Beginning:
             libc.signal(number, _IGNORE if number in self.order.ignored else _DEFAULT)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         for number, limits in self.limits.items():
-            with suppress(OSError, ValueError):
-                resource.setrlimit(number, limits)
+            libc.setrlimit(number, limits)
         for descriptor, flags in enumerate(self.flags):
             if flags is not None:
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
@@ -197,6 +195,13 @@ def _flags(descriptor: int) -> int | None:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL)
     except OSError:
         return None
+
+
+def _limits(number: int) -> bytes:
+    """As C has them: the module `resource` is not loaded in a fresh interpreter."""
+    limits = ctypes.create_string_buffer(16)
+    ctypes.CDLL(None).getrlimit(number, limits)
+    return limits.raw
 
 
 def _position() -> int | None:
