@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ft_launcher.signals import SignalPipe
+from rank_monitor.contract import resolver
 from rank_monitor.contract.wait import readable
 
 _T = TypeVar("_T")
@@ -33,7 +34,8 @@ def run_aside(work: Callable[[], _T], signals: SignalPipe) -> _T:
 
     def run() -> None:
         try:
-            outcome.set_result(work())
+            with resolver.usual():
+                outcome.set_result(work())
         except BaseException as error:  # handed to the caller's thread
             outcome.set_exception(error)
         finally:

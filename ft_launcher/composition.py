@@ -44,7 +44,7 @@ from ft_launcher.runtime import Runtime
 from ft_launcher.signals import SignalPipe, numbers_of
 from ft_launcher.torch_config import Job
 from ft_launcher.zygote_pool import ZygotePool
-from rank_monitor.contract import env
+from rank_monitor.contract import env, resolver
 from rank_monitor.contract.config import StopSettings
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
@@ -53,8 +53,6 @@ logger = logging.getLogger("ft_launcher")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
 _STATIC_PORT = 29500
-QUICK_RESOLVER = "timeout:1 attempts:2"
-"""torch's stores look up the name of each peer, which takes 10 s wherever no resolver answers."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,10 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         The launcher's exit code.
     """
     become_subreaper()
-    os.environ.setdefault("RES_OPTIONS", QUICK_RESOLVER)
     signals = SignalPipe({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2})
     try:
-        return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
+        with resolver.usual():
+            return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
     except FtError as error:
         report.show(f"ft_launcher: {error}")
         write_reply(error)

@@ -19,6 +19,8 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from rank_monitor.contract import resolver
+
 _KEY = "ft_launcher/cycle"
 _LIBUV = torch.__version__ >= "2.8"
 """In older releases only the store server without libuv takes a listening socket."""
@@ -48,15 +50,16 @@ class PortHolder:
         """A new, empty store server; its port is free for us, and so are the next two."""
         listener = self._held.dup() if self._held is not None else self._find()
         port = listener.getsockname()[1]
-        return TCPStore(
-            host_name=self._host,
-            port=port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=60),
-            master_listen_fd=listener.detach(),
-            use_libuv=_LIBUV,
-        )
+        with resolver.bounded_towards(self._host):
+            return TCPStore(
+                host_name=self._host,
+                port=port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=60),
+                master_listen_fd=listener.detach(),
+                use_libuv=_LIBUV,
+            )
 
     def close(self) -> None:
         """Lets go of a held port."""

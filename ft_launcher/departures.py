@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.process_tree import SessionTree
 from ft_launcher.rung_steps import Tell
+from rank_monitor.contract import resolver
 from rank_monitor.contract.departure import depart, withdraw
 from rank_monitor.contract.errors import StoreLost
 
@@ -41,7 +42,9 @@ class _Keys(PrefixStore):  # type: ignore[misc]
 
     def __init__(self, prefix: str, host: str, port: int, over: threading.Event) -> None:
         limit = datetime.timedelta(seconds=_CONNECT_S)
-        super().__init__(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit))
+        with resolver.bounded_towards(host):
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        super().__init__(prefix, store)
         self.name, self.awaited = prefix, list[str]()
         self._over = over
 

@@ -28,6 +28,7 @@ from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.link import Cut, Link
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Gone, How, Over, Place, decode
 from ft_launcher.nodes.terms import Judge, Rules
+from rank_monitor.contract import resolver
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -269,9 +270,9 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.cycle_store = CycleStore(place.cycle, str(found["host"]), int(found["port"]), None)
         limit = timedelta(seconds=max(_CONNECT_S, self._terms.timeout_s))
         try:
-            client = TCPStore(
-                self.cycle_store.host, self.cycle_store.port, is_master=False, wait_for_workers=False, timeout=limit
-            )
+            host, port = self.cycle_store.host, self.cycle_store.port
+            with resolver.bounded_towards(host):
+                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         except (RuntimeError, OSError) as error:
             where = f"{self.cycle_store.host}:{self.cycle_store.port}"
             self.tell(How.FAILED, f"the store of the cycle at {where} cannot be reached ({str(error).splitlines()[0]})")

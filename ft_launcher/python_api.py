@@ -38,8 +38,8 @@ from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
 
 _SOURCE = "launch()"
-_VARIABLES = ("RES_OPTIONS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
-"""What a run sets in this process: for the resolver, and torch for its own use."""
+_VARIABLES = ("TORCHELASTIC_SIGNALS_TO_HANDLE",)
+"""What torch sets in this process for its own use."""
 
 _running = threading.Lock()
 
@@ -148,7 +148,6 @@ def _as_found() -> Iterator[None]:
     variables = {name: os.environ.get(name) for name in _VARIABLES}
     logger = logging.getLogger("ft_launcher")
     handlers, propagate, level = logger.handlers, logger.propagate, logger.level
-    os.environ.setdefault("RES_OPTIONS", composition.QUICK_RESOLVER)
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from ft_launcher.nodes.job_store import Connect, JobStore
+from rank_monitor.contract import resolver
 
 _T = TypeVar("_T")
 _Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
@@ -163,7 +164,8 @@ def _must_be_a_store(host: str, port: int) -> None:
         _within(
             2 * _WORD_S,
             lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit),
-            f"{host}:{port}",
+            host,
+            port,
         )
     except (OSError, ValueError, RuntimeError, RendezvousConnectionError) as error:
         if _WRONG_WORD in str(error):
@@ -178,13 +180,18 @@ def _about(endpoint: str, error: BaseException) -> str:
 
 
 def _connect(host: str, port: int) -> TCPStore:
-    """A new connection. The plain one before it tells at once, and without a C++ trace, when nobody is there."""
-    socket.create_connection((host, port), _REACH_S).close()
+    """A new connection. The plain one before it tells at once, and without a C++ trace, when nobody is there.
+
+    It has also found the address, so that a slow resolver is asked for the name only once.
+    """
+    with resolver.usual(), socket.create_connection((host, port), _REACH_S) as plain:
+        address = plain.getpeername()[0]
     limit = timedelta(seconds=_CONNECT_S)
     store: TCPStore = _within(
         _CONNECT_S,
-        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit, multi_tenant=True),
-        f"{host}:{port}",
+        lambda: TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit, multi_tenant=True),
+        address,
+        port,
     )
     store.set_timeout(timedelta(seconds=_OPERATION_S))
     return store
@@ -192,7 +199,7 @@ def _connect(host: str, port: int) -> TCPStore:
 
 def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
     """As `_within`; and when that takes a while, looks whether another program answers there."""
-    made = _begin(make)
+    made = _begin(make, host)
     try:
         return _take(made, min(_DOUBT_S, limit_s))
     except queue.Empty:
@@ -200,21 +207,22 @@ def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) 
     return _in_time(made, limit_s, f"{host}:{port}")
 
 
-def _within(limit_s: float, make: Callable[[], _T], endpoint: str) -> _T:
+def _within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
     """What `make` gives. Aside, since torch waits without a limit for the first word of a server that has accepted.
 
     Raises:
         RendezvousConnectionError: the server said nothing for `limit_s`.
     """
-    return _in_time(_begin(make), limit_s, endpoint)
+    return _in_time(_begin(make, host), limit_s, f"{host}:{port}")
 
 
-def _begin(make: Callable[[], _T]) -> _Made[_T]:
+def _begin(make: Callable[[], _T], host: str) -> _Made[_T]:
     made: _Made[_T] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
-            made.put((make(), None))
+            with resolver.bounded_towards(host, socket.gethostname()):  # torch looks whether this is the host
+                made.put((make(), None))
         except BaseException as error:  # handed to the caller's thread
             made.put((None, error))
 

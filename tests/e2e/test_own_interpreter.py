@@ -24,7 +24,7 @@ import click, ft_client.link, ft_launcher.cli, psutil, rank_monitor.contract, ya
 from ft_client import link
 found = [click, ft_client, ft_client.link, link, ft_launcher.cli, psutil, rank_monitor, rank_monitor.contract, yaml]
 result = {"modules": modules, "frames": frames, "found": [module.__file__ for module in found]}
-result["variables"] = {name: os.environ.get(name) for name in ("RES_OPTIONS", "TORCHELASTIC_RUN_ID")}
+result["resolver"] = os.environ.get("RES_OPTIONS")
 json.dump(result, open(sys.argv[1], "w"))
 """
 VENDORED = (
@@ -48,9 +48,14 @@ WAYS = {
 }
 
 
-def python(folder: Path, *words: str) -> str:
-    """What a Python program prints."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_", "PYTHON"))}
+GIVEN = "timeout:9"
+
+
+def python(folder: Path, *words: str, resolver: str | None = None) -> str:
+    """What a Python program prints. `resolver`: its RES_OPTIONS, whatever those of the tests are."""
+    foreign = ("FT_", "PET_", "PYTHON", "RES_OPTIONS")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    clean |= {} if resolver is None else {"RES_OPTIONS": resolver}
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
@@ -80,10 +85,13 @@ def test_what_a_script_finds_of_ours(tmp_path: Path, with_torch: set[str], way: 
         file = tmp_path / "vendor" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
-    python(tmp_path, *WAYS[way])
+    given = GIVEN if way.endswith("module") else None
+    python(tmp_path, *WAYS[way], resolver=given)
     found: dict[str, Any] = json.loads((tmp_path / "found").read_text())
 
     assert all(Path(file).is_relative_to(tmp_path / "vendor") for file in found["found"]), found["found"]
+
+    assert found["resolver"] == given, "the launcher's bound on its own look-ups is none of theirs"
 
     is_module = way.endswith("module")
     by_python = {"runpy"} | ({"probe"} if is_module else set())

@@ -23,6 +23,7 @@ from ft_client.inprocess.companion_watch import CompanionWatch
 from ft_client.inprocess.guarded_call import MakeStore
 from ft_client.inprocess.sidecar import Sidecar
 from ft_client.inprocess.wait_daemon import COMPANION
+from rank_monitor.contract import resolver
 from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.launcher_messages import CycleStart
 from rank_monitor.contract.spawn import Template
@@ -95,6 +96,7 @@ def main() -> NoReturn:
 def _live(order: Order, make_store: MakeStore | None) -> NoReturn:
     code = 1
     try:
+        resolver.bound_process()
         gc.disable()  # nothing of the rank's is finalized here
         gc.freeze()
         _settle(order)

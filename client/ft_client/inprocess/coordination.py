@@ -20,14 +20,12 @@ from ft_client.inprocess.companion import Companion
 from ft_client.inprocess.guarded_call import GuardedCall
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
-from rank_monitor.contract import env
+from rank_monitor.contract import env, resolver
 
 logger = logging.getLogger("ft_client.inprocess")
 
 _BASE = "in_process"
 _USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
-_RES_OPTIONS = "timeout:1 attempts:2"
-"""Torch's stores look up the name of each peer, which takes 10 s wherever no resolver answers."""
 _calls = 0
 
 Address = tuple[str, int]
@@ -78,9 +76,10 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
         OSError: a file of the monitor process cannot be written, or the store's port is taken.
         RuntimeError: what the store raises when it cannot be reached.
     """
-    if is_launched():
-        return _meet_at_agent(arguments, make_store)
-    return _meet_alone(arguments, make_store, state)
+    with resolver.bounded_towards(str(arguments.store_kwargs.get("host_name") or os.environ.get("MASTER_ADDR", ""))):
+        if is_launched():
+            return _meet_at_agent(arguments, make_store)
+        return _meet_alone(arguments, make_store, state)
 
 
 def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
@@ -103,7 +102,6 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
     where = address(given.get("host_name"), given.get("port")) if is_ours else None
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
-    os.environ.setdefault("RES_OPTIONS", _RES_OPTIONS)
     local_rank = os.environ.get("LOCAL_RANK", "")
     hosts = state.rank == 0 and where is not None and not _is_hosted_by_agent(where)
     companion = Companion.start(

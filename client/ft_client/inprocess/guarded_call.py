@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ft_client.inprocess.timeouts import Timeouts
+from rank_monitor.contract import resolver
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.json_record import from_json
 
@@ -97,7 +98,8 @@ class GuardedCall:
 
         if self.host:
             wait = datetime.timedelta(seconds=min(limit_s, _STORE_TIMEOUT_S))
-            return TCPStore(self.host, self.port, is_master=False, timeout=wait, wait_for_workers=False)
+            with resolver.bounded_towards(self.host):
+                return TCPStore(self.host, self.port, is_master=False, timeout=wait, wait_for_workers=False)
         if make_store is None:
             raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")
         return make_store()
