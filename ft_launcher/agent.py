@@ -130,7 +130,7 @@ class NodeAgent(RankAgent):
         self._aside(lambda: form(worker_group))
         self._store_of_cycle = self._aside(lambda: self._open_store(worker_group))
         worker_group.master_addr = self._store_of_cycle.host
-        worker_group.master_port = self._store_of_cycle.port
+        worker_group.master_port = self._store_of_cycle.master_port
         self._remaining_restarts = worker_group.spec.max_restarts - self._store_of_cycle.cycle
         if worker_group.group_rank == 0:
             self._parts.cycle_info.begin(self._store_of_cycle.cycle, *self._names())
@@ -157,7 +157,8 @@ class NodeAgent(RankAgent):
         attempt, self._attempt = self._attempt, self._attempt + 1
         if group.group_rank == 0:
             run_id = self._rdzv_handler.get_run_id()
-            return cycle_store.publish(group.store, self._parts.ports, group.master_addr, run_id, attempt)
+            ports, shared = self._parts.ports, self._rdzv_handler.use_agent_store
+            return cycle_store.publish(group.store, ports, group.master_addr, run_id, attempt, shared)
         return cycle_store.learn(group.store)
 
     # What follows its end.

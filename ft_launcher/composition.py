@@ -29,7 +29,7 @@ from ft_launcher import nccl, one_node, report, several_nodes
 from ft_launcher.agent import NodeAgent
 from ft_launcher.config import DEFAULT
 from ft_launcher.cycle_files import CycleInfo
-from ft_launcher.cycle_store import PortHolder
+from ft_launcher.cycle_store import PortHolder, shares_store
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.injected import Injected
@@ -261,7 +261,7 @@ def _choose_rendezvous(job: Job) -> PortHolder:
             _must_resolve(config.local_addr, config.local_addr)
             master = config.local_addr
         one_node.register()
-        config.rdzv_configs = config.rdzv_configs | {"ft_host": master}
+        config.rdzv_configs = config.rdzv_configs | {"ft_host": master, "ft_shares": static or shares_store(os.environ)}
         config.rdzv_backend = one_node.BACKEND
         return PortHolder(master, port, port_range)
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import random
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,12 +31,21 @@ FREE_AFTER = 2
 
 @dataclass
 class CycleStore:
-    """The store of a cycle: where ranks find it, the cycle's number, and the server where this node hosts it."""
+    """The store of a cycle: where it is, the cycle's number, and the server where this node hosts it.
+
+    `ranks_port` is a free port at which rank 0 makes the ranks' store itself; 0: the ranks use this one.
+    """
 
     cycle: int
     host: str
     port: int
     server: TCPStore | None
+    ranks_port: int = 0
+
+    @property
+    def master_port(self) -> int:
+        """MASTER_PORT of the ranks."""
+        return self.ranks_port or self.port
 
 
 class PortHolder:
@@ -61,6 +71,12 @@ class PortHolder:
                 use_libuv=_LIBUV,
             )
 
+    def for_rank_0(self) -> int:
+        """A port that is free for rank 0, as the next two are; another program may take it first, as with torch's."""
+        listener = self._find()
+        with listener:
+            return int(listener.getsockname()[1])
+
     def close(self) -> None:
         """Lets go of a held port."""
         if self._held is not None:
@@ -85,23 +101,32 @@ class PortHolder:
         raise RendezvousConnectionError(f"no free port found among {where} (--ft-port-range)")
 
 
-def publish(store: Any, holder: PortHolder, host: str, run_id: str, at_least: int = 0) -> CycleStore:
+def shares_store(environ: Mapping[str, str]) -> bool:
+    """Whether the ranks use the agents' store, by torch's variable for it."""
+    return environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+
+def publish(
+    store: Any, holder: PortHolder, host: str, run_id: str, at_least: int = 0, shared: bool = True
+) -> CycleStore:
     """The first node's part: counts the cycle, hosts its store, tells the others.
 
     Args:
         run_id: the job's; jobs of one store count apart.
         at_least: the cycles this node has seen, for a handler that has another store each time.
+        shared: whether the ranks use this store.
     """
     cycle = max(_underlying(store).add(f"{_KEY}_count/{run_id}", 1) - 1, at_least)
     server = holder.serve()
-    store.set(_KEY, json.dumps({"cycle": cycle, "host": host, "port": server.port}))
-    return CycleStore(cycle, host, server.port, server)
+    ranks_port = 0 if shared else holder.for_rank_0()
+    store.set(_KEY, json.dumps({"cycle": cycle, "host": host, "port": server.port, "ranks_port": ranks_port}))
+    return CycleStore(cycle, host, server.port, server, ranks_port)
 
 
 def learn(store: Any) -> CycleStore:
     """The other nodes' part: waits for what the first published."""
     found = json.loads(store.get(_KEY))
-    return CycleStore(int(found["cycle"]), str(found["host"]), int(found["port"]), None)
+    return CycleStore(int(found["cycle"]), str(found["host"]), int(found["port"]), None, int(found["ranks_port"]))
 
 
 def _underlying(store: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from ft_launcher.cycle_store import CycleStore, PortHolder
+from ft_launcher.cycle_store import CycleStore, PortHolder, shares_store
 from ft_launcher.nodes.coordination import Coordination, become_coordinator
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.link import Cut, Link
@@ -96,8 +97,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """An agent hosts the ranks' store."""
-        return True
+        """Whether an agent hosts the ranks' store. With the static backend it always does, as in torch."""
+        return self._first_store is not None or shares_store(os.environ)
 
     def is_closed(self) -> bool:
         """Whether this node has left."""
@@ -261,13 +262,16 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             # Static: the user's own name for the first node, which the other nodes can reach.
             host = self._first_store.host if self._first_store is not None else self._me.address
             server = self._ports.serve()
-            self.cycle_store = CycleStore(place.cycle, host, server.port, server)
-            self._store.publish({key: json.dumps({"host": host, "port": server.port})})
+            ranks_port = 0 if self.use_agent_store else self._ports.for_rank_0()
+            self.cycle_store = CycleStore(place.cycle, host, server.port, server, ranks_port)
+            self._store.publish({key: json.dumps({"host": host, "port": server.port, "ranks_port": ranks_port})})
             return self._info(place, server)
         if (text := self._host_of_cycle(link, key)) is None:
             return None
         found = json.loads(text)
-        self.cycle_store = CycleStore(place.cycle, str(found["host"]), int(found["port"]), None)
+        self.cycle_store = CycleStore(
+            place.cycle, str(found["host"]), int(found["port"]), None, int(found["ranks_port"])
+        )
         limit = timedelta(seconds=max(_CONNECT_S, self._terms.timeout_s))
         try:
             host, port = self.cycle_store.host, self.cycle_store.port

@@ -19,10 +19,12 @@ class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     Args:
         run_id: the job's id.
         host: what the ranks see as MASTER_ADDR.
+        shares: whether the ranks use the launcher's store.
     """
 
-    def __init__(self, run_id: str, host: str) -> None:
+    def __init__(self, run_id: str, host: str, shares: bool = True) -> None:
         self._run_id = run_id
+        self._shares = shares
         self._host = host
         self._round = 0
         self._closed = False
@@ -34,8 +36,8 @@ class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """The launcher hosts the ranks' store."""
-        return True
+        """Whether the launcher hosts the ranks' store."""
+        return self._shares
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Rank 0 of 1, at once."""
@@ -65,7 +67,7 @@ class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
 
 def _create(parameters: RendezvousParameters) -> OneNodeRendezvous:
-    return OneNodeRendezvous(parameters.run_id, parameters.config["ft_host"])
+    return OneNodeRendezvous(parameters.run_id, parameters.config["ft_host"], parameters.config["ft_shares"])
 
 
 def register() -> None:

@@ -45,6 +45,7 @@ from ft_launcher.restart_policy import is_known
 from ft_launcher.signals import rank_signal
 from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
 from ft_launcher.zombies import Zombies
+from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED, INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.launcher_messages import Verdict
 from rank_monitor.contract.messages import ControlRequest, Restarter
@@ -155,6 +156,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             socket_path, stack_file = self._monitors.socket_path(local_rank), self._monitors.stack_file(local_rank)
             ours = rank_environment(tag, self._cycle, socket_path, stack_file, settings.monitor.stack_signal)
             rank_env.update(ours)
+            if self._store_of_cycle is not None and self._store_of_cycle.ranks_port:
+                rank_env[env.CYCLE_STORE] = f"{self._store_of_cycle.host}:{self._store_of_cycle.port}"
         if self._parts.is_script:
             rest["args"] = {rank: tuple(script.through_bootstrap(words)) for rank, words in rest["args"].items()}
         kind: Any = RankContext

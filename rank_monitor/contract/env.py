@@ -19,6 +19,9 @@ REJOIN = "FT_REJOIN"
 CURRENT_CYCLE_INFO = "NVRX_CURRENT_CYCLE_INFO"
 """NVIDIA's name: the link to the JSON file about the cycle that runs."""
 
+CYCLE_STORE = "FT_CYCLE_STORE"
+"""Host and port of the launcher's store, where the ranks' own is another (TORCH_DISABLE_SHARE_RDZV_TCP_STORE)."""
+
 NCCL_COLLECTIVE_TIMEOUT = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
 """Flyte's name, with its meaning: the default timeout of process groups in a rank, in seconds."""
 
@@ -34,7 +37,17 @@ INJECT = "FT_INJECT"
 ALIAS_NVRX = "FT_ALIAS_NVRX"
 
 SET_FOR_RANKS = frozenset(
-    {RANK_MONITOR_SOCKET, LAUNCHER_SOCKET, JOB_TAG, CYCLE, STACK_FILE, LIMIT_MULTIPLIERS, RESULT_IN_DOUBT, REJOIN},
+    {
+        RANK_MONITOR_SOCKET,
+        LAUNCHER_SOCKET,
+        JOB_TAG,
+        CYCLE,
+        CYCLE_STORE,
+        STACK_FILE,
+        LIMIT_MULTIPLIERS,
+        RESULT_IN_DOUBT,
+        REJOIN,
+    },
 )
 """Variables with our prefix that are not settings; a launcher started inside a rank drops them."""
 

@@ -100,6 +100,15 @@ def test_records_are_where_the_keys_say(
     assert "ttl" not in conf or (lives_s and all(7200 < ttl <= 9000 for ttl in lives_s)), records
 
 
+def test_a_process_group_forms_over_the_legacy_etcd(jobs: list[Job], etcd: EtcdServer, tmp_path: Path) -> None:
+    """Torch's handler has rank 0 make the ranks' store: nobody else may hold its port."""
+    script = tmp_path / "group.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n")
+    flags = ("--nnodes=1", "--rdzv-backend=etcd", f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-id=group")
+    jobs.append(Job(tmp_path, Plan(), WORLD, flags, script=script))
+    assert jobs[0].finish(LIMIT_S) == 0, jobs[0].tail()
+
+
 def _records(etcd: EtcdServer) -> dict[str, int | None]:
     """Key -> seconds it has left (None: for ever), of all that is kept by the v2 API."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

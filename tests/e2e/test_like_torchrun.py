@@ -52,9 +52,9 @@ class Ran:
     stderr: str
 
 
-def run(launcher: str, folder: Path, *words: str) -> Ran:
+def run(launcher: str, folder: Path, *words: str, shares_store: bool = True) -> Ran:
     environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", TORCH_CPP_LOG_LEVEL="ERROR")
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0"
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shares_store else "1"
     done = subprocess.run(
         [sys.executable, "-m", launcher, *words],
         cwd=folder,
@@ -71,6 +71,26 @@ def both(folder: Path, *words: str) -> tuple[Ran, Ran]:
     return run("torch.distributed.run", folder, *words), run("ft_launcher", folder, *words)
 
 
+OWN_STORE = """
+import os, sys, torch.distributed as dist
+names = ["RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"]
+rank, host, port, count, agents = (os.environ[name] for name in names)
+store = dist.TCPStore(host, int(port), 2, rank == "0")
+store.set(f"here {rank}", count)
+store.wait(["here 0", "here 1"])
+os.write(1, f"{rank} {count} {agents} {store.get('here 0')} {store.get('here 1')}\\n".encode())
+if store.add("left", 1) == 2:
+    store.set("all", "")
+store.wait(["all"])
+dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=int(rank), world_size=2)
+dist.barrier()
+if rank == "1" and count == "0":
+    sys.exit(3)
+if count == "0":
+    dist.barrier()
+else:
+    dist.destroy_process_group()
+"""
 MASTER = "import os; os.write(1, os.environ['MASTER_ADDR'].encode() + b'\\n')"
 
 
@@ -81,7 +101,7 @@ def to_stderr(ran: Ran) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, source in (("show.py", SHOW), ("ddp.py", DDP), ("master.py", MASTER)):
+    for name, source in (("show.py", SHOW), ("ddp.py", DDP), ("master.py", MASTER), ("store.py", OWN_STORE)):
         (tmp_path / name).write_text(textwrap.dedent(source))
     (tmp_path / "show.sh").write_text('#!/bin/sh\necho "sh $RANK of $WORLD_SIZE: $@"\n')
     (tmp_path / "show.sh").chmod(0o755)
@@ -113,6 +133,15 @@ def test_the_ranks_see_and_print_the_same(folder: Path, words: list[str]) -> Non
     assert ours.stdout == theirs.stdout
     assert to_stderr(ours) == to_stderr(theirs)
     assert sorted(folder.iterdir()) == before or "--log-dir" in words
+
+
+def test_rank_0_makes_the_store_where_it_is_not_shared(folder: Path) -> None:
+    """TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: nobody listens at MASTER_PORT before rank 0 does, in each cycle."""
+    words = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "store.py")
+    launchers = ("torch.distributed.run", "ft_launcher")
+    theirs, ours = (run(launcher, folder, *words, shares_store=False) for launcher in launchers)
+    assert theirs.exit_code == ours.exit_code == 0, ours.stderr
+    assert ours.stdout == theirs.stdout == [f"{rank} {n} False b'{n}' b'{n}'" for rank in (0, 1) for n in (0, 1)]
 
 
 def test_redirected_streams_lie_in_files(folder: Path) -> None:

@@ -85,16 +85,23 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
 def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
     if arguments.store_factory is not TCPStore:
         prefix = _next_prefix(_BASE)
-        return _over(make_store(), make_store, arguments, prefix, address(None, None), None, reachable=False)
+        return _over(make_store(), make_store, arguments, prefix, _of_launcher(), None, reachable=False)
     if ignored := sorted({"host_name", "port"} & set(arguments.store_kwargs)):
         logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
-    raw = TCPStore(**{**arguments.store_kwargs, "host_name": None, "port": None})
+    host, port = _of_launcher()
+    raw = TCPStore(**{**arguments.store_kwargs, "host_name": host, "port": port})
     number = f"{_BASE}/call"
     present = int(raw.get(number)) if is_respawned() and raw.check([number]) else None
     prefix = _next_prefix(_BASE, present)
     if os.environ.get("RANK") == "0":
         raw.set(number, prefix.rpartition("/")[2])
-    return _over(raw, make_store, arguments, prefix, address(None, None), None, reachable=True)
+    return _over(raw, make_store, arguments, prefix, (host, port), None, reachable=True)
+
+
+def _of_launcher() -> Address:
+    """Where the launcher's store is: at MASTER_ADDR and MASTER_PORT, unless rank 0 makes a store of its own there."""
+    host, _, port = os.environ.get(env.CYCLE_STORE, "").rpartition(":")
+    return address(host or None, int(port) if port else None)
 
 
 def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
