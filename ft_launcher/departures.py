@@ -22,6 +22,7 @@ from ft_launcher.rung_steps import Tell
 from rank_monitor.contract import resolver
 from rank_monitor.contract.departure import depart, withdraw
 from rank_monitor.contract.errors import StoreLost
+from rank_monitor.contract.roll import release
 
 _CONNECT_S = 20.0
 _END_S = 0.5
@@ -127,4 +128,4 @@ class Departures:
             for keys in list(self._waiting.values()):
                 another = _Keys(keys.name, self._host, self._port, self._over)
                 for key in keys.awaited:
-                    another.compare_set(key, "", _OVER)
+                    release(another, key, _OVER)

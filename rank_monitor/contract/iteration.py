@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from rank_monitor.contract import observers
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.json_record import from_json
-from rank_monitor.contract.roll import Entry, Roll, Store, ranges_of, ranks_in
+from rank_monitor.contract.roll import Entry, Roll, Store, ranges_of, ranks_in, release
 
 GO, FAULT, DONE = "go", "fault", "done"
 _MAX_RECORDS = 64
@@ -101,13 +101,13 @@ class Iteration:
         if self.start.sign(entry) >= entry.world_size:
             self._make_current()
             note = self._store.get(self._note).decode() if self._store.check([self._note]) else ""
-            self._store.compare_set(self.started, "", GO + note)
+            release(self._store, self.started, GO + note)
             self._must_be_kept()
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
         """The function returned on an active rank; the last one ends the call."""
         if self.returned.sign(entry) >= active_world_size:
-            self._store.compare_set(self.outcome, "", DONE)
+            release(self._store, self.outcome, DONE)
             self._must_be_kept()
 
     def interrupt(self, record: str) -> None:
@@ -115,8 +115,8 @@ class Iteration:
         number = self._store.add(f"{self._records}/count", 1)
         if number <= _MAX_RECORDS:
             self._store.set(f"{self._records}/{number}", record)
-        self._store.compare_set(self.started, "", FAULT)
-        self._store.compare_set(self.outcome, "", FAULT)
+        release(self._store, self.started, FAULT)
+        release(self._store, self.outcome, FAULT)
 
     def account(self, entry: Entry) -> None:
         """Comes to the end of a failed iteration; or, not being well, tells that a member will not come."""
@@ -219,7 +219,7 @@ class Iteration:
             ranges_of(member for member, is_well in joined.items() if is_well and member not in well),
             len(wishes),
         )
-        self._store.compare_set(self.closed, "", json.dumps(asdict(closed)))
+        release(self._store, self.closed, json.dumps(asdict(closed)))
         self._must_be_kept()
 
 

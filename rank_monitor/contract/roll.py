@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Store(Protocol):
@@ -23,6 +23,24 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
     def delete_key(self, key: str, /) -> bool: ...
     def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
+
+
+class ReleasingStore(Protocol):
+    """What `release` needs of a store."""
+
+    def append(self, key: str, value: str, /) -> None: ...
+    def compare_set(self, key: str, expected: str, desired: Any, /) -> bytes: ...
+
+
+def release(store: ReleasingStore, key: str, value: str | bytes) -> bytes:
+    """Writes a key that others wait for, unless it is written; returns what it holds then.
+
+    torch's `TCPStore` server without libuv (`USE_LIBUV=0`, and ours with torch 2.6 and 2.7) wakes nobody at a
+    `compare_set`, as seen with torch 2.6 and 2.13. It does at an `append`, also of nothing.
+    """
+    found = store.compare_set(key, "", value)
+    store.append(key, "")
+    return found
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ft_client.inprocess.exception import InternalError
+from rank_monitor.contract.roll import release
 
 
 class GatherStore(Protocol):
@@ -22,6 +23,7 @@ class GatherStore(Protocol):
     def set(self, key: str, value: str | bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
+    def append(self, key: str, value: str, /) -> None: ...
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes, /) -> bytes: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def delete_key(self, key: str, /) -> bool: ...
@@ -113,7 +115,7 @@ def gather(
 
 def _publish(store: GatherStore, number: int, value: bytes) -> bytes:
     """Publishes a value unless there is one; what is published then."""
-    return store.compare_set(_all(number), "", value)
+    return release(store, _all(number), value)
 
 
 def _mine(number: int, rank: int) -> str:

@@ -235,6 +235,9 @@ class AssignmentStore:
     def add(self, key: str, amount: int, /) -> int:
         return self._rank.store.add(self._key(key), amount)
 
+    def append(self, key: str, value: str, /) -> None:
+        self._rank.store.append(self._key(key), value)
+
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes, /) -> bytes:
         key, values = self._key(key), self._rank.store.values
         self._rank.stage.pause(f"compare_set {key}")

@@ -23,12 +23,13 @@ def stores(kind: str, count: int, tmp_path: Path) -> list[Any]:
         return [HashStore()] * count
     if kind == "file":
         return [FileStore(str(tmp_path / "store"), count) for _ in range(count)]
-    first = TCPStore("127.0.0.1", 0, None, True, WAIT, wait_for_workers=False)
+    libuv = kind == "tcp"
+    first = TCPStore("127.0.0.1", 0, None, True, WAIT, wait_for_workers=False, use_libuv=libuv)
     others = [TCPStore("127.0.0.1", first.port, None, False, WAIT, wait_for_workers=False) for _ in range(count - 1)]
     return [first, *others]
 
 
-@pytest.mark.parametrize("kind", ["hash", "file", "tcp"])
+@pytest.mark.parametrize("kind", ["hash", "file", "tcp", "tcp without libuv"])
 def test_every_rank_gets_all_values_in_order(kind: str, tmp_path: Path) -> None:
     ranks, texts = [0, 2, 3, 7], {0: "", 2: "node-2", 3: "ä\n", 7: "x" * 5000}
     each = dict(zip(ranks, stores(kind, len(ranks), tmp_path), strict=True))

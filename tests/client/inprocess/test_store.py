@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,24 +13,34 @@ import pytest
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
 from rank_monitor.contract import observers
 from rank_monitor.contract.iteration import DONE, Closed, Iteration, tidy
-from rank_monitor.contract.roll import Entry, Roll, ranges_of, ranks_in
+from rank_monitor.contract.roll import Entry, Roll, ranges_of, ranks_in, release
 
 WAIT = datetime.timedelta(seconds=60)
 SOON = datetime.timedelta(milliseconds=50)
 
 
-@pytest.fixture(params=["tcp", "file"])
+@pytest.fixture(params=["tcp", "tcp without libuv", "file"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TCPStore | FileStore:
     if request.param == "file":
         return FileStore(str(tmp_path / "store"), -1)
-    return _server()
+    return _server(libuv=request.param == "tcp")
 
 
-def _server() -> TCPStore:
+def _server(libuv: bool = True) -> TCPStore:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return TCPStore("127.0.0.1", port, 1, is_master=True)
+    return TCPStore("127.0.0.1", port, 1, is_master=True, use_libuv=libuv)
+
+
+def test_a_release_wakes_who_waits(store: TCPStore | FileStore) -> None:
+    """Also one that finds the key written: whoever wrote it may have died before it woke anybody."""
+    own = TCPStore("127.0.0.1", store.port, 1) if isinstance(store, TCPStore) else store
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(own.wait, ["key"], WAIT)
+        store.compare_set("key", "", "first")
+        assert release(store, "key", "second") == b"first" == store.get("key")
+        waiting.result(WAIT.total_seconds())
 
 
 def test_a_barrier_lets_all_through_at_once(store: TCPStore | FileStore) -> None:
