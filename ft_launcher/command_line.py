@@ -57,6 +57,10 @@ class Parsed:
         """Whether the value of an option of torch is the user's: from the command line or its variable."""
         return dest in self.given or _TORCH_VARIABLE.format(dest.upper()) in os.environ
 
+    def gives(self, dest: str) -> bool:
+        """Whether an option of torch was given on the command line or in the environment."""
+        return dest in self.given or _TORCH_VARIABLE.format(dest.upper()) in os.environ
+
     def python_words(self) -> list[str]:
         """`[-m] SCRIPT ARGS` as they follow `python -u`; none when another program runs."""
         asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)

@@ -100,7 +100,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     warnings += about_names(getattr(namespace, SIGNALS, ""))
     threads = settle_threads(seen, ranks, environ)
     conf = blame.read("rdzv_conf", _parse_rendezvous_config)
-    config, entrypoint, words = _from_torch(namespace, ranks)
+    config, entrypoint, words = _from_torch(_with_free_port(parsed), ranks)
     settled = check_rendezvous(config, conf, blame)
     config.rdzv_configs = {
         **settled.conf,
@@ -221,6 +221,18 @@ def _local_ranks(text: str) -> set[int] | None:
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
         raise ValueError("must be local ranks like 0,1,2")
     return {int(word) for word in text.split(",")}
+
+
+def _with_free_port(parsed: Parsed) -> Namespace:
+    """The namespace as later releases of torch read it: one node whose port nobody chose takes a free one.
+
+    torch 2.6 has it take 29500, where two jobs of one machine meet.
+    """
+    asked = copy(parsed.namespace)
+    by_port = asked.rdzv_backend != "static" or asked.rdzv_endpoint or parsed.gives("master_port")
+    if asked.master_port is not None and not by_port and torch_run.parse_min_max_nnodes(asked.nnodes)[1] == 1:
+        asked.standalone = True
+    return asked
 
 
 def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:

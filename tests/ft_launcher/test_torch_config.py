@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.run import get_args_parser
 
 from ft_launcher import rendezvous_check
 from ft_launcher.torch_config import Job
@@ -44,7 +45,9 @@ def torchrun_would_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_the_config_is_what_torchrun_would_launch(line: str, job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(*line.split())
-    config, entrypoint, words = torchrun_would_launch([*line.split()], monkeypatch)
+    takes_29500 = get_args_parser().get_default("master_port") and not {"--standalone", "--nnodes"} & set(line.split())
+    alone = ["--standalone"] if takes_29500 else []  # torch 2.6, where later releases take a free port
+    config, entrypoint, words = torchrun_would_launch([*alone, *line.split()], monkeypatch)
     per_run = {"logs_specs", "run_id" if config.rdzv_endpoint == "localhost:0" else ""}
     for field in fields(config):
         if field.name not in per_run:
