@@ -95,6 +95,8 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     tee = blame.read("tee", _std_map)
     shown = blame.read("local_ranks_filter", _local_ranks)
     warnings = [*_about_standalone(namespace, blame), *resolved.warnings]
+    if resolved.settings.start.alias_nvrx:
+        warnings += _take_nvidias_backend(parsed)
     if namespace.logs_specs is not None and resolved.settings.record.per_cycle_applog_prefix:
         warnings.append("--ft-per-cycle-applog-prefix wins: --logs-specs is not used")
     warnings += about_names(getattr(namespace, SIGNALS, ""))
@@ -126,6 +128,20 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         no_python=not by_python,
         named_signals=_named_signals(parsed, blame),
     )
+
+
+def _take_nvidias_backend(parsed: Parsed) -> list[str]:
+    """NVIDIA's launcher knows no backend but c10d, and so its batch scripts give an endpoint and neither of these two.
+
+    With torch's default, static, each node would take itself for the first.
+    """
+    namespace = parsed.namespace
+    _, most = torch_run.parse_min_max_nnodes(namespace.nnodes)
+    given = any(parsed.is_given(dest) for dest in ("rdzv_backend", "node_rank"))
+    if most == 1 or given or namespace.standalone or not namespace.rdzv_endpoint:
+        return []
+    namespace.rdzv_backend = "c10d"
+    return ["--rdzv-backend=c10d, the default of NVIDIA's launcher, holds under --ft-alias-nvrx"]
 
 
 def _named_signals(parsed: Parsed, blame: Blame) -> frozenset[int]:

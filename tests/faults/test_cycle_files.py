@@ -49,8 +49,9 @@ def test_files_of_a_job_with_a_restart(start_job: StartJob, tmp_path: Path, node
     script, port, folder = tmp_path / "prints.py", free_port(), tmp_path / "nvrx"
     script.write_text(SCRIPT)
     flags = ["--max-restarts=1", f"--ft-cycle-info-dir={folder}", f"--ft-per-cycle-applog-prefix={folder}/job.log"]
-    flags += [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one"]
-    flags += ["--rdzv-conf=join_timeout=60,last_call_timeout=1"] if nodes > 1 else []
+    flags += [f"--nnodes={nodes}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one"]
+    # as NVIDIA's own batch script: no backend is named
+    flags += ["--ft-alias-nvrx", "--rdzv-conf=join_timeout=60,last_call_timeout=1"] if nodes > 1 else []
     environ = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
     jobs = [
         start_job(Plan(), 2, *flags, name=f"node{node}", script=script, place=Place(environ=environ))

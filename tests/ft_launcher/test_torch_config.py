@@ -199,3 +199,19 @@ def test_a_backend_whose_package_is_missing(
     monkeypatch.setattr(rendezvous_check, "_PACKAGES", {backend: (package, "no_such_module")})
     with pytest.raises(ConfigError, match=f"needs the package {package}"):
         job_of("--rdzv-backend", backend, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [
+        ("--nnodes=1:2 --rdzv-endpoint=localhost:1 --ft-alias-nvrx", "c10d"),
+        ("--nnodes=2 --rdzv-endpoint=localhost:1", "static"),
+        ("--nnodes=2 --rdzv-endpoint=localhost:1 --ft-alias-nvrx --node-rank=1", "static"),
+        ("--nnodes=2 --rdzv-endpoint=localhost:1 --ft-alias-nvrx --rdzv-backend=static", "static"),
+        ("--nnodes=2 --master-addr=localhost --ft-alias-nvrx", "static"),
+    ],
+)
+def test_nvidias_default_backend_under_the_alias(line: str, backend: str, job_of: JobOf) -> None:
+    job = job_of(*line.split(), "train.py")
+    assert job.launch_config.rdzv_backend == backend
+    assert sum("the default of NVIDIA's launcher" in warning for warning in job.warnings) == (backend == "c10d")
