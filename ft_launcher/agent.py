@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import time
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher import cycle_store
-from ft_launcher.attribution import Fault
+from ft_launcher import cycle_store, grace
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, attribute
 from ft_launcher.cycle import Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move, another_device
+from ft_launcher.evidence import gather
 from ft_launcher.health.reading import judge
 from ft_launcher.last_words import await_cause
 from ft_launcher.rank_agent import RankAgent
 from ft_launcher.rank_count import gpu_uuids
 from ft_launcher.restart_policy import Action, Decision, after_request, decide
-from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.exit_codes import AGREED, ExitCode
 from rank_monitor.contract.messages import ControlRequest
 from rank_monitor.contract.wait import readable
 
@@ -76,6 +78,7 @@ class NodeAgent(RankAgent):
             self._ranks.attend()
             unreaped = self._zombies.unreaped
             self._take_ends(cycle, [rank for rank, fd in self._running().items() if fd in ready or rank in unreaped])
+            self._warnings.attend(self._cycle, self._worker_group.workers)
             self._ask_members(cycle, bool(ready))
         return cycle.phase
 
@@ -115,7 +118,7 @@ class NodeAgent(RankAgent):
 
     def _wait_limit(self) -> float | None:
         """How long to wait for an event; with several nodes, torch's membership is asked each monitor interval."""
-        sources = (self._monitors, self._ranks, self._rung_one, self._zombies)
+        sources = (self._monitors, self._ranks, self._rung_one, self._zombies, self._warnings)
         moments = [moment for source in sources if (moment := source.next_check()) is not None]
         checks = [moment - time.monotonic() for moment in moments]
         if self._parts.several_nodes:
@@ -192,7 +195,7 @@ class NodeAgent(RankAgent):
         elif self._asked is None and not self._parts.several_nodes:
             told = self._parts.signals.fileno()
             await_cause(group.workers, self._ranks, self._monitors, told, lambda: self._hear(None))
-        found = self._end_cycle(group)
+        found = self._end_cycle(group, hung=self._hangs(group))
         if self._asked is not None:
             return self._as_asked(group, *self._asked)
         assert found is not None, "a cycle failed without a failed rank"
@@ -210,6 +213,35 @@ class NodeAgent(RankAgent):
                 self._raise_told(number)
             return None
         return self._give_up(group, fault, decision)
+
+    def _hangs(self, group: WorkerGroup) -> bool:
+        """Whether the cycle that failed, while its other ranks still run, failed by a hang as far as is known now."""
+        if self._asked is not None:
+            return False
+        fault = attribute(gather(group.workers, self._ranks, self._monitors), NodeEvidence())
+        aborted = fault is not None and fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
+        return fault is None or fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
+
+    def _forgive_learned_limit(self, limit: str) -> None:
+        """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""
+        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)} if limit else {}
+        if limit:
+            self._parts.recorder.limit_doubled(limit, self._multipliers[limit])
+
+    @property
+    def _is_agreed(self) -> bool:
+        """Whether a rank exited as all ranks do after the same step: the others are about to."""
+        return any(end.exit_code in AGREED for end in self._ranks.exits.values())
+
+    def _let_end(self) -> None:
+        """Lets ranks that have agreed to exit save and end; what does not is stopped as ever.
+
+        Raises:
+            SignalException: the launcher was told to end meanwhile.
+        """
+        grace.wait(self._ranks, self._parts.settings.stop.workers_stop_timeout, self._parts.signals, self._heed)
+        if self._told is not None:
+            self._end_as_told()
 
     def _give_up(self, group: WorkerGroup, fault: Fault | None, decision: Decision) -> RunResult:
         """The result of a job that is given up; without a `fault`, no rank of this node failed by itself."""

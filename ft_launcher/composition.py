@@ -14,20 +14,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistNetworkError, DistStoreError, is_nccl_available
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
-from ft_launcher import nccl, one_node, report, several_nodes
+from ft_launcher import nccl, one_node, report, several_nodes, unwatched
 from ft_launcher.agent import NodeAgent
-from ft_launcher.config import DEFAULT
 from ft_launcher.cycle_files import CycleInfo
 from ft_launcher.cycle_store import PortHolder, shares_store
 from ft_launcher.health.memory_reclaim import GpuMemory
@@ -104,7 +103,6 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         FtError: it cannot begin.
     """
     _set_up_logging(job)
-    _tell_nccl(job)
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
     try:
         recorder = Recorder(run_folder, job.settings.record.journal_dir)
@@ -125,6 +123,7 @@ def _run_recorded(
     within: bool,
 ) -> Outcome:
     config = job.launch_config
+    nccl_bound = nccl.detection(os.environ | nccl.variables(job.settings.nccl, os.environ), config.max_restarts)
     recorder.job_started(config.run_id, job.command, config.max_restarts, config.nproc_per_node)
     agents: list[NodeAgent] = []
 
@@ -146,6 +145,8 @@ def _run_recorded(
             memory=GpuMemory(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
+            limits_given=unwatched.limits_given(job.settings.monitor, job.sources),
+            nccl_bound=nccl_bound,
             several_nodes=config.rdzv_backend != one_node.BACKEND,
             named_signals=job.named_signals,
             adopt_orphans=not within,
@@ -293,18 +294,6 @@ def _set_up_logging(job: Job) -> None:
     logger.setLevel("DEBUG" if os.environ.get(env.DEBUG) else job.settings.monitor.log_level)
     for warning in job.warnings:
         logger.warning(warning)
-
-
-def _tell_nccl(job: Job) -> None:
-    """Logs what NCCL's variables come to, where NCCL may be used: torch has it, or somebody asked for a setting of it.
-
-    Raises:
-        ConfigError: as `nccl.variables`.
-    """
-    ranks = os.environ | nccl.variables(job.settings.nccl, os.environ)
-    asked = any(job.sources.get(field.name, DEFAULT) != DEFAULT for field in fields(job.settings.nccl))
-    if asked or is_nccl_available():
-        logger.info("%s", nccl.detection(ranks, job.launch_config.max_restarts))
 
 
 def _one_line(error: BaseException) -> str:

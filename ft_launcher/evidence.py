@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ft_launcher.attribution import RankEvidence
-from ft_launcher.attribution.error_text import of_error_file
+from ft_launcher.attribution.error_text import of_error_file, of_output
 from ft_launcher.monitors import NodeMonitors
-from ft_launcher.rank_context import RankContext
+from ft_launcher.rank_context import RankContext, RankExit
 from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.messages import RankException
+
+_MOST_OUTPUT = 16384
+"""Bytes at the end of a rank's output in which its last traceback is looked for."""
 
 
 def gather(
@@ -37,6 +40,8 @@ def gather(
         exception, exception_at = found.exception, found.exception_at
         if exception is None and end is not None and end.exit_code:
             exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
+            if exception is None and end.exit_code > 0:
+                exception, exception_at = _printed(end, ranks.stderrs[local_rank])
         evidence.append(
             RankEvidence(
                 rank=int(worker.global_rank),
@@ -54,6 +59,15 @@ def gather(
             )
         )
     return evidence
+
+
+def _printed(end: RankExit, path: str) -> tuple[RankException | None, float | None]:
+    """What a rank that exited with an error printed last, where its output goes to a file."""
+    try:
+        exception = of_output(read_file(path, _MOST_OUTPUT, tail=True).decode(errors="replace"))
+    except OSError:
+        return None, None
+    return (None, None) if exception is None else (exception, end.at)
 
 
 def _in_file(path: Path) -> tuple[RankException | None, float | None]:

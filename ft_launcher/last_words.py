@@ -39,7 +39,7 @@ def await_cause(
 
 def _is_unsaid(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
     """Whether the error that is the cause may be still to come, or is not printed yet."""
-    fault = attribute(gather(workers, ranks, monitors), NodeEvidence())
+    fault = attribute(gather(workers, ranks, monitors), NodeEvidence(), all_ranks=False)
     if fault is None or fault.kind is not FaultKind.EXCEPTION:
         return False
     return fault.collateral or fault.local_rank in ranks.pidfds

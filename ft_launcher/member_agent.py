@@ -133,11 +133,13 @@ class MemberAgent(NodeAgent):
 
     def _after_failure(self, group: WorkerGroup) -> RunResult | None:
         """Tells the others at once, so that all nodes stop together; the coordinator decides what follows."""
+        hung = self._hangs(group)
         if self._asked is None:
-            self._nodes.tell(How.AGREED if self._is_agreed else How.FAILED, "a rank failed")
+            failed = How.HUNG if hung else How.FAILED
+            self._nodes.tell(How.AGREED if self._is_agreed else failed, "a rank failed")
         if self._is_agreed:
             self._let_end()
-        found = self._end_cycle(group)
+        found = self._end_cycle(group, hung)
         if self._asked is not None:
             return self._as_asked(group, *self._asked)
         self._bring(found)
@@ -155,7 +157,7 @@ class MemberAgent(NodeAgent):
             return self._reform_preempted(self._end)
         if self._end.how == How.AGREED:
             self._let_end()
-        found = self._end_cycle(group)
+        found = self._end_cycle(group, hung=self._end.how == How.HUNG)
         if self._end.exit_code is not None:
             return self._over(Over(self._end.exit_code, self._end.reason))
         self._bring(found)

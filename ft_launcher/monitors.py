@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from rank_monitor.contract.launcher_messages import (
 )
 from rank_monitor.contract.messages import (
     ControlRequest,
+    GroupMade,
     Guard,
     LimitsSet,
     Message,
@@ -47,8 +49,8 @@ logger = logging.getLogger(__name__)
 STOPPED_GRACE_S = 1.0
 STALL = "stall"
 """The limit that only warns; any other one that does not condemn asks for a restart in process."""
-_SNAPSHOT_WAIT_S = 0.2
-_OF_THE_RANK = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes, ResultInDoubt)
+_SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
+_OF_THE_RANK = (RankException, ControlRequest, LimitsSet, Guard, GroupMade, Restarter, SectionTimes, ResultInDoubt)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,15 @@ class Replaced:
 
 
 News: TypeAlias = (
-    Verdict | RankException | ControlRequest | LimitsSet | Restarter | SectionTimes | ResultInDoubt | Replaced
+    Verdict
+    | RankException
+    | ControlRequest
+    | LimitsSet
+    | Restarter
+    | SectionTimes
+    | ResultInDoubt
+    | GroupMade
+    | Replaced
 )
 
 
@@ -74,6 +84,7 @@ class Found:
     exception_at: float | None = None
     doubt: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
+    was_attached: bool = False
 
 
 @dataclass
@@ -149,6 +160,8 @@ class NodeMonitors:
         """Tells a monitor of its rank, at the start of a cycle or when that one was started again."""
         seat = self._seats[local_rank]
         seat.attached, seat.limits, seat.guard, seat.found = False, None, None, Found()
+        with contextlib.suppress(OSError):
+            os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
         seat.start = CycleStart(cycle, rank, pid, started_ns, str(self.stack_file(local_rank)))
         self._send(seat, seat.start)
 
@@ -184,19 +197,20 @@ class NodeMonitors:
                 news.append((local_rank, Replaced(local_rank, why)))
         return news
 
-    def snapshots(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
         """Asks every monitor where its rank is; waits a bounded time for the answers, kept in `found`.
 
         Args:
             meanwhile: called while they answer.
+            stacks: have the ranks write their stacks too.
         """
         self._sequence += 1
         token = self._sequence
         waiting = {seat.monitor.channel.fileno(): seat for seat in self._seats if seat.start is not None}
         for seat in waiting.values():
-            self._send(seat, SnapshotRequest(token))
+            self._send(seat, SnapshotRequest(token, stacks))
         meanwhile()
-        deadline = time.monotonic() + _SNAPSHOT_WAIT_S
+        deadline = time.monotonic() + (_STACKS_WAIT_S if stacks else _SNAPSHOT_WAIT_S)
         while waiting and (left := deadline - time.monotonic()) > 0:
             for descriptor in readable(waiting, left):
                 seat = waiting[descriptor]
@@ -238,6 +252,7 @@ class NodeMonitors:
         match message:
             case Connected():
                 seat.attached = message.attached
+                seat.found.was_attached |= message.attached
             case LimitsSet():
                 seat.limits = message
                 return message
@@ -258,7 +273,7 @@ class NodeMonitors:
                 return message
             case Guard():
                 seat.guard = message
-            case ControlRequest() | Restarter() | SectionTimes():
+            case ControlRequest() | Restarter() | SectionTimes() | GroupMade():
                 return message
         return None
 

@@ -59,6 +59,13 @@ def detection(ranks: Mapping[str, str], max_restarts: int) -> str:
     )
 
 
+def collective_timeout(settings: NcclSettings, environ: Mapping[str, str]) -> str:
+    """In words: the timeout of collectives in process groups that are made without one."""
+    given = _given_collective({**environ, **variables(settings, environ)})
+    after = "torch's default, 600 s for NCCL and 1800 s for others" if given is None else f"{given:g} s"
+    return f"the collective timeout ends it (--ft-nccl-collective-timeout: {after})"
+
+
 def _given_collective(environ: Mapping[str, str]) -> float | None:
     text = environ.get(env.NCCL_COLLECTIVE_TIMEOUT)
     try:

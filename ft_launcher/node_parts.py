@@ -22,6 +22,7 @@ class NodeParts:
 
     `named_signals` are those that the user named in `--signals-to-handle`. `is_script`: what the ranks run is Python's,
     `-u [-m] SCRIPT ...`.
+    `limits_given`: options of limits that only act in a watched training. `nccl_bound`: how long a hang in NCCL lasts.
     """
 
     settings: Settings
@@ -36,5 +37,7 @@ class NodeParts:
     cycle_info: CycleInfo
     several_nodes: bool
     named_signals: frozenset[int] = frozenset()
+    limits_given: tuple[str, ...] = ()
+    nccl_bound: str = ""
     adopt_orphans: bool = True
     is_script: bool = False

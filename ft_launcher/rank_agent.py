@@ -35,8 +35,9 @@ from ft_launcher.devices import Move
 from ft_launcher.doubt import about_doubt
 from ft_launcher.evidence import gather
 from ft_launcher.function_context import FunctionContext
+from ft_launcher.hang_warnings import HangWarnings
 from ft_launcher.in_process import InProcess
-from ft_launcher.monitors import NodeMonitors
+from ft_launcher.monitors import STALL, NodeMonitors
 from ft_launcher.node_parts import NodeParts
 from ft_launcher.process_tree import Ending, ProcessTree, is_stopped
 from ft_launcher.rank_context import RankContext
@@ -46,9 +47,9 @@ from ft_launcher.signals import rank_signal
 from ft_launcher.worker_env import cycle_environment, rank_environment, start_environment
 from ft_launcher.zombies import Zombies
 from rank_monitor.contract import env
-from rank_monitor.contract.exit_codes import AGREED, INTERRUPTED, ExitCode, died_of
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.launcher_messages import Verdict
-from rank_monitor.contract.messages import ControlRequest, Restarter
+from rank_monitor.contract.messages import ControlRequest, GroupMade, Restarter
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._done_at = 0.0
         self._attempt = 0
         self._told: int | None = None
+        self._warnings = HangWarnings(parts, self._monitors)
         self._oom_kills: int | None = None
         self._closed = False
         self.hidden_ranks: set[int] = set()
@@ -124,6 +126,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._oom_kills, self._zombies = node_evidence.oom_kills(), Zombies()
+        self._warnings.begin_cycle()
         with self._our_context():
             pids: dict[int, int] = super()._start_workers(worker_group)
         ranks = {local_rank: (self._global(local_rank), pid) for local_rank, pid in pids.items()}
@@ -173,15 +176,22 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
     def _hear(self, cycle: Cycle | None) -> None:
         """Takes what the monitors say."""
         self._parts.injected.attend(self._cycle, self._parts.recorder, self._monitors, self._parts.zygotes)
+        stall: Verdict | None = None
         for local_rank, news in self._monitors.handle():
             stack_file = self._monitors.stack_file(local_rank)
             self._parts.recorder.heard(self._cycle, local_rank, self._global(local_rank), news, stack_file)
+            if isinstance(news, Verdict) and news.limit == STALL:
+                stall = stall or news
             if cycle is not None and isinstance(news, Verdict) and news.condemned:
                 cycle.on(Condemned(local_rank))
+            if isinstance(news, GroupMade):
+                self._warnings.made_group(local_rank, news)
             if isinstance(news, ControlRequest):
                 self._consider(cycle, local_rank, news)
             if isinstance(news, Restarter) and cycle is not None:
                 self._rung_one.heard(local_rank, news)
+        if stall is not None and self._warnings.stalled(self._cycle, stall, self._worker_group.workers, self._ranks):
+            self._hear(cycle)  # what came meanwhile
 
     def _consider(self, cycle: Cycle | None, local_rank: int, request: ControlRequest) -> None:
         """A request that can be followed ends the cycle; in a cycle that has ended it says what follows."""
@@ -220,19 +230,28 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         self._parts.recorder.stopped(self._cycle, ending)
         return ending
 
-    def _end_cycle(self, group: WorkerGroup) -> tuple[Fault, CycleLife] | None:
-        """Stops the ranks; returns what failed first and how the cycle was; None when nothing failed by itself."""
+    def _end_cycle(self, group: WorkerGroup, hung: bool = False) -> tuple[Fault, CycleLife] | None:
+        """Stops the ranks; returns what failed first and how the cycle was; None when nothing failed by itself.
+
+        Args:
+            hung: the ranks are stopped since some of them hang, or hold up others: their stacks are kept.
+        """
         stop_began = time.monotonic()
         tree = self._tree()
-        self._monitors.snapshots(meanwhile=tree.find)
+        self._monitors.snapshots(meanwhile=tree.find, stacks=hung)
         stopped = {rank for rank, pid in self._ranks.pids().items() if is_stopped(pid)}
         ending = self._stop_ranks(signal.SIGTERM, self._parts.settings.stop.workers_stop_timeout, tree)
         self._hear(None)
         evidence = gather(group.workers, self._ranks, self._monitors, stopped, ending.killed)
+        if hung:
+            self._parts.recorder.stacks_of_hang(self._cycle, evidence, self._monitors.stack_file)
         evidence = self._rung_one.of_the_end(evidence)
-        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began)
+        alone = group.group_world_size == 1
+        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began, all_ranks=alone)
         fault = fault or self._rung_one.fault(evidence) or self._zombies.fault(evidence)
         if fault is None:
+            if hung:
+                self._parts.recorder.hang_elsewhere(self._cycle, evidence)
             return None
         fault = self._parts.injected.explain(about_doubt(fault, evidence, self._monitors.doubts()), self._cycle)
         reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
@@ -308,12 +327,6 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         kept = self._parts.recorder.keep(self._cycle, failure.local_rank, Path(failure.error_file), "error.json")
         return kept or NO_FILE
 
-    def _forgive_learned_limit(self, limit: str) -> None:
-        """After a kill by a learned limit, twice that limit applies in the next cycle, on every rank of the node."""
-        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)} if limit else {}
-        if limit:
-            self._parts.recorder.limit_doubled(limit, self._multipliers[limit])
-
     def _end_as_told(self) -> NoReturn:
         """A signal ends the launcher: the ranks get theirs, and time to save.
 
@@ -345,21 +358,6 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         """A signal to the launcher while ranks are to end: the second one, and any Ctrl-C, shortens their time."""
         was_told, self._told = self._told is not None, self._told or number
         return self._parts.settings.stop.workers_stop_timeout if was_told or number == signal.SIGINT else math.inf
-
-    @property
-    def _is_agreed(self) -> bool:
-        """Whether a rank exited as all ranks do after the same step: the others are about to."""
-        return any(end.exit_code in AGREED for end in self._ranks.exits.values())
-
-    def _let_end(self) -> None:
-        """Lets ranks that have agreed to exit save and end; what does not is stopped as ever.
-
-        Raises:
-            SignalException: the launcher was told to end meanwhile.
-        """
-        grace.wait(self._ranks, self._parts.settings.stop.workers_stop_timeout, self._parts.signals, self._heed)
-        if self._told is not None:
-            self._end_as_told()
 
     def _raise_told(self, number: int) -> NoReturn:
         """Leaves because of a signal while no rank runs."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ft_launcher import report
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
+from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
 from ft_launcher.health.reading import NodeVerdict, Reading
 from ft_launcher.journal import Journal
 from ft_launcher.logs import RunFolder
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 _MOST_REASONS = 4
 MOST_KEPT = 4 << 20
 """Bytes kept of a file of a rank: over 100 dumps of the stacks of a rank with 100 threads."""
+_STACKS = "stacks.txt"
 
 
 class Recorder:
@@ -115,7 +117,7 @@ class Recorder:
                 stacks = self._keep_stacks(cycle, local_rank, stack_file)
                 asks = not news.condemned and news.limit != STALL
                 self.journal.write("interruption" if asks else "verdict", **vars(news), stacks=stacks)
-                if not news.condemned:
+                if asks:
                     report.show(f"ft_launcher: rank {rank} {news.reason}" + (f"; stacks: {stacks}" if stacks else ""))
             case RankException():
                 self.journal.report("exception", cycle=cycle, rank=rank, **vars(news))
@@ -131,6 +133,39 @@ class Recorder:
             case ControlRequest():
                 logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
                 self.journal.report("control_request", cycle=cycle, rank=rank, **vars(news))
+
+    def cannot_act(self, cycle: int, why: str) -> None:
+        """Limits that the user gave do nothing."""
+        logger.warning("%s", why)
+        self.journal.write("limits_cannot_act", cycle=cycle, why=why)
+
+    def stalled(
+        self, cycle: int, stall: Verdict, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
+    ) -> None:
+        """Ranks stand still, and go on running; `scenes`: where each rank of this node is, by local rank."""
+        kept = [self._keep_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
+        text = about_stall(list(scenes.values()), stall.rank, round(stall.waited_s, 1))
+        self.journal.write("stall", cycle=cycle, what=text, ranks=[_plain(scene) for scene in scenes.values()])
+        stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}" if any(kept) else ""
+        report.show(f"ft_launcher: {text}. They are not stopped (--ft-stall-warning){stacks}")
+
+    def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
+        """A rank of another node failed by a hang; says which ranks of this one it may have waited for."""
+        missing = [
+            rank.scene for rank in ranks if rank.scene.place not in (Whereabouts.COLLECTIVE, Whereabouts.UNKNOWN)
+        ]
+        if missing:
+            report.show(f"ft_launcher: on {self._node}, where no rank failed: {listed(missing)}")
+
+    def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
+        """The ranks of a cycle that failed by a hang were stopped; keeps where each of them was before."""
+        found = []
+        for rank in ranks:
+            stacks = self._keep_stacks(cycle, rank.local_rank, stack_file(rank.local_rank))
+            if not stacks and rank.exception is not None:
+                stacks = self._keep_text(cycle, rank.local_rank, rank.exception.traceback)
+            found.append(_plain(rank.scene) | {"stacks": stacks})
+        self.journal.write("stacks", cycle=cycle, ranks=found)
 
     def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
         """A rank's process ended, and rung 1 deals with it."""
@@ -272,7 +307,7 @@ class Recorder:
 
     def _keep_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
         """Copies a rank's stacks to its log folder; returns where they are, empty when there are none."""
-        return self.keep(cycle, local_rank, stack_file, "stacks.txt")
+        return self.keep(cycle, local_rank, stack_file, _STACKS)
 
     def keep(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
         """Copies a file of a rank to its log folder; returns where it is, empty when there is none."""
@@ -286,6 +321,20 @@ class Recorder:
             return str(kept)
         except (OSError, ConfigError):
             return ""
+
+    def _keep_text(self, cycle: int, local_rank: int, text: str) -> str:
+        """Writes what stands for the stacks of a rank that has ended; returns where that is."""
+        try:
+            file = self._run.of_rank(cycle, local_rank) / _STACKS
+            file.write_text(text)
+            return str(file)
+        except (OSError, ConfigError):
+            return ""
+
+
+def _plain(scene: Scene) -> dict[str, Any]:
+    process = dict(scene.process or {})
+    return {"rank": scene.rank, "place": scene.place.name.lower(), "frames": list(scene.frames), "process": process}
 
 
 def _named(commands: Mapping[int, str]) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.restart_policy import Action, Decision
 
 _BOLD_RED, _BOLD_GREEN, _RESET = "\033[1;31m", "\033[1;32m", "\033[0m"
 _MAX_LINES = 10
+_OTHERS = 2
+"""Lines about other ranks. At a hang there is room for them: where those are that did not fail says most."""
 
 
 def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path | None, colour: bool = False) -> str:
@@ -36,9 +38,10 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
     if fault.hint:
         lines.append(f"likely: {fault.hint}")
     room = _MAX_LINES - 1 - len(lines) - len(tail)
-    lines += [f"| {line}" for line in fault.detail[:room]]
+    kept_free = min(_OTHERS, len(fault.others)) if fault.fault_class is FaultClass.HANG else 0
+    lines += [f"| {line}" for line in fault.detail[: room - kept_free]]
     room = _MAX_LINES - 1 - len(lines) - len(tail)
-    lines += [f"also: {line}" for line in fault.others[: max(0, min(room, 2))]]
+    lines += [f"also: {line}" for line in fault.others[: max(0, min(room, _OTHERS))]]
     if colour:
         head = f"{_BOLD_RED}{head}{_RESET}"
         if decision.action is Action.RESTART:

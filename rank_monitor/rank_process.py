@@ -11,9 +11,13 @@ import signal
 import time
 from typing import Any
 
-from rank_monitor.stacks import main_thread_frames
+from rank_monitor.stacks import is_whole, main_thread_frames
 
 _JUST_ASKED_S = 0.02
+_ON_REQUEST_S = 0.5
+"""A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this."""
+_POLL_S = 0.001
+_QUIET_POLLS = 5
 _MAX_DUMP = 1 << 20
 
 
@@ -50,6 +54,10 @@ class RankProcess:
             return False
         return True
 
+    def has_stacks_since(self, moment: float) -> bool:
+        """Whether its stacks were asked for since a moment (monotonic seconds)."""
+        return self._asked_at is not None and self._asked_at >= moment
+
     def ask_stacks(self, number: int, file: str) -> None:
         """Has the process append its stacks to `file`, where it said it would on signal `number`.
 
@@ -70,12 +78,25 @@ class RankProcess:
                 self._asked_at = time.monotonic()
                 self._no_stacks = "none: the process did not answer"
 
+    def whole_frames(self) -> list[str]:
+        """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s at most."""
+        if self._asked_at is None:
+            return []
+        size, quiet = 0, 0
+        while time.monotonic() < self._asked_at + _ON_REQUEST_S:
+            before, size = size, _size(self._file)
+            quiet = quiet + 1 if size == before > self._offset else 0
+            if quiet >= _QUIET_POLLS or (quiet and is_whole(_read_from(self._file, self._offset))):
+                break
+            time.sleep(_POLL_S)
+        return self.frames()
+
     def frames(self) -> list[str]:
         """The main thread's frames as last asked for; waits a few milliseconds if that was only now."""
         if self._asked_at is None:
             return []
         while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _JUST_ASKED_S:
-            time.sleep(0.001)
+            time.sleep(_POLL_S)
         found = main_thread_frames(_read_from(self._file, self._offset))
         if found:
             self._no_stacks = ""

@@ -28,9 +28,11 @@ from rank_monitor.contract.launcher_messages import (
     Verdict,
 )
 from rank_monitor.contract.messages import (
+    FIRST_PERIOD_S,
     Attach,
     ControlRequest,
     Detach,
+    GroupMade,
     Guard,
     Heartbeat,
     Hello,
@@ -55,7 +57,9 @@ from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
 
-_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet, Guard, Restarter, SectionTimes, ResultInDoubt)
+_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet, Guard, GroupMade, Restarter, SectionTimes, ResultInDoubt)
+_RECENT_S = 0.5
+"""Stacks that a warning asked for need not be asked for again for the launcher's question that follows it."""
 _REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 
@@ -153,8 +157,16 @@ class RankMonitorServer:
             self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
             self._agent.tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
-        if isinstance(message, (Attach, Guard)) and watch.start is not None:  # a guarded rank's watchdog wakes by it
+        short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
+        # A guarded rank's watchdog wakes by the answer.
+        if (isinstance(message, (Attach, Guard)) or short_of_stamps) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
+
+    @property
+    def _needs_stamps_often(self) -> bool:
+        """Whether a rank that does not know the settings stamps its progress too rarely for a short stall warning."""
+        stall_s = self._settings.stall_warning
+        return stall_s is not None and stall_s < 4 * FIRST_PERIOD_S
 
     def _greeted(self, peer: Peer) -> None:
         """The rank is who connected, by the kernel's word: the script may be a child of what the launcher started.
@@ -215,9 +227,10 @@ class RankMonitorServer:
                 self._act(self._detector.on_message(received, now_ns))
             case LimitsSet() | Guard():
                 self._act(self._detector.on_message(received, now_ns))
-            case SnapshotRequest(token):
+            case SnapshotRequest(token, stacks):
                 self._socket.drain()
-                self._agent.tell(self._snapshot(token, time.monotonic_ns()))
+                snapshot = self._snapshot(token, time.monotonic_ns())
+                self._agent.tell(self._with_stacks(snapshot) if stacks else snapshot)
             case Bye():
                 self._done = True
             case other:
@@ -234,6 +247,15 @@ class RankMonitorServer:
             last_sign_age_s=None if watch.last_sign_ns is None else (now_ns - watch.last_sign_ns) / NS_PER_S,
             detached=watch.detached,
         )
+
+    def _with_stacks(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the stacks of the rank as it is now; those of a moment ago will do."""
+        process, start = self._process, self._detector.watch.start
+        if process is None or start is None or not self._settings.dump_stacks:
+            return snapshot
+        if not process.has_stacks_since(time.monotonic() - _RECENT_S):
+            process.ask_stacks(self._settings.stack_signal, start.stack_file)
+        return dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())
 
     def _agent_gone(self) -> None:
         """The channel closed without a goodbye: the launcher was killed. Nothing of its job may be left."""

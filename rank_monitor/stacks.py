@@ -1,5 +1,8 @@
 """Reads what faulthandler wrote: the frames of the main thread. Pure.
 
+A frame of the program is shown by the name of its file, one of a library by its path within the library: that path has
+a slash, by which the launcher knows the frames that are the user's own.
+
 Threads are listed newest first, so the main thread is the last block, unless the list was cut (after 100 threads);
 then it is the current one, since the kernel prefers the main thread for a signal to a process.
 """
@@ -9,9 +12,17 @@ from __future__ import annotations
 import re
 
 MAX_FRAMES = 40
+_LONGEST_PATH = 1000
 _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
-_STARTED_BY = re.compile(r"/ft_client/(bootstrap|script)\.py$|^<frozen runpy>$")
+_STARTED_BY = re.compile(
+    r"/ft_client/(bootstrap|script|function)\.py$|^<frozen runpy>$"
+    r"|/ft_launcher/(__main__|cli|zygote|zygote_pool|zygote_process|forked_rank|function_rank)\.py$"
+)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/(.+)$")
+_STANDARD = re.compile(r"^.*/lib(?:64)?/(python3[.\d]*t?/.+)$")
+_SOURCE_TREE = re.compile(r"^.*/((?:torch/(?:distributed|nn|autograd|utils|_\w+)|ft_client)/?.*\.py)$")
+"""torch built from source and our own package under development lie in no folder of packages."""
 
 
 def main_thread_frames(text: str) -> list[str]:
@@ -27,10 +38,24 @@ def main_thread_frames(text: str) -> list[str]:
         elif blocks and (frame := _FRAME.match(line)):
             if _STARTED_BY.search(frame[1]):  # how every rank begins; tells nothing
                 continue
-            name = frame[1].rpartition("/")[2]
-            blocks[-1].append(f"{name}:{frame[2]} in {frame[3]}"[:300])
+            blocks[-1].append(f"{_shown(frame[1])}:{frame[2]} in {frame[3]}"[:300])
         elif line == "...":
             cut = True
     if not blocks:
         return []
     return (current if cut and current is not None else blocks[-1])[:MAX_FRAMES]
+
+
+def is_whole(text: str) -> bool:
+    """Whether a dump that is being written holds the main thread by now: the current one is written last."""
+    *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
+    return last.startswith("Current") and text.endswith("\n") and bool(main_thread_frames(text))
+
+
+def _shown(path: str) -> str:
+    """The name of a file of the program; the path of another within its package or the standard library."""
+    path = path[-_LONGEST_PATH:]
+    if (packaged := _PACKAGES.match(path)) is not None:
+        return packaged[1] if "/" in packaged[1] else f"site-packages/{packaged[1]}"
+    known = _STANDARD.match(path) or _SOURCE_TREE.match(path)
+    return known[1] if known is not None else path.rpartition("/")[2]

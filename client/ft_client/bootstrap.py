@@ -13,7 +13,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from socket import socket
     from types import TracebackType
     from typing import Any
@@ -50,7 +50,7 @@ def prepare() -> Report:
     try:
         from ft_client import collective_timeout, process
         from ft_client.exception_report import report  # now: later, the script's folder comes first in sys.path
-        from rank_monitor.contract import env
+        from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
         if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
             from ft_client.integrations import nvrx_alias
@@ -103,6 +103,8 @@ class Rank:
     def __init__(self, main: Main, report: Report) -> None:
         from ft_client import own_names, script  # now: later, the script's folder comes first in sys.path
 
+        exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")  # not there when `prepare` failed
+        self._agreed = () if exit_codes is None else exit_codes.AGREED
         self._main = main
         self._names = own_names
         self._report = report
@@ -121,14 +123,38 @@ class Rank:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, SystemExit):
+        if error is None:
             return
         theirs = self._main.below(self._tracebacks.below(trace and trace.tb_next, {Rank.take.__code__}))
-        self._tracebacks.hide_frames(theirs)
+        if not isinstance(error, SystemExit):
+            self._tracebacks.hide_frames(theirs)
+            self._tell(error, theirs)
+        elif (why := _why_exit(error, self._agreed)) is not None:
+            self._tell(why, theirs if why is error else why.__traceback__)
+
+    def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
         try:
-            self._report(error, theirs)
+            self._report(error, trace)
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
+
+
+def _why_exit(wish: SystemExit, agreed: Collection[int]) -> BaseException | None:
+    """The exception that the program handled by exiting with an error, as hydra and click do; None: there is none.
+
+    These print it themselves. `sys.exit("words")` is an error of its own.
+
+    Args:
+        agreed: exit codes by which a rank speaks to the launcher.
+    """
+    if isinstance(wish.code, str):
+        return wish
+    if not wish.code or wish.code in agreed:
+        return None
+    handled = wish.__context__ if not wish.__suppress_context__ else wish.__cause__
+    if not isinstance(handled, Exception) or type(handled).__name__ == "Exit":  # click's, which only carries a code
+        return None
+    return handled
 
 
 def _set_up_faults() -> Callable[[], None]:

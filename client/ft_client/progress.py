@@ -15,10 +15,9 @@ import time
 from ft_client import unseen_thread
 from ft_client.link import Link
 from rank_monitor.contract import codec
-from rank_monitor.contract.messages import IterationReached, Progress
+from rank_monitor.contract.messages import FIRST_PERIOD_S, GroupMade, IterationReached, Progress
 
 _PERIOD_S = 30.0
-_PERIOD_UNTIL_WELCOME_S = 5.0
 _AFTER_ERROR_S = 1.0
 _SEMAPHORE_BYTES = 128  # sem_t has 32 on Linux
 
@@ -60,6 +59,7 @@ class Watchdog:
         self._link = link
         self._stamp = Stamp(time.monotonic_ns())
         self._iteration: int | None = None
+        self._backends = ""
         self._ticked_ns = self._due_ns = time.monotonic_ns()
 
     def start(self, stack_signal: int | None = None) -> None:
@@ -92,9 +92,11 @@ class Watchdog:
         """Seconds from one stamp to the next: a quarter of what the monitor takes for a stall; less under a wrapper."""
         settings, guardian = self._link.settings, self._link.guardian
         if settings is None:
-            period_s = _PERIOD_UNTIL_WELCOME_S
+            period_s = FIRST_PERIOD_S
         else:
-            period_s = _PERIOD_S if settings.stall_warning is None else min(_PERIOD_S, settings.stall_warning / 4)
+            unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
+            period_s = FIRST_PERIOD_S if unseen else _PERIOD_S
+            period_s = min(period_s, settings.stall_warning / 4) if settings.stall_warning is not None else period_s
         return period_s if guardian is None else min(period_s, guardian.period_s)
 
     def _tick(self, now_ns: int) -> None:
@@ -103,6 +105,9 @@ class Watchdog:
         link.send(codec.encode(Progress(link.stamp_ns), next(link.sequence), now_ns))
         if link.guardian is not None:
             link.guardian.tick()
+        if (backends := group_backends()) != self._backends:
+            sent = not backends or link.post(GroupMade(backends), now_ns)
+            self._backends = backends if sent else ""
         iteration = megatron_iteration()
         if iteration is not None and iteration != self._iteration:
             self._iteration = iteration
@@ -110,6 +115,15 @@ class Watchdog:
                 link.speaker.iteration = iteration
             # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
             link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
+
+
+def group_backends() -> str:
+    """The backends of the default process group of this process; empty while there is none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        return str(module.get_backend_config()) if module is not None and module.is_initialized() else ""
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it is being made, imported or destroyed just now
+        return ""
 
 
 def megatron_iteration() -> int | None:

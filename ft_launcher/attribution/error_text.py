@@ -18,6 +18,13 @@ _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen |/ft_client/")
 _CARETS = re.compile(r"[\s~^]*")
 _LONGEST = 200
+_TRACEBACK = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""torch puts it before what an uncaught exception prints."""
+_ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception): .")
+_NEAR_END = 12
+"""hydra prints two lines after a traceback, click its usage before the error."""
+_MOST_MESSAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,48 @@ def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
     innermost = [lines[frames[-1]]] if frames[-1] != own else []
     words = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
     return (lines[own], *source, *innermost, *words)[:most]
+
+
+def of_output(text: str) -> RankException | None:
+    """The exception that a program printed before it exited with an error, in the last lines that it wrote.
+
+    Args:
+        text: the end of its output. An exception that more than a few lines follow is not what ended it.
+
+    Returns:
+        None where the last lines hold none.
+    """
+    lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
+    while lines and not lines[-1]:
+        lines.pop()
+    near_end = len(lines) - _NEAR_END
+    starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+    for start in starts[-1:]:
+        after = range(start + 1, len(lines))
+        words = next((number for number in after if lines[number] and not lines[number].startswith(" ")), None)
+        if words is not None and words >= near_end:
+            return _printed(lines[_first_of_chain(lines, starts) :], lines[words:])
+    for number in range(len(lines) - 1, max(-1, near_end - 1), -1):
+        if _ERROR_LINE.match(lines[number]):
+            return _printed([], lines[number:])
+    return None
+
+
+def _first_of_chain(lines: list[str], starts: list[int]) -> int:
+    """Where the first traceback begins of those that led to the last one."""
+    joints = {_CAUSED.strip(), _MEANWHILE.strip()}
+    first = starts[-1]
+    for start in reversed(starts[:-1]):
+        if joints.isdisjoint(lines[start:first]):
+            break
+        first = start
+    return first
+
+
+def _printed(traceback: list[str], words: list[str]) -> RankException:
+    end = words.index("") if "" in words else len(words)
+    kind, _, message = "\n".join(words[:end]).partition(": ")
+    return RankException(kind, message[:_MOST_MESSAGE], "\n".join(traceback), 0.0)
 
 
 def of_error_file(content: bytes) -> RankException | None:

@@ -14,24 +14,27 @@ from ft_launcher.attribution import known_errors
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import Fault, FaultKind
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
-from ft_launcher.fault_class import Cause, FaultClass
+from ft_launcher.attribution.scene import Whereabouts, in_collective
+from ft_launcher.fault_class import NO_CAUSE, Cause, FaultClass
 from ft_launcher.hints import NodeEvidence
 from rank_monitor.contract.messages import NO_ITERATION, RankException
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_IN_COLLECTIVE = ("distributed_c10d.py", "same_host.py", "_engine_run_backward", "all_reduce", "barrier")
 _MOST_NAMED = 4
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
 
 
-def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None) -> Fault | None:
+def attribute(
+    ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None, all_ranks: bool = True
+) -> Fault | None:
     """The fault that ended a cycle.
 
     Args:
         ranks: evidence of every local rank.
         node: evidence of the node.
         stop_began: when the launcher began to stop the ranks; what came later is no cause.
+        all_ranks: these are all ranks of the job. Else one that others waited for may be on another node.
 
     Returns:
         The fault of the rank that failed first; None when no rank failed by itself.
@@ -40,8 +43,11 @@ def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: flo
     own = [rank for rank in ranks if _failed_by_itself(rank, stop_began)]
     if not own:
         return None
-    first = _first(own, ranks)
-    kind, cause = _kind(first), _cause(first, ranks, node)
+    earliest = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
+    missing = _missing(earliest, own, ranks, node, all_ranks)
+    first = missing or earliest
+    kind = FaultKind.HANG if missing else _kind(first)
+    cause = _of_hang(first, ranks) if missing else _cause(first, ranks, node)
     return Fault(
         kind=kind,
         rank=first.rank,
@@ -52,10 +58,10 @@ def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: flo
         where=where(first),
         hint=cause.hint + (_to_look_at(ranks, own) if cause.hint and _collateral(first) == 1 else ""),
         iteration=iteration(first),
-        limit=first.verdict.limit if first.verdict else "",
-        learned_limit=bool(first.verdict and first.verdict.learned),
+        limit=earliest.verdict.limit if earliest.verdict else "",
+        learned_limit=bool(earliest.verdict and earliest.verdict.learned),
         detail=_detail(kind, first),
-        others=tuple(state(rank) for rank in ranks if rank.rank != first.rank),
+        others=_others(first, ranks),
         agreed_exit_code=_agreed_code([rank for rank in own if _collateral(rank) < 1] or own),
         error=_error(kind, first, cause),
         collateral=_collateral(first) == 1,
@@ -64,12 +70,28 @@ def attribute(ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: flo
     )
 
 
-def _first(own: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> RankEvidence:
-    """The first of those that failed by themselves; one that is stopped has the others hang."""
-    first = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
-    if _kind(first) is FaultKind.HANG:
-        return next((rank for rank in ranks if rank.was_stopped), first)
-    return first
+def _missing(
+    earliest: RankEvidence,
+    own: Sequence[RankEvidence],
+    ranks: Sequence[RankEvidence],
+    node: NodeEvidence,
+    all_ranks: bool,
+) -> RankEvidence | None:
+    """The rank that those which failed had waited for: it is stopped, or alone in no collective. None: not seen.
+
+    It showed no failure itself: the others' limits or timeouts passed first.
+    """
+    if _kind(earliest) is FaultKind.HANG and earliest.was_stopped:
+        return None
+    hang = _kind(earliest) is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
+    if not hang:
+        return None
+    stopped = [rank for rank in ranks if rank.was_stopped]
+    if stopped or _collateral(earliest) < 1:
+        return next(iter(stopped), None)
+    quiet = [rank for rank in ranks if rank not in own]
+    outside = [rank for rank in quiet if rank.scene.place in (Whereabouts.OUTSIDE, Whereabouts.IN_KERNEL)]
+    return outside[0] if len(outside) == 1 and all_ranks else None
 
 
 def _as_by_itself(rank: RankEvidence, stop_began: float | None) -> RankEvidence:
@@ -97,7 +119,7 @@ def _collateral(rank: RankEvidence) -> float:
     A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
     """
     if rank.verdict and rank.verdict.condemned:
-        return float(any(mark in frame for frame in rank.verdict.frames[:4] for mark in _IN_COLLECTIVE))
+        return float(in_collective(rank.verdict.frames))
     return known_errors.is_about_peers(rank.exception) if rank.exception else 0.0
 
 
@@ -119,15 +141,30 @@ def _what(kind: FaultKind, rank: RankEvidence) -> str:
     raised = _raised(rank.exception) if rank.exception else ""
     match kind:
         case FaultKind.HANG:
-            found = rank.verdict.reason if rank.verdict else "it is stopped, and the others wait for it"
-            what = f"hangs: {found}"
+            what = f"hangs: {_why_hung(rank)}"
         case FaultKind.SIGNAL:
             what = f"died of {signal_name(rank.signal_number)}"
+        case FaultKind.EXCEPTION if (rank.exit_code or 0) > 1:
+            return f"{raised}, and exited with code {rank.exit_code}"
         case FaultKind.EXCEPTION:
             return raised
         case FaultKind.EXIT:
             return f"exited with code {rank.exit_code}"
     return f"{what}, after it {raised}" if raised else what
+
+
+def _why_hung(rank: RankEvidence) -> str:
+    if rank.verdict is not None and rank.condemned:
+        return rank.verdict.reason
+    if rank.was_stopped:
+        return "it is stopped, and the others wait for it"
+    return f"it {rank.scene.place.value}, and the others waited for it"
+
+
+def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
+    """What became of the other ranks, in words; those without an error, whose stacks say more, come first."""
+    others = sorted((rank for rank in ranks if rank is not first), key=lambda rank: rank.exception is not None)
+    return tuple(state(rank) for rank in others)
 
 
 def _raised(exception: RankException) -> str:
@@ -138,7 +175,9 @@ def _raised(exception: RankException) -> str:
 def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence) -> Cause:
     """Class and hint: an exception says most, also when the rank hung or died of a signal after it."""
     if rank.exception is not None:
-        return known_errors.of_exception(rank.exception, node)
+        cause = known_errors.of_exception(rank.exception, node)
+        by_code = hints.of_exit(rank.exit_code or 0, node) if cause == NO_CAUSE else NO_CAUSE
+        return by_code if by_code.fault_class is not FaultClass.UNKNOWN else cause
     if _kind(rank) is FaultKind.HANG:
         return _of_hang(rank, ranks)
     if not rank.signal_number:
@@ -149,9 +188,10 @@ def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence
 
 
 def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
-    if rank.was_stopped or rank.verdict is None:
+    if rank.was_stopped:
         return hints.of_hang((), "T")
-    cause = hints.of_hang(rank.verdict.frames, str(rank.verdict.process.get("state", "")))
+    scene = rank.scene
+    cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
     if not cause.hint and _collateral(rank) == 1 and len(ranks) > 1:
         words = "every rank that hangs here waits in a collective: they are out of step, a rank of another node"
         return Cause(FaultClass.HANG, f"{words} is gone, or the network is")
@@ -169,8 +209,8 @@ def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> s
 
 
 def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
-    if kind is FaultKind.HANG and rank.verdict:
-        return tuple(rank.verdict.frames[:4])
+    if kind is FaultKind.HANG and (frames := rank.scene.frames):
+        return tuple(frames[:4])
     return excerpt(rank.exception.traceback) if rank.exception else ()
 
 

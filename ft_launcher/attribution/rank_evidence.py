@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.messages import NO_ITERATION, RankException
 
@@ -40,6 +41,15 @@ class RankEvidence:
         return self.verdict is not None and self.verdict.condemned
 
     @property
+    def scene(self) -> Scene:
+        """Where it was: by the verdict that condemned it, else as found before the ranks were stopped."""
+        if self.condemned and self.verdict is not None:
+            return Scene(self.rank, self.verdict.frames, self.verdict.process)
+        if self.snapshot is not None:
+            return Scene(self.rank, self.snapshot.frames, self.snapshot.process)
+        return Scene(self.rank)
+
+    @property
     def signal_number(self) -> int:
         """The signal that it died of; 0: of none."""
         return max(0, -(self.exit_code or 0))
@@ -72,7 +82,8 @@ def state(rank: RankEvidence) -> str:
         became = f"ended by {signal_name(rank.signal_number)}"
     else:
         became = f"ended with code {rank.exit_code}"
-    return f"rank {rank.rank} {became} {where(rank)}".rstrip()
+    frame = "" if rank.exception else rank.scene.own_frame
+    return f"rank {rank.rank} {became} {where(rank)}".rstrip() + (f", at {frame}" if frame else "")
 
 
 def signal_name(number: int) -> str:

@@ -155,7 +155,7 @@ class Coordinator:
     def _part_ended(self, ended: Ended, now: float) -> list[Work]:
         if ended.cycle != self._roster.cycle or not self._roster.lives(ended.node):
             return []
-        if ended.how in (How.FAILED, How.AGREED):
+        if ended.how in (How.FAILED, How.HUNG, How.AGREED):
             self._roster.failed.append(ended.node)
         if ended.how == How.PREEMPTED:
             return self._preempted(ended, now)

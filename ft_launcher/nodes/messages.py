@@ -25,6 +25,8 @@ class How(str, Enum):
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    HUNG = "hung"
+    """It failed by a hang: every node keeps the stacks of its ranks before it stops them."""
     AGREED = "agreed"
     """Its ranks exit after the same step, each when it has saved, since one of them has to speak to the launcher."""
     PREEMPTED = "preempted"

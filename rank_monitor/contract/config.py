@@ -41,6 +41,11 @@ class MonitorSettings:
     stall_warning: float | None = setting(
         600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
     )
+    unwatched_warning: float | None = setting(
+        60.0,
+        kinds.LIMIT,
+        "limits given, and no init_workload_monitoring() this long after the process group: a warning",
+    )
     oversleep_slack: float = setting(
         1.0, kinds.SECONDS, "a monitor that overslept by more shifts its deadlines (a paused machine must not kill)"
     )

@@ -5,7 +5,7 @@ Knows no bytes (`codec.py`), no socket and no clock. What a rank sends comes thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rank_monitor.contract.messages import Message
@@ -38,9 +38,10 @@ class CycleEnd(Message):
 
 @dataclass(frozen=True)
 class SnapshotRequest(Message):
-    """Asks for a `Snapshot`."""
+    """Asks for a `Snapshot`; with `stacks`, for one with frames: the rank writes its stacks to its file."""
 
     token: int
+    stacks: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class Connected(Message):
 @dataclass(frozen=True)
 class Snapshot(Message):
     """Where a rank is. Ages are seconds at `token`'s answer; `sections` maps name to age. Everything the rank sent
-    before was forwarded before. After its exit: where it was, with `connected` and `attached` false."""
+    before was forwarded before. After its exit: where it was, with `connected` and `attached` false. `frames` of the
+    main thread, innermost first (a library's have a slash in their path, the program's own have none), and `process`,
+    what /proc says, are there when stacks were asked for and the process lives."""
 
     token: int
     connected: bool
@@ -78,6 +81,8 @@ class Snapshot(Message):
     sections: dict[str, Any]
     last_sign_age_s: float | None
     detached: bool = False
+    frames: list[str] = field(default_factory=list)
+    process: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class IterationReached(Message):
     iteration: int
 
 
+FIRST_PERIOD_S = 5.0
+"""From one `Progress` to the next while the rank does not know the monitor's settings."""
+
+
 @dataclass(frozen=True)
 class Progress(Message):
     """The main thread last executed bytecode at `stamp_ns`. Not a sign of life of the training, only of the process."""
@@ -124,6 +128,13 @@ class Guard(Message):
 @dataclass(frozen=True)
 class Ping(Message):
     """The training reports progress by itself; the first one of an iteration makes the next ones expected."""
+
+
+@dataclass(frozen=True)
+class GroupMade(Message):
+    """The training made its default process group; `backends` as torch has them, `cpu:gloo,cuda:nccl` for example."""
+
+    backends: str
 
 
 @dataclass(frozen=True)

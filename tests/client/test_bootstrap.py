@@ -86,7 +86,10 @@ def test_torch_reads_the_error_file(monitor: FakeMonitor, tmp_path: Path) -> Non
 
 NOT_REPORTED = {
     "exit code": "import sys\nsys.exit(3)\n",
-    "text": "import sys\nsys.exit('text')\n",
+    "exit code 0 after an error": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise SystemExit(0)\n",
+    "none led to it": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise SystemExit(3) from None\n",
+    "for the launcher": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise SystemExit(16)\n",
+    "click's wish": "import click\nclick.command()(lambda: click.get_current_context().exit(3))()\n",
     "Ctrl-C": "raise KeyboardInterrupt\n",
     "in a forked child": "import os\nif os.fork() == 0:\n    1 / 0\nos.wait()\nraise SystemExit(1)\n",
     "in a thread": "import threading\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()\n",
@@ -100,6 +103,25 @@ def test_what_ends_no_rank_by_exception_is_not_reported(monitor: FakeMonitor, tm
     assert monitor.wait_for(Hello)
     assert not monitor.messages(RankException)
     assert not (tmp_path / "error.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "message"),
+    [
+        ("import sys\nsys.exit('text')\n", "SystemExit", "text"),
+        ("try:\n    1 / 0\nexcept Exception:\n    raise SystemExit(3)\n", "ZeroDivisionError", "division by zero"),
+        ("try:\n    [].pop()\nexcept Exception as e:\n    error = e\nraise SystemExit(1) from error\n", "IndexError",
+         "pop from empty list"),
+    ],
+)  # fmt: skip
+def test_an_error_that_the_program_handles_by_its_exit_is_reported(
+    monitor: FakeMonitor, tmp_path: Path, script: str, kind: str, message: str
+) -> None:
+    with started(script, tmp_path, monitor.path) as rank:
+        assert ended(rank)[0] != 0
+    assert monitor.wait_for(RankException)
+    (told,) = monitor.messages(RankException)
+    assert (told.type, told.message) == (kind, message)
 
 
 def test_an_error_file_that_is_there_already_is_left_alone(monitor: FakeMonitor, tmp_path: Path) -> None:

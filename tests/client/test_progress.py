@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ft_client import process
+from ft_client import RankMonitorClient, process
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.timeouts import Timeouts
 from ft_client.link import Link
@@ -44,7 +44,10 @@ def test_a_stamp_is_the_moment_it_was_asked_for_once_the_main_thread_ran() -> No
 def test_the_period_is_a_quarter_of_a_stall(tmp_path: Path, settings: MonitorSettings | None, period_s: float) -> None:
     link = Link(tmp_path / "m0", own=True)
     link.settings = settings
-    assert Watchdog(link).period_s() == period_s
+    watchdog = Watchdog(link)
+    assert watchdog.period_s() == min(5.0, period_s), "nothing is known of the training yet"
+    link.speaker = RankMonitorClient()
+    assert watchdog.period_s() == period_s
 
 
 def test_the_period_of_a_guarded_rank_is_the_guards_while_that_is_shorter(monitor: FakeMonitor) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "scripts" / "examples" / "nccl.py"
@@ -93,8 +94,7 @@ def test_a_script(tmp_path: Path, start: str) -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     }
     assert (timeout_s, explicit_s) == (77.0, 5.0)
-    bound = "at most 377 s (collective 77 s + heartbeat 300 s); with --max-restarts=2 1131 s in all"
-    assert bound in stderr and "without effect" not in stderr
+    assert "a hang in NCCL" not in stderr and "without effect" not in stderr, "the group is gloo's"
 
 
 def test_functions(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_example_gives_up_on_a_rank_that_never_comes_and_starts_again(tmp_pa
     done = python(tmp_path, "-m", "ft_launcher", *flags, str(EXAMPLE))
     assert done.stdout.count("waits in a collective for 8 s") == 4, done.stdout
     assert done.stdout.count("step 2, 1") == 2, done.stdout
-    assert "at most 308 s (collective 8 s + heartbeat 300 s); with --max-restarts=1 616 s in all" in done.stderr
+    assert "a hang in NCCL" not in done.stderr or torch.cuda.device_count() > 1
     assert "class: hang" in done.stderr
-    assert "a rank did not take part in the collective in time" in done.stderr
-    assert "without an error: rank 1" in done.stderr
+    assert "hangs: it is in no call of torch.distributed, and the others waited for it" in done.stderr
+    assert "nccl.py:25 in train" in done.stderr

@@ -88,6 +88,86 @@ def test_a_rank_told_to_end_from_outside_is_not_charged(start_job: StartJob, tmp
     assert [decision["charged"] for decision in job.journal("decision")] == [False, True]
 
 
+PRINTS_ITSELF = """
+import os, sys, traceback
+import click
+
+@click.command()
+def with_click():
+    raise click.ClickException("no such data set")
+
+def like_hydra():
+    try:
+        raise MemoryError("no room for 4 GiB")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+def in_words():
+    sys.exit("nothing to do")
+
+def without_a_way_out():
+    try:
+        raise ValueError("bad sample")
+    except ValueError:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(7)
+
+def with_arguments():
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=float)
+    parser.parse_args(["--rate", "fast"])
+
+del sys.argv[1:]
+programs = [with_click, like_hydra, in_words, without_a_way_out, with_arguments, lambda: sys.exit(5)]
+programs[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]()
+"""
+
+
+def test_what_a_program_says_before_it_exits_is_its_error(start_job: StartJob, tmp_path: Path) -> None:
+    flags = ("--max-restarts=5", "--redirects=2", f"--log-dir={tmp_path / 'logs'}")
+    job = start_job(Plan(), 1, *flags, script=script(tmp_path, PRINTS_ITSELF))
+    assert job.finish(120) == 5, job.tail()
+    told = [(fault["kind"], fault["fault_class"], fault["what"]) for fault in faults(job)]
+    assert told == [
+        ("exception", "user error", "raised Error: no such data set"),
+        ("exception", "memory", "raised MemoryError: no room for 4 GiB"),
+        ("exception", "user error", "raised SystemExit: nothing to do"),
+        ("exception", "user error", "raised ValueError: bad sample, and exited with code 7"),
+        ("exception", "user error", "raised argparse.ArgumentError: argument --rate: invalid float value: 'fast', "
+         "and exited with code 2"),
+        ("exit", "unknown", "exited with code 5"),
+    ], job.tail()  # fmt: skip
+    assert [fault["error"].partition(" at ")[2].rpartition("/")[2] for fault in faults(job)[1:4]] == [
+        "train.py:12",
+        "train.py:18",
+        "train.py:22",
+    ]
+
+
+AGAIN = """
+import sys, traceback
+import ft_client
+
+ft_client.init()
+ft_client.report_iteration(3)
+try:
+    raise KeyError("lr")
+except KeyError:
+    traceback.print_exc()
+    sys.exit(1)
+"""
+
+
+def test_the_same_error_ends_the_job_also_where_the_program_handles_it(start_job: StartJob, tmp_path: Path) -> None:
+    job = start_job(Plan(), 1, "--max-restarts=9", "--ft-same-error-limit=2", script=script(tmp_path, AGAIN))
+    assert job.finish(120) == 93, job.tail()
+    (*_, decision) = job.journal("decision")
+    assert decision["reason"].startswith("the same error 2 times in a row: KeyError at ")
+
+
 RECORDED = """
 from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job, free_port
+from tests.faults.test_attribution import script
 from tests.faults.training import Plan, Strike
 
 WORLD = 4
@@ -16,6 +19,37 @@ STRUCK = 3
 def global_ranks(job: Job) -> set[int]:
     (first, *_) = job.journal("cycle_start")
     return {rank["rank"] for rank in first["ranks"]}
+
+
+HANG = """
+import time
+import torch, torch.distributed as dist
+
+def load():
+    time.sleep(600)
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    load()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_at_a_hang_every_node_keeps_its_stacks(start_job: StartJob, tmp_path: Path) -> None:
+    port = free_port()
+    flags = (
+        *("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair"),
+        *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--ft-nccl-collective-timeout=5"),
+    )
+    nodes = [start_job(Plan(), 1, *flags, name=name, script=script(tmp_path, HANG)) for name in ("first", "second")]
+    assert all(node.finish(120) for node in nodes), "\n".join(node.tail() for node in nodes)
+    waits, sleeps = sorted(nodes, key=lambda node: min(global_ranks(node)))
+    (fault,) = waits.journal("fault")
+    assert (fault["rank"], fault["fault_class"]) == (0, "hang"), waits.tail()
+    assert sleeps.journal("fault") == []
+    (kept,) = sleeps.journal("stacks")
+    assert kept["ranks"][0]["place"] == "outside" and "in load" in kept["ranks"][0]["frames"][0]
+    assert "where no rank failed: rank 1 is in no call of torch.distributed at train.py:7 in load" in sleeps.output
 
 
 @pytest.mark.parametrize("what", ["exit 3", "SIGKILL"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.stacks import MAX_FRAMES, main_thread_frames
+from rank_monitor.stacks import MAX_FRAMES, is_whole, main_thread_frames
 
 TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/threading.py", line 331 in wait
@@ -47,6 +47,35 @@ Thread 0x2 (most recent call first):
 )
 def test_the_main_threads_frames(text: str, frames: list[str]) -> None:
     assert main_thread_frames(text) == frames
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/srv/job/train.py", "train.py"),
+        ("train.py", "train.py"),
+        ("/srv/torch/train.py", "train.py"),
+        ("/venv/lib/python3.11/site-packages/torch/distributed/utils.py", "torch/distributed/utils.py"),
+        ("/usr/lib/python3/dist-packages/torch/nn/parallel/distributed.py", "torch/nn/parallel/distributed.py"),
+        ("/venv/lib64/python3.11/site-packages/six.py", "site-packages/six.py"),
+        ("/usr/lib/python3.10/threading.py", "python3.10/threading.py"),
+        ("/opt/lib/python3.13t/queue.py", "python3.13t/queue.py"),
+        ("/opt/pytorch/torch/distributed/utils.py", "torch/distributed/utils.py"),
+        ("/opt/pytorch/torch/_ops.py", "torch/_ops.py"),
+        ("/src/client/ft_client/same_host.py", "ft_client/same_host.py"),
+        ("<string>", "<string>"),
+        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
+    ],
+)
+def test_a_librarys_file_is_shown_with_its_path_there(path: str, shown: str) -> None:
+    text = f'Current thread 0x1 (most recent call first):\n  File "{path}", line 7 in f\n'
+    assert main_thread_frames(text) == [f"{shown}:7 in f"]
+
+
+@pytest.mark.parametrize(("text", "whole"), [(TWO_THREADS, True), (OTHER_CURRENT, False), (CUT, False), ("", False)])
+def test_a_dump_is_whole_once_the_current_thread_is_the_last(text: str, whole: bool) -> None:
+    assert is_whole(text) is whole
+    assert not any(is_whole(text[:length]) for length in range(text.rfind("Current") + 60))
 
 
 def test_a_deep_stack_is_cut() -> None:

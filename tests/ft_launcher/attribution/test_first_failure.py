@@ -96,7 +96,9 @@ def test_an_exception_about_a_lost_peer_is_collateral_though_it_comes_first() ->
     assert fault.agreed_exit_code == -9
 
 
-@pytest.mark.parametrize("waits", ["distributed_c10d.py:2962 in all_reduce", "same_host.py:134 in _ready"])
+@pytest.mark.parametrize(
+    "waits", ["torch/distributed/distributed_c10d.py:2962 in all_reduce", "ft_client/same_host.py:134 in _ready"]
+)
 def test_a_rank_that_waits_in_a_collective_is_not_the_hanging_one(waits: str) -> None:
     waiting = verdict(0, frames=[waits, "train.py:3 in step"])
     sleeping = verdict(1, frames=["train.py:9 in load"])
@@ -149,7 +151,8 @@ TOLD, AROUND, UNSURE = FaultClass.PREEMPTION, FaultClass.INFRASTRUCTURE, FaultCl
 
 PAIR = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 WATCHDOG = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=37, OpType=ALLREDUCE)"
-IN_ALL_REDUCE = ["distributed_c10d.py:2962 in all_reduce", "train.py:3 in step"]
+C10D = "torch/distributed/distributed_c10d.py"
+IN_ALL_REDUCE = [f"{C10D}:2962 in all_reduce", "torch/distributed/c10d_logger.py:83 in wrapper", "train.py:3 in step"]
 
 
 def dies(code: int, at: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -283,6 +286,60 @@ def at_iteration(iteration: int) -> dict[str, Any]:
     return {"snapshot": Snapshot(1, True, True, iteration, {}, 0.1)}
 
 
+LOADS = ["train.py:9 in load", "train.py:20 in <module>"]
+
+
+def was_at(number: int, frames: list[str], state: str = "S (sleeping)") -> dict[str, Any]:
+    """A rank without an error, as its monitor found it before the launcher stopped it."""
+    snapshot = Snapshot(1, True, False, -1, {}, 0.1, frames=frames, process={"state": state})
+    return dies(-15, 9.0, snapshot=snapshot)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "blamed", "limit"),
+    [
+        ([raises(WATCHDOG), was_at(1, LOADS)], 1, ""),
+        ([raises(WATCHDOG), was_at(1, []) | {"was_stopped": True}], 1, ""),
+        ([raises(WATCHDOG), was_at(1, IN_ALL_REDUCE), was_at(2, LOADS)], 2, ""),
+        ([hangs(0, frames=IN_ALL_REDUCE), was_at(1, LOADS)], 1, "section:step"),
+        ([hangs(0, frames=IN_ALL_REDUCE), was_at(1, [], "D (disk sleep)")], 1, "section:step"),
+        # In doubt the first that failed is told of: nobody, or more than one, is seen elsewhere.
+        ([raises(WATCHDOG), was_at(1, IN_ALL_REDUCE)], 0, ""),
+        ([raises(WATCHDOG), was_at(1, [])], 0, ""),
+        ([raises(WATCHDOG), was_at(1, LOADS), was_at(2, LOADS)], 0, ""),
+        # Others have failed by themselves.
+        ([hangs(0, frames=LOADS), was_at(1, LOADS)], 0, "section:step"),
+        ([raises(PAIR), was_at(1, LOADS)], 0, ""),
+        ([raises("bad", "ValueError"), was_at(1, LOADS)], 0, ""),
+        ([dies(-6), was_at(1, LOADS)], 0, ""),
+    ],
+)
+def test_a_hang_is_that_of_the_rank_which_does_not_come(ranks: list[dict[str, Any]], blamed: int, limit: str) -> None:
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
+    assert fault is not None and (fault.rank, fault.limit) == (blamed, limit)
+    if blamed:
+        assert (fault.kind, fault.fault_class, fault.collateral) == (FaultKind.HANG, HANG, False)
+        assert fault.agreed_exit_code in (1, None) and "and the others wait" in fault.what
+
+
+def test_where_other_nodes_have_ranks_too_nobody_is_blamed_for_being_elsewhere() -> None:
+    ranks = [rank(0, **raises(WATCHDOG)), rank(1, **was_at(1, LOADS))]
+    fault = attribute(ranks, NODE, stop_began=5.0, all_ranks=False)
+    assert fault is not None and fault.rank == 0
+    assert fault.others == ("rank 1 ended by SIGTERM, at train.py:9 in load",)
+    stopped = replace(ranks[1], was_stopped=True)
+    fault = attribute([ranks[0], stopped], NODE, stop_began=5.0, all_ranks=False)
+    assert fault is not None and fault.rank == 1
+
+
+def test_where_others_were_is_told_of_those_without_an_error_first() -> None:
+    ranks = [raises(WATCHDOG), raises(WATCHDOG, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
+    assert fault is not None
+    assert fault.others[0] == f"rank 3 ended by SIGTERM, at {IN_ALL_REDUCE[-1]}"
+    assert [line[:6] for line in fault.others] == ["rank 3", "rank 0", "rank 1"]
+
+
 @pytest.mark.parametrize(
     ("ranks", "hint"),
     [
@@ -292,6 +349,7 @@ def at_iteration(iteration: int) -> dict[str, Any]:
         ),
         ([raises(WATCHDOG) | at_iteration(4), at_iteration(4)], "out of step; without an error: rank 1"),
         ([raises(WATCHDOG), {}, {}], "out of step"),
+        ([raises(WATCHDOG), was_at(1, LOADS), was_at(2, LOADS)], "out of step"),
         ([raises(PAIR), raises(PAIR, at=1.1), dies(-15, 9.0)], "the network did; without an error: rank 2"),
         ([raises(PAIR), raises(PAIR, at=1.1)], "the network did"),
         ([raises("bad") | at_iteration(4), at_iteration(3)], ""),

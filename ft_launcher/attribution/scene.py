@@ -1,0 +1,126 @@
+"""Where the ranks of a node are while some of them hang: stopped, waiting in a collective of torch, or outside of any.
+
+Pure. Knows frames of main threads and states of processes; what follows from them for a fault is `first_failure`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+_WAITS_FOR_PEERS = re.compile(
+    r"torch/distributed/(?!(elastic|launcher|checkpoint|run\.py))|torch/nn/parallel/|torch/autograd/graph\.py"
+    r"|ft_client/same_host\.py"
+)
+"""Files in which a rank calls what waits for its peers; in autograd's backward pass the hooks of DDP and FSDP wait.
+`checkpoint` may wait for storage as well; where it calls a collective, the innermost frame is that of the collective.
+"""
+
+_PASSED_THROUGH = re.compile(r"python3[.\dt]*/|torch/(_ops|_compile|utils/_contextlib|_dynamo/eval_frame)\.py")
+"""Called by a collective on its way, so these may lie further in: locks, operators, decorators."""
+
+_MOST_NAMED = 4
+
+
+class Whereabouts(Enum):
+    """Where a rank is, as far as its stack and its process say."""
+
+    STOPPED = "is stopped (SIGSTOP or a debugger)"
+    IN_KERNEL = "waits in the kernel (storage, GPU or NIC)"
+    COLLECTIVE = "waits in a collective"
+    OUTSIDE = "is in no call of torch.distributed"
+    UNKNOWN = "gave no stack"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One rank at the moment of a hang: `frames` of its main thread (innermost first), `process` as /proc has it."""
+
+    rank: int
+    frames: Sequence[str] = ()
+    process: Mapping[str, Any] | None = None
+
+    @property
+    def place(self) -> Whereabouts:
+        """Where it is."""
+        state = str((self.process or {}).get("state", ""))
+        if state.startswith(("T", "t")):
+            return Whereabouts.STOPPED
+        if not self.frames:
+            return Whereabouts.IN_KERNEL if state.startswith("D") else Whereabouts.UNKNOWN
+        return Whereabouts.COLLECTIVE if in_collective(self.frames) else Whereabouts.OUTSIDE
+
+    @property
+    def own_frame(self) -> str:
+        """The innermost frame that is the program's own."""
+        return own_frame(self.frames)
+
+
+def own_frame(frames: Sequence[str]) -> str:
+    """The innermost frame of the program itself, else the innermost of all; empty when there is none."""
+    return next((frame for frame in frames if _is_own(frame)), frames[0] if frames else "")
+
+
+def in_collective(frames: Sequence[str]) -> bool:
+    """Whether the innermost frame is one of torch's that waits for peers.
+
+    Args:
+        frames: of the main thread, the innermost first, library files by their path within the library.
+    """
+    innermost = next((frame for frame in frames if not _PASSED_THROUGH.match(frame)), "")
+    found = _WAITS_FOR_PEERS.match(innermost)
+    return found is not None and ("autograd" not in innermost or "_engine_run_backward" in innermost)
+
+
+def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
+    """One line about ranks that stand still: first those that the others wait for, as far as that can be seen.
+
+    Args:
+        scenes: of all ranks of the node that run.
+        stalled: the rank whose monitor reported it.
+        waited_s: for how long its main thread ran no Python.
+    """
+    by_place = {place: [scene for scene in scenes if scene.place is place] for place in Whereabouts}
+    waiting = by_place[Whereabouts.COLLECTIVE]
+    held_up = by_place[Whereabouts.STOPPED] + by_place[Whereabouts.IN_KERNEL] + by_place[Whereabouts.OUTSIDE]
+    since = f"for {waited_s:g} s"
+    if waiting and held_up:
+        verb = "wait" if len(waiting) > 1 else "waits"
+        return f"{listed(held_up)}, and {_numbers(waiting)} {verb} in a collective {since}"
+    if waiting and len(waiting) == len(scenes):
+        where = waiting[0].own_frame
+        whole = (
+            f"{_numbers(waiting)}, all ranks of this node, wait" if len(waiting) > 1 else f"{_numbers(waiting)} waits"
+        )
+        return f"{whole} in a collective {since}: {where}; they are out of step, or a rank of another node is missing"
+    if held_up and len(scenes) > 1:
+        return f"the main thread of rank {stalled} ran no Python {since}: {listed(held_up)}"
+    alone = [scene for scene in scenes if scene.rank == stalled]
+    return f"the main thread of rank {stalled} ran no Python {since}" + (f": {listed(alone)}" if alone else "")
+
+
+def listed(scenes: Sequence[Scene]) -> str:
+    """Where these ranks are, in one line."""
+    named = [_described(scene) for scene in scenes[:_MOST_NAMED]]
+    more = len(scenes) - len(named)
+    return "; ".join([*named, *([f"{more} more ranks"] if more else [])])
+
+
+def _described(scene: Scene) -> str:
+    return f"rank {scene.rank} {scene.place.value}" + (f" at {scene.own_frame}" if scene.own_frame else "")
+
+
+def _numbers(scenes: Sequence[Scene]) -> str:
+    ranks = [scene.rank for scene in scenes]
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = len(ranks) - _MOST_NAMED
+    return f"ranks {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def _is_own(frame: str) -> bool:
+    return "/" not in frame and not frame.startswith("<frozen ")

@@ -1,0 +1,100 @@
+"""Where ranks are by their stacks, and what is told of ranks that stand still: tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, own_frame
+
+C10D = "torch/distributed/distributed_c10d.py"
+IN_BARRIER = [f"{C10D}:4800 in barrier", "torch/distributed/c10d_logger.py:83 in wrapper", "train.py:7 in step"]
+IN_LOAD = ["python3.11/threading.py:331 in wait", "torch/utils/data/dataloader.py:1284 in _try_get_data",
+           "train.py:9 in load", "train.py:20 in <module>"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        [f"{C10D}:2962 in all_reduce", "torch/distributed/c10d_logger.py:83 in wrapper"],
+        ["torch/distributed/utils.py:286 in _verify_param_shape_across_processes",
+         "torch/nn/parallel/distributed.py:1064 in __init__"],
+        ["torch/nn/parallel/distributed.py:2100 in _sync_buffers"],
+        ["torch/autograd/graph.py:829 in _engine_run_backward", "torch/autograd/__init__.py:347 in backward"],
+        ["torch/_ops.py:1158 in __call__", "torch/distributed/_functional_collectives.py:140 in wait_tensor"],
+        ["python3.11/threading.py:355 in wait", "torch/distributed/rpc/api.py:80 in wait_all"],
+        ["torch/distributed/rendezvous.py:180 in _create_c10d_store", f"{C10D}:1700 in init_process_group"],
+        [f"{C10D}:3000 in gather_object", "torch/distributed/checkpoint/utils.py:120 in gather_object"],
+        ["ft_client/same_host.py:134 in _ready"],
+    ],
+)  # fmt: skip
+def test_inside_any_collective_of_torch(inner: list[str]) -> None:
+    assert Scene(0, [*inner, "train.py:3 in <module>"]).place is Whereabouts.COLLECTIVE
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        IN_LOAD,
+        ["train.py:3 in main", "torch/distributed/elastic/multiprocessing/errors/__init__.py:355 in wrapper"],
+        ["train.py:4 in hook", "torch/nn/parallel/distributed.py:1600 in forward", "train.py:9 in <module>"],
+        ["torch/nn/modules/linear.py:125 in forward", "torch/distributed/fsdp/fully_sharded_data_parallel.py:864 in f"],
+        ["torch/distributed/checkpoint/filesystem.py:400 in write_data", "train.py:30 in save"],
+        ["torch/autograd/graph.py:12 in register_hook", "train.py:3 in f"],
+        ["all_reduce.py:3 in barrier"],
+    ],
+)
+def test_outside_of_all(frames: list[str]) -> None:
+    assert Scene(0, frames).place is Whereabouts.OUTSIDE
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "place"),
+    [
+        ([], "T (stopped)", Whereabouts.STOPPED),
+        (IN_BARRIER, "t (tracing stop)", Whereabouts.STOPPED),
+        ([], "D (disk sleep)", Whereabouts.IN_KERNEL),
+        ([], "S (sleeping)", Whereabouts.UNKNOWN),
+        ([], "", Whereabouts.UNKNOWN),
+    ],
+)
+def test_what_its_process_says(frames: list[str], state: str, place: Whereabouts) -> None:
+    assert Scene(0, frames, {"state": state}).place is place
+
+
+def test_the_own_frame_is_the_innermost_of_the_program() -> None:
+    assert own_frame(IN_LOAD) == "train.py:9 in load"
+    assert own_frame(IN_LOAD[:2]) == IN_LOAD[0]
+    assert own_frame([]) == ""
+
+
+def stopped(rank: int) -> Scene:
+    return Scene(rank, [], {"state": "T (stopped)"})
+
+
+@pytest.mark.parametrize(
+    ("scenes", "words"),
+    [
+        ([Scene(0, IN_BARRIER), Scene(1, IN_LOAD)],
+         "rank 1 is in no call of torch.distributed at train.py:9 in load, and rank 0 waits in a collective for 5 s"),
+        ([Scene(0, IN_BARRIER), stopped(1), Scene(2, IN_BARRIER)],
+         "rank 1 is stopped (SIGSTOP or a debugger), and ranks 0, 2 wait in a collective for 5 s"),
+        ([*(Scene(rank, IN_BARRIER) for rank in range(6)), Scene(6, IN_LOAD), stopped(7)],
+         "rank 7 is stopped (SIGSTOP or a debugger); rank 6 is in no call of torch.distributed at train.py:9 in load, "
+         "and ranks 0, 1, 2, 3 and 2 more wait in a collective for 5 s"),
+        ([Scene(0, IN_BARRIER), Scene(1, IN_BARRIER)],
+         "ranks 0, 1, all ranks of this node, wait in a collective for 5 s: train.py:7 in step; they are out of step, "
+         "or a rank of another node is missing"),
+        ([Scene(0, IN_BARRIER)],
+         "rank 0 waits in a collective for 5 s: train.py:7 in step; they are out of step, "
+         "or a rank of another node is missing"),
+        ([Scene(0, IN_LOAD)],
+         "the main thread of rank 0 ran no Python for 5 s: rank 0 is in no call of torch.distributed at "
+         "train.py:9 in load"),
+        ([Scene(0)], "the main thread of rank 0 ran no Python for 5 s: rank 0 gave no stack"),
+        ([], "the main thread of rank 0 ran no Python for 5 s"),
+    ],
+)  # fmt: skip
+def test_the_warning_names_first_whom_the_others_wait_for(scenes: list[Any], words: str) -> None:
+    assert about_stall(scenes, 0, 5.0) == words
