@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
+from ft_launcher.console_lines import ConsoleLines, Screen
 from rank_monitor.contract.wait import readable
 
 _IN_MODIFY = 0x2
@@ -24,19 +29,26 @@ _PERIOD_S = 0.1
 
 @dataclass
 class Stream:
-    """One log file and where its lines go. `rest` is a line that has no end yet."""
+    """One log file and where its lines go. `rest` is a line that has no end yet.
+
+    With `live`, for a console, that says what goes there and when; else only whole lines do, and those wanted.
+    """
 
     path: str
     prefix: str
     to: TextIO
     wanted: Callable[[str], bool]
+    live: ConsoleLines | None = None
     file: IO[bytes] | None = None
     rest: bytes = b""
 
     def carry(self, ended: bool = False) -> None:
-        """Writes all whole lines that came since; with `ended` also the last one without an end."""
+        """Writes what came since: all whole lines; with `ended` also the last one without an end."""
         if self.file is None:
             self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115, PTH123  (closed by the pump)
+        if self.live is not None:
+            self._carry_live(self.file, self.live, ended)
+            return
         lines = []
         while chunk := self.file.read(_CHUNK):
             *whole, self.rest = (self.rest + chunk).split(b"\n")
@@ -49,6 +61,15 @@ class Stream:
         if text:
             self.to.write(text)
             self.to.flush()
+
+    def _carry_live(self, file: IO[bytes], live: ConsoleLines, ended: bool) -> None:
+        more = True
+        while more:
+            content = file.read(_CHUNK)
+            more = bool(content)
+            if text := live.take(content, time.monotonic(), last=ended and not more):
+                self.to.write(text)
+                self.to.flush()
 
 
 class LogPump:
@@ -89,7 +110,7 @@ class LogPump:
         inotify = _watch({stream.path for stream in self._streams})
         while True:
             self._carry()
-            ready = readable([self._stop_reader, *inotify], None if inotify else _PERIOD_S)
+            ready = readable([self._stop_reader, *inotify], self._limit_s(bool(inotify)))
             for descriptor in inotify:
                 if descriptor in ready:
                     os.read(descriptor, _CHUNK)
@@ -97,6 +118,12 @@ class LogPump:
                 break
         for descriptor in inotify:
             os.close(descriptor)
+
+    def _limit_s(self, is_woken: bool) -> float | None:
+        """How long to wait for more: a line without an end is shown after a while."""
+        due = min((stream.live.due() for stream in self._streams if stream.live is not None), default=math.inf)
+        limit_s = min(due - time.monotonic(), math.inf if is_woken else _PERIOD_S)
+        return None if limit_s == math.inf else max(0.0, limit_s)
 
     def _carry(self, ended: bool = False) -> None:
         for stream in self._streams:
@@ -123,11 +150,22 @@ def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
     Args:
         name: of the role, for streams without a prefix of their own.
     """
-    streams = []
+    streams, screens = [], defaultdict[object, Screen](Screen)
     for tail in tails:
+        is_console = tail._dst in (sys.stdout, sys.stderr)
         prefixes = tail._log_line_prefixes or {}
         wanted = getattr(tail, "_log_line_filter", None) or (lambda line: True)
         for local_rank, path in tail._log_files.items():
             prefix = prefixes.get(local_rank, f"[{name}{local_rank}]:")
-            streams.append(Stream(path, prefix, tail._dst, wanted))
+            live = ConsoleLines(prefix, screens[_identity(tail._dst)]) if is_console else None
+            streams.append(Stream(path, prefix, tail._dst, wanted, live))
     return streams
+
+
+def _identity(stream: TextIO) -> object:
+    """The same for stdout and stderr where both are one terminal or pipe."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return id(stream)
+    return found.st_dev, found.st_ino

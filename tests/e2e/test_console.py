@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -49,6 +50,20 @@ if __name__ == "__main__":
         rank, failure = error.get_first_failure()
         said = json.load(open(failure.error_file))["message"]["extraInfo"]
         print(json.dumps([rank, sorted(error.failures), error.name, failure.timestamp, said["timestamp"]]))
+"""
+PROGRESS = """
+import os, time
+
+def until(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+
+os.write(2, b"\\r 10%\\r 20%")  # as tqdm does
+until("bar seen")
+os.write(2, b"\\r 30%\\n")
+os.write(1, b"password? ")
+until("prompt seen")
+os.write(1, b"ok\\n")
 """
 GARBAGE = """
 import os, sys
@@ -145,6 +160,36 @@ def test_record_around_launch_replies_what_the_rank_said(tmp_path: Path) -> None
     reply = reply_in(tmp_path / "reply.json")
     assert (reply["message"], reply["errorCode"]) == ("ValueError: the batch is empty", 1)
     assert reply["extraInfo"]["timestamp"] == said_at
+
+
+def test_progress_is_shown_while_it_is_made(tmp_path: Path) -> None:
+    """A piece that ends in a carriage return, and a line without an end; the log files have the bytes as written."""
+    (tmp_path / "progress.py").write_text(PROGRESS)
+    words = [sys.executable, "-m", "ft_launcher", "--tee", "3", "--log-dir", "logs", "progress.py"]
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        shown = b""
+        try:
+            for awaited, name in ((b"[default0]: 20%", "bar seen"), (b"password? ", "prompt seen")):
+                while awaited not in shown:
+                    assert select.select([process.stdout], [], [], LIMIT_S)[0], shown
+                    more = os.read(process.stdout.fileno(), 1 << 16)
+                    assert more, shown
+                    shown += more
+                (tmp_path / name).touch()
+            shown += process.stdout.read()
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0
+    bar = b"[default0]: 10%\r[default0]: 20%\r[default0]: 30%\n"
+    assert shown == bar + b"[default0]:password? ok\n"
+    (folder,) = tmp_path.glob("logs/*/cycle_0/0")
+    assert (folder / "stderr.log").read_bytes() == b"\r 10%\r 20%\r 30%\n"
+    assert (folder / "stdout.log").read_bytes() == b"password? ok\n"
 
 
 def test_half_an_error_file_does_not_end_the_launcher(tmp_path: Path) -> None:
