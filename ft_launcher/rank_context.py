@@ -199,13 +199,14 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         if self._fork(range(self.nprocs)):
             return
         binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
-        muted, binding.disabled = binding.disabled, self._numa_options is not None
+        numa = self._numa.get("numa_options")
+        muted, binding.disabled = binding.disabled, numa is not None
         try:
             super()._start()
         except (AssertionError, RuntimeError, ValueError) as error:
-            if self._numa_options is None:
+            if numa is None:
                 raise
-            mode, reason = self._numa_options.affinity_mode.value, str(error).partition("\n")[0]
+            mode, reason = numa.affinity_mode.value, str(error).partition("\n")[0]
             hint = "Leave it out where ranks have no GPU"
             raise ConfigError("numa_binding", mode, "--numa-binding", f"torch cannot bind: {reason}", hint) from None
         finally:

@@ -29,7 +29,9 @@ OF_LATER_TORCH = {
 
 def needs(*words: str) -> None:
     """Skips a test whose command line has an option that the installed torch does not have."""
-    lacking = (OF_LATER_TORCH & set(words)) - set(get_args_parser()._option_string_actions)
+    lacking = (OF_LATER_TORCH & {word.partition("=")[0] for word in words}) - set(
+        get_args_parser()._option_string_actions
+    )
     if lacking:
         pytest.skip(f"this torch has no {', '.join(sorted(lacking))}")
 
