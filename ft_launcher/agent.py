@@ -16,11 +16,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher import cycle_store, grace
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, attribute
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence
 from ft_launcher.cycle import Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move, another_device
-from ft_launcher.evidence import gather
+from ft_launcher.evidence import fault_in, gather
 from ft_launcher.health.reading import judge
 from ft_launcher.last_words import await_cause
 from ft_launcher.rank_agent import RankAgent
@@ -218,7 +218,7 @@ class NodeAgent(RankAgent):
         """Whether the cycle that failed, while its other ranks still run, failed by a hang as far as is known now."""
         if self._asked is not None:
             return False
-        fault = attribute(gather(group.workers, self._ranks, self._monitors), NodeEvidence())
+        fault = fault_in(gather(group.workers, self._ranks, self._monitors), NodeEvidence())
         aborted = fault is not None and fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
         return fault is None or fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
 

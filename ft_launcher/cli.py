@@ -46,6 +46,7 @@ def launch() -> ForkedRank:
 
     It leaves at once: an interpreter with torch loaded takes 0.4 s to take itself apart.
     """
+    _open_standard_streams()
     words = sys.argv[1:]
     zygotes = ZygotePool()
     try:
@@ -64,6 +65,25 @@ def launch() -> ForkedRank:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _open_standard_streams() -> None:
+    """Opens the null device where descriptors 0 to 2 are closed: a socket with such a number would be written to.
+
+    Python has None for these streams then, which log handlers and the zygote could not write to.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            stream = open(number, mode, closefd=False)  # noqa: SIM115  (for the life of the process)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def main(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> NoReturn:

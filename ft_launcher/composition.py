@@ -25,8 +25,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
-from ft_launcher import nccl, one_node, report, several_nodes, unwatched
+from ft_launcher import console, nccl, one_node, report, several_nodes, unwatched
 from ft_launcher.agent import NodeAgent
+from ft_launcher.contained import contained
 from ft_launcher.cycle_files import CycleInfo
 from ft_launcher.cycle_store import PortHolder, shares_store
 from ft_launcher.health.memory_reclaim import GpuMemory
@@ -73,12 +74,13 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         The launcher's exit code.
     """
     become_subreaper()
+    console.install()
     signals = SignalPipe({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2})
     try:
         with resolver.usual():
             return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
     except FtError as error:
-        report.show(f"ft_launcher: {error}")
+        report.show_lines(f"ft_launcher: {error}")
         write_reply(error)
         return int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
 
@@ -157,10 +159,12 @@ def _run_recorded(
             return values
 
     def summary(error: ChildFailedError) -> str:
-        hidden = agents[0].hidden_ranks if agents else ()
-        return report.failed_ranks(error.name, error.failures, recorder.shown, hidden)
+        hidden, text = agents[0].hidden_ranks if agents else (), f"{error.name} FAILED"
+        with contained("the summary of the ranks that failed cannot be shown"):
+            text = report.failed_ranks(error.name, error.failures, recorder.shown, hidden)
+        return text
 
-    outcome = _outcome(launch, (lambda text: None) if within else report.show, summary)
+    outcome = _outcome(launch, (lambda text: None) if within else report.show_lines, summary)
     if outcome.error is not None and not within:
         write_reply(outcome.error)
     if agents and agents[0].exit_code is not None:
@@ -288,7 +292,7 @@ def _set_up_logging(job: Job) -> None:
             source = job.sources.get("nvrx_logfile", "settings")
             raise ConfigError("nvrx_logfile", logfile, source, str(error.strerror), "Name a file to write") from None
     for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s ft_launcher %(levelname)s: %(message)s"))
+        handler.setFormatter(report.LineFormatter("%(asctime)s ft_launcher %(levelname)s: %(message)s"))
     logger.handlers = handlers
     logger.propagate = False
     logger.setLevel("DEBUG" if os.environ.get(env.DEBUG) else job.settings.monitor.log_level)

@@ -54,7 +54,7 @@ class ApplicationLog(LogPump):
     def _carry(self, ended: bool = False) -> None:
         for stream in self._streams:
             try:
-                stream.carry(ended)
+                stream.carry(self._has_room, ended)
             except (OSError, ValueError) as error:  # a full disk; what the ranks wrote stays in their own files
                 if not self._failed:
                     logger.warning("the log of the cycle misses lines: %s: %s", self._file.name, error)

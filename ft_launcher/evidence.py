@@ -1,14 +1,17 @@
-"""Joins what a cycle left - exits, monitors' words, error files - into evidence per rank. No decision."""
+"""Joins what a cycle left - exits, monitors' words, error files - into evidence per rank, and contains what is wrong
+with what ranks wrote."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import RankEvidence
+from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, attribute
 from ft_launcher.attribution.error_text import of_error_file, of_output
+from ft_launcher.contained import contained, log_contained
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext, RankExit
 from rank_monitor.contract.foreign import read_file
@@ -39,9 +42,10 @@ def gather(
         found, end = monitors.found(local_rank), ranks.exits.get(local_rank)
         exception, exception_at = found.exception, found.exception_at
         if exception is None and end is not None and end.exit_code:
-            exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
-            if exception is None and end.exit_code > 0:
-                exception, exception_at = _printed(end, ranks.stderrs[local_rank])
+            with contained(f"what rank {worker.global_rank} wrote of its error cannot be read"):
+                exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
+                if exception is None and end.exit_code > 0:
+                    exception, exception_at = _printed(end, ranks.stderrs[local_rank])
         evidence.append(
             RankEvidence(
                 rank=int(worker.global_rank),
@@ -59,6 +63,18 @@ def gather(
             )
         )
     return evidence
+
+
+def fault_in(
+    ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None, all_ranks: bool = True
+) -> Fault | None:
+    """As `attribute`; where what the ranks wrote makes that fail, by their ends and their monitors' findings alone."""
+    try:
+        return attribute(ranks, node, stop_began, all_ranks)
+    except Exception as error:
+        log_contained("what the ranks wrote of the fault cannot be used", error)
+    ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in ranks]
+    return attribute(ends, node, stop_began, all_ranks)
 
 
 def _printed(end: RankExit, path: str) -> tuple[RankException | None, float | None]:

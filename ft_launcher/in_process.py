@@ -16,11 +16,11 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher import node_evidence
-from ft_launcher.attribution import Fault, FaultKind, RankEvidence, attribute
+from ft_launcher.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.cycle import Event, Lost, Phase, RankEnded, TakesPart
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.departures import Departures, Told
-from ft_launcher.evidence import gather
+from ft_launcher.evidence import fault_in, gather
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext
 from ft_launcher.recorder import Recorder
@@ -89,7 +89,7 @@ class InProcess:
         self._ends[local_rank] = end
         if was_let_in or exit_code != 0:
             ours = local_rank in self._killed
-            fault = None if ours else attribute([end], node_evidence.since(self._oom_kills))
+            fault = None if ours else fault_in([end], node_evidence.since(self._oom_kills))
             self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
         self._do(steps)
         if self._rungs.is_restarting or self._took_over is not None:

@@ -47,7 +47,11 @@ class Journal:
 
     @staticmethod
     def _line(event: str, facts: dict[str, Any]) -> str:
-        return json.dumps({"v": VERSION, "t": round(time.time(), 6), "event": event, **facts}, default=str)
+        head = {"v": VERSION, "t": round(time.time(), 6), "event": event}
+        try:
+            return json.dumps({**head, **facts}, default=str)
+        except (TypeError, ValueError, RecursionError) as error:  # a fact that came from a rank and is no JSON
+            return json.dumps({**head, "not_written": f"{type(error).__name__}: {error}"})
 
     def _put(self, line: str) -> None:
         if self._file is None:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ft_launcher.attribution import FaultKind, NodeEvidence, attribute
-from ft_launcher.evidence import gather
+from ft_launcher.attribution import FaultKind, NodeEvidence
+from ft_launcher.evidence import fault_in, gather
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.rank_context import RankContext
 from rank_monitor.contract.wait import readable
@@ -39,7 +39,7 @@ def await_cause(
 
 def _is_unsaid(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
     """Whether the error that is the cause may be still to come, or is not printed yet."""
-    fault = attribute(gather(workers, ranks, monitors), NodeEvidence(), all_ranks=False)
+    fault = fault_in(gather(workers, ranks, monitors), NodeEvidence(), all_ranks=False)
     if fault is None or fault.kind is not FaultKind.EXCEPTION:
         return False
     return fault.collateral or fault.local_rank in ranks.pidfds

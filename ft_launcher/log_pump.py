@@ -1,6 +1,7 @@
 """Carries what ranks write to their log files on to the console: one thread for all streams, woken by inotify.
 
-Ranks write to files, not to a pipe of ours: a launcher that is slow or gone stops no rank. Takes the place of torch's
+Ranks write to files, not to a pipe of ours: a launcher that is slow or gone stops no rank, and a console that does not
+read stops neither. Takes the place of torch's
 `TailLog`, whose threads poll; what to carry where is read from those (their underscored attributes).
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import math
 import os
+import stat
 import sys
 import threading
 import time
@@ -18,13 +21,19 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
+from ft_launcher.console import Console
 from ft_launcher.console_lines import ConsoleLines, Screen
 from rank_monitor.contract.wait import readable
+
+logger = logging.getLogger(__name__)
 
 _IN_MODIFY = 0x2
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
 """Between two looks at the files where inotify is used up (fs.inotify.max_user_instances)."""
+_LAST_LINES_S = 10.0
+"""For a console that reads slowly, after the ranks' end. The lines are in the ranks' files besides."""
+_ROOM_S = 0.2
 
 
 @dataclass
@@ -42,34 +51,49 @@ class Stream:
     file: IO[bytes] | None = None
     rest: bytes = b""
 
-    def carry(self, ended: bool = False) -> None:
-        """Writes what came since: all whole lines; with `ended` also the last one without an end."""
-        if self.file is None:
-            self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115, PTH123  (closed by the pump)
-        if self.live is not None:
-            self._carry_live(self.file, self.live, ended)
-            return
-        lines = []
-        while chunk := self.file.read(_CHUNK):
-            *whole, self.rest = (self.rest + chunk).split(b"\n")
-            lines += whole
-        if ended and self.rest:
-            lines.append(self.rest)
-            self.rest = b""
-        texts = (line.decode(errors="replace") for line in lines)
-        text = "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
-        if text:
-            self.to.write(text)
-            self.to.flush()
+    def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
+        """Writes what came since: all whole lines; with `ended` also the last one without an end.
 
-    def _carry_live(self, file: IO[bytes], live: ConsoleLines, ended: bool) -> None:
-        more = True
-        while more:
-            content = file.read(_CHUNK)
-            more = bool(content)
-            if text := live.take(content, time.monotonic(), last=ended and not more):
+        Returns:
+            False when `has_room(to)` was before all was written.
+        """
+        if self.file is None:
+            self.file = _open_regular(self.path)
+        wrote = False
+        while has_room(self.to):
+            content = self.file.read(_CHUNK)
+            text = self._text(content, last=ended and not content)
+            if text:
                 self.to.write(text)
-                self.to.flush()
+                wrote = True
+            if not content:
+                if wrote:
+                    self.to.flush()
+                return True
+        return False
+
+    def _text(self, content: bytes, last: bool) -> str:
+        if self.live is not None:
+            return self.live.take(content, time.monotonic(), last)
+        *whole, self.rest = (self.rest + content).split(b"\n")
+        if last and self.rest:
+            whole.append(self.rest)
+            self.rest = b""
+        texts = (line.decode(errors="replace") for line in whole)
+        return "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
+
+
+def _open_regular(path: str) -> IO[bytes]:
+    """Opens a log file without blocking: a rank may have put a FIFO or a link to a device in its place.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", buffering=0)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(f"{path} is not a regular file")
 
 
 class LogPump:
@@ -78,6 +102,8 @@ class LogPump:
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._streams = list(streams)
         self._thread: threading.Thread | None = None
+        self._stop_by = math.inf
+        self._cut: set[str] = set()
         self._stop_reader, self._stop_writer = -1, -1
 
     @property
@@ -97,6 +123,7 @@ class LogPump:
         """Carries what is left and ends; a second call does nothing."""
         if self._thread is None:
             return
+        self._stop_by = time.monotonic() + _LAST_LINES_S
         os.close(self._stop_writer)
         self._thread.join()
         os.close(self._stop_reader)
@@ -128,7 +155,24 @@ class LogPump:
     def _carry(self, ended: bool = False) -> None:
         for stream in self._streams:
             with contextlib.suppress(OSError, ValueError):  # a console that is gone stops no rank
-                stream.carry(ended)
+                if not stream.carry(self._has_room, ended) and stream.path not in self._cut:
+                    self._cut.add(stream.path)
+                    logger.warning("the console does not read: the last lines of %s are not shown", stream.path)
+
+    def _has_room(self, to: TextIO) -> bool:
+        """Waits until more can be written to a console: it may be slow, and the files keep the lines meanwhile.
+
+        Returns:
+            False when the pump is to end and the console does not read.
+        """
+        if not isinstance(to, Console):
+            return True
+        while True:
+            ends = self._stop_by < math.inf
+            if ends and (to.stalled or time.monotonic() > self._stop_by):
+                return False
+            if to.await_room(_ROOM_S):
+                return True
 
 
 def _watch(paths: Collection[str]) -> list[int]:
@@ -137,7 +181,7 @@ def _watch(paths: Collection[str]) -> list[int]:
     inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     for path in paths:
         with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
     watched = [libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY) >= 0 for path in paths]
     if inotify >= 0 and not all(watched):
         os.close(inotify)

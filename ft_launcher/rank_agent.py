@@ -26,14 +26,15 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 
 from ft_launcher import grace, node_evidence, progress, script
 from ft_launcher.aside import ToldMeanwhile, run_aside
-from ft_launcher.attribution import Fault, FaultKind, attribute
+from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.background import Background, command_of
+from ft_launcher.contained import contained
 from ft_launcher.cycle import Condemned, Cycle, Phase
 from ft_launcher.cycle_files import application_log, info_environment
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move
 from ft_launcher.doubt import about_doubt
-from ft_launcher.evidence import gather
+from ft_launcher.evidence import fault_in, gather
 from ft_launcher.function_context import FunctionContext
 from ft_launcher.hang_warnings import HangWarnings
 from ft_launcher.in_process import InProcess
@@ -247,14 +248,17 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             self._parts.recorder.stacks_of_hang(self._cycle, evidence, self._monitors.stack_file)
         evidence = self._rung_one.of_the_end(evidence)
         alone = group.group_world_size == 1
-        fault = attribute(evidence, node_evidence.since(self._oom_kills), stop_began, all_ranks=alone)
+        fault = fault_in(evidence, node_evidence.since(self._oom_kills), stop_began, all_ranks=alone)
         fault = fault or self._rung_one.fault(evidence) or self._zombies.fault(evidence)
         if fault is None:
             if hung:
                 self._parts.recorder.hang_elsewhere(self._cycle, evidence)
             return None
-        fault = self._parts.injected.explain(about_doubt(fault, evidence, self._monitors.doubts()), self._cycle)
-        reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
+        with contained("whether the fault was on purpose, or a result in doubt, cannot be found"):
+            fault = self._parts.injected.explain(about_doubt(fault, evidence, self._monitors.doubts()), self._cycle)
+        reached = None
+        with contained("how far the cycle came cannot be found"):
+            reached = progress.of_cycle(evidence, self._parts.settings.restart.checkpoint_iteration_file)
         return fault, CycleLife(stop_began - self._ranks.started_ns / 1e9, reached)
 
     def _take_results(self, group: WorkerGroup) -> RunResult:

@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ft_launcher import report
+from ft_launcher import console, report
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
+from ft_launcher.contained import contained
 from ft_launcher.health.reading import NodeVerdict, Reading
 from ft_launcher.journal import Journal
 from ft_launcher.logs import RunFolder
@@ -68,7 +69,8 @@ class Recorder:
         """The launcher's last word."""
         if self._counts["restarts_in_process"]:
             report.show(f"ft_launcher: {report.of_rung_one(**self._counts)}")
-        self.journal.write("job_end", exit_code=exit_code, reason=reason, **self._counts)
+        unseen = {"console_lines_dropped": lost} if (lost := console.dropped()) else {}
+        self.journal.write("job_end", exit_code=exit_code, reason=reason, **self._counts, **unseen)
         self.journal.close()
 
     def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
@@ -82,6 +84,7 @@ class Recorder:
             ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
         )
 
+    @contained("an event cannot be recorded")
     def checked(self, cycle: int, readings: Sequence[Reading], verdict: NodeVerdict) -> None:
         """The node's health before a cycle; told when it says something."""
         notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "unhealthy")]
@@ -101,6 +104,7 @@ class Recorder:
         """A cycle is over."""
         self.journal.write("cycle_end", cycle=cycle, how=how, **facts)
 
+    @contained("an event cannot be recorded")
     def on_purpose(self, cycle: int, told: Told) -> None:
         """A fault on purpose strikes a rank."""
         report.show(f"ft_launcher: a fault on purpose strikes rank {told.rank} {told.at}: {told.fault}")
@@ -110,6 +114,7 @@ class Recorder:
         """A rank's process ended while its cycle ran."""
         self.journal.write("rank_exit", cycle=cycle, rank=rank, exit_code=exit_code)
 
+    @contained("an event cannot be recorded")
     def heard(self, cycle: int, local_rank: int, rank: int, news: News, stack_file: Path) -> None:
         """A monitor told something."""
         match news:
@@ -139,6 +144,7 @@ class Recorder:
         logger.warning("%s", why)
         self.journal.write("limits_cannot_act", cycle=cycle, why=why)
 
+    @contained("an event cannot be recorded")
     def stalled(
         self, cycle: int, stall: Verdict, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
     ) -> None:
@@ -149,6 +155,7 @@ class Recorder:
         stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}" if any(kept) else ""
         report.show(f"ft_launcher: {text}. They are not stopped (--ft-stall-warning){stacks}")
 
+    @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
         """A rank of another node failed by a hang; says which ranks of this one it may have waited for."""
         missing = [
@@ -157,6 +164,7 @@ class Recorder:
         if missing:
             report.show(f"ft_launcher: on {self._node}, where no rank failed: {listed(missing)}")
 
+    @contained("an event cannot be recorded")
     def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
         """The ranks of a cycle that failed by a hang were stopped; keeps where each of them was before."""
         found = []
@@ -167,6 +175,7 @@ class Recorder:
             found.append(_plain(rank.scene) | {"stacks": stacks})
         self.journal.write("stacks", cycle=cycle, ranks=found)
 
+    @contained("an event cannot be recorded")
     def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
         """A rank's process ended, and rung 1 deals with it."""
         self._keep()
@@ -180,6 +189,7 @@ class Recorder:
         place = "".join(f", {word}" for word in (known["where"], known["hint"] and f"likely: {known['hint']}") if word)
         report.show(f"ft_launcher: rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
 
+    @contained("an event cannot be recorded")
     def restarted_in_process(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
         """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
         self._keep()
@@ -237,15 +247,18 @@ class Recorder:
     def failed(self, cycle: int, fault: Fault, decision: Decision, life: CycleLife | None = None) -> None:
         """A cycle failed: what, why, and what follows; `life`: how long it lived and how far it came."""
         self._keep()
-        facts = asdict(fault) | {"kind": fault.kind.value}
-        self.journal.write("fault", cycle=cycle, **facts)
-        self._decided(cycle, decision)
-        self.cycle_ended(cycle, "failed", **(asdict(life) if life else {}))
+        with contained("the fault cannot be written to the journal"):
+            self.journal.write("fault", cycle=cycle, **(asdict(fault) | {"kind": fault.kind.value}))
+        with contained("the decision cannot be written to the journal"):
+            self._decided(cycle, decision)
+            self.cycle_ended(cycle, "failed", **(asdict(life) if life else {}))
         record = self.journal.path.parent if self.journal.path else None
-        colour = sys.stderr is not None and sys.stderr.isatty()
-        report.show(report.block(fault, decision, cycle, self._node, record, colour))
-        self.shown = fault
+        with contained("the block of the fault cannot be shown"):
+            colour = sys.stderr is not None and sys.stderr.isatty()
+            report.show_lines(report.block(fault, decision, cycle, self._node, record, colour), escape=False)
+            self.shown = fault
 
+    @contained("an event cannot be recorded")
     def stopped(self, cycle: int, ending: Ending) -> None:
         """The processes of a cycle were ended; says who needed SIGKILL and who could not be ended."""
         if ending.killed:

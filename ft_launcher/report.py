@@ -5,10 +5,11 @@ Pure text; decides nothing.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.restart_policy import Action, Decision
@@ -42,6 +43,7 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
     lines += [f"| {line}" for line in fault.detail[: room - kept_free]]
     room = _MAX_LINES - 1 - len(lines) - len(tail)
     lines += [f"also: {line}" for line in fault.others[: max(0, min(room, _OTHERS))]]
+    head, lines, tail = printable(head), list(map(printable, lines)), list(map(printable, tail))
     if colour:
         head = f"{_BOLD_RED}{head}{_RESET}"
         if decision.action is Action.RESTART:
@@ -102,11 +104,47 @@ def of_rung_one(restarts_in_process: int, started_again: int, taken_over: int) -
     )
 
 
-def show(text: str, stream: TextIO | None = None) -> None:
-    """Writes `text` to the console; a console that is gone or full ends nothing."""
-    stream = stream or sys.stderr
+def printable(text: str, keep: str = "\t") -> str:
+    """`text` with every control character as its escape: what a rank chose must not move a terminal's cursor, nor
+    look like a line of the launcher.
+
+    Args:
+        keep: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+class LineFormatter(logging.Formatter):
+    """Log lines of the launcher: each message is one printable line; a traceback below it keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """As the parent's, of the escaped message."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """As the parent's, escaped."""
+        return printable(super().formatException(ei), "\t\n")
+
+
+def show(text: str) -> None:
+    """Writes one line to the console, escaped; a console that is gone or full ends nothing."""
+    show_lines(printable(text), escape=False)
+
+
+def show_lines(text: str, escape: bool = True) -> None:
+    """Writes lines to the console; as `show`.
+
+    Args:
+        escape: False: `text` is printable but for colours.
+    """
     try:
-        stream.write(text + "\n")
-        stream.flush()
-    except (OSError, ValueError):
+        sys.stderr.write((printable(text, "\t\n") if escape else text) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # no standard error at all: it is None
         pass

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 
 from rank_monitor.contract import observers
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.foreign import parse_json
 from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.roll import Entry, Roll, Store, ranges_of, ranks_in, release
 
@@ -52,7 +53,7 @@ class Closed:
             ProtocolError: it is none.
         """
         try:
-            closed = from_json(cls, json.loads(written))
+            closed = from_json(cls, parse_json(written))
             for ranges in (closed.terminated, closed.members, closed.joined):
                 ranks_in(ranges)
             return closed

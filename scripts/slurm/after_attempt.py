@@ -23,8 +23,11 @@ from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 from ft_launcher.fault_class import FaultClass
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.foreign import parse_json, read_file
 
 VERSION = 1
+_MAX_JOURNAL = 256 << 20
+"""Bytes read of a file, its end: what ranks report is at most 64 MiB of a journal."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -47,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     attempt = Attempt(ends, options.code, bool(flag) and Path(flag).exists(), options.told, options.ended_by)
     history = options.run / "history.jsonl"
     known = {outcome.value for outcome in Outcome}
-    earlier = [Outcome(line["outcome"]) for line in lines_of(history) if line.get("outcome") in known]
+    earlier = [Outcome(str(line["outcome"])) for line in lines_of(history) if str(line.get("outcome")) in known]
     step = decide(attempt, earlier, Terms(options.max_failures, options.flag_required))
     keep(history, options.attempt.name, attempt, step)
     print(step.action.value, step.exit_code, ",".join(dict.fromkeys(step.exclude)) or "-", step.reason)
@@ -61,19 +64,22 @@ def node_end(folder: Path) -> NodeEnd:
     if end is None:
         return NodeEnd(folder.name, None)
     fault = next((line for line in reversed(lines) if line.get("event") == "fault"), None)
-    reason = end["reason"] if fault is None else f"rank {fault['rank']} {fault['what']}; {end['reason']}"
+    reason = str(end.get("reason", ""))
+    if fault is not None:
+        reason = f"rank {fault.get('rank')} {fault.get('what')}; {reason}"
     in_doubt = fault is not None and (
-        fault["exit_code"] == ExitCode.RESUME_TO_DISAMBIGUATE or fault.get("fault_class") == FaultClass.HARDWARE
+        fault.get("exit_code") == ExitCode.RESUME_TO_DISAMBIGUATE or fault.get("fault_class") == FaultClass.HARDWARE
     )
-    return NodeEnd(folder.name, end["exit_code"], reason, in_doubt)
+    code = end.get("exit_code")
+    return NodeEnd(folder.name, code if isinstance(code, int) else None, " ".join(reason.split()), in_doubt)
 
 
 def lines_of(file: Path) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a file; a line that was cut is left out."""
+    """The JSON objects of a file, one a line; others are left out: ranks can write there, too."""
     with suppress(OSError):
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in read_file(file, _MAX_JOURNAL, follow_link=True, tail=True).splitlines():
             with suppress(ValueError):
-                if isinstance(facts := json.loads(line), dict):
+                if isinstance(facts := parse_json(line), dict):
                     yield facts
 
 

@@ -1,4 +1,5 @@
-"""What a broken or hostile process can send to a monitor's socket. Runs inside a rank; then the rank goes on.
+"""What a broken or hostile process can send to a monitor's socket, and put in the place of files that its launcher
+reads. Runs inside a rank; then the rank goes on.
 
 Written against the wire, not with the client: finds the rank's live connection among its descriptors.
 """
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 SOCKET_VARIABLE = "FT_RANK_MONITOR_IPC_SOCKET"
+STACK_VARIABLE = "FT_STACK_FILE"
 _HEADER = struct.Struct("<BBHIQ")
 _ATTACH, _LIMITS, _CYCLE_END, _BYE, _SECTIONS, _SECTION_TIMES = 17, 18, 49, 51, 2, 25
 _DEEP = b"[" * 900 + b"]" * 900
@@ -103,3 +105,25 @@ def connect_again() -> None:
     poll.register(live, select.POLLRDHUP)
     assert not poll.poll(0), "the live connection was closed"
     live.close()
+
+
+HOSTILE_FILES = ("a FIFO", "a link to /dev/zero", "deep JSON", "a sparse file of 1 GiB")
+ITERATION_FILE = "checkpoint_iteration"
+
+
+def write_files() -> None:
+    """One kind per rank, in the place of its error file, its stack file and the job's checkpoint-iteration file."""
+    kind = HOSTILE_FILES[int(os.environ["RANK"]) % len(HOSTILE_FILES)]
+    named = [os.environ["TORCHELASTIC_ERROR_FILE"], os.environ[STACK_VARIABLE], ITERATION_FILE]
+    for path in map(Path, named):
+        other = path.with_name(f"{path.name}.{os.getpid()}")
+        if kind == "a FIFO":
+            os.mkfifo(other)
+        elif kind == "a link to /dev/zero":
+            other.symlink_to("/dev/zero")
+        elif kind == "deep JSON":
+            other.write_text('{"message": ' + "[" * 100_000 + "]" * 100_000 + "}")
+        else:
+            other.touch()
+            os.truncate(other, 1 << 30)
+        other.replace(path)

@@ -103,6 +103,20 @@ def _strangers(client: Any) -> None:
     hostile.connect_again()
 
 
+def _prints_8_mib(client: Any) -> None:
+    for _ in range(8 << 10):
+        print("x" * 1023)
+
+
+def _hostile_files(client: Any) -> None:
+    hostile.write_files()
+
+
+def _hostile_files_and_exit(client: Any) -> None:
+    hostile.write_files()
+    os._exit(3)
+
+
 STRIKES: dict[str, Callable[[Any], None]] = {
     "exception": _exception,
     "GPU fault": _gpu_fault,
@@ -120,6 +134,9 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "nonsense": _nonsense,
     "flood": _flood,
     "strangers": _strangers,
+    "prints 8 MiB": _prints_8_mib,
+    "hostile files": _hostile_files,
+    "hostile files and exit": _hostile_files_and_exit,
     "ask for a restart": _asks(WorkloadAction.Continue, _sleep),
     "ask for a restart and exit": _asks(WorkloadAction.Continue, _exit_3),
     "ask for the end": _asks(WorkloadAction.ShutdownWorkload, _sleep),

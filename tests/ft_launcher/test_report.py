@@ -1,10 +1,13 @@
 """The console block: at most ten lines, with what a person needs first; and the summary of torch's failures."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from ft_launcher import report
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.report import block, failed_ranks
 from ft_launcher.restart_policy import Action, Decision
@@ -77,3 +80,16 @@ def test_the_summary_shows_a_traceback_that_the_console_has_not() -> None:
     raised.message = {"message": "KeyError: 1", "extraInfo": {"py_callstack": "Traceback\nKeyError: 1", "timestamp": 0}}
     assert failed_ranks("f", {3: raised}, FAULT, hidden={3}).endswith("\n    Traceback\n    KeyError: 1")
     assert "KeyError" not in failed_ranks("f", {3: raised}, FAULT, hidden={4})
+
+
+def test_control_characters_of_a_rank_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither does text of a rank move the cursor, nor does it look like another line of the launcher."""
+    hostile = "bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
+    escaped = r"bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
+    report.show(hostile)
+    fault = replace(FAULT, what=hostile, hint=hostile, detail=(hostile,), others=(hostile,))
+    report.show_lines(report.block(fault, RESTART, 0, "node", None), escape=False)
+    shown = capsys.readouterr().err
+    assert shown.count(escaped) == 5 and "\x1b" not in shown and "\r" not in shown
+    record = logging.LogRecord("name", logging.WARNING, "file", 1, "rank says %s", (hostile,), None)
+    assert report.LineFormatter("%(message)s").format(record) == f"rank says {escaped}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,15 @@ def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:
         "done",
     ]
     assert history[1]["nodes"] == {"n1": 83, "n2": 135, "n3": None} and history[1]["attempt"] == "2"
+
+
+def test_hostile_journals_are_no_news(tmp_path: Path) -> None:
+    """A FIFO, a link to a device and JSON that is too deep or of other types are left out."""
+    attempt = tmp_path / "1"
+    for node in ("n1", "n2", "n3"):
+        journal(attempt, node, end(0, "all ranks succeeded"))
+    os.mkfifo(attempt / "n1" / "journal.other.jsonl")
+    (attempt / "n2" / "journal.other.jsonl").symlink_to("/dev/zero")
+    with (attempt / "n3" / "journal.host.jsonl").open("a") as file:
+        file.write("\n" + "[" * 100_000 + "\n" + '{"event": "fault"}\n' + '{"event": ["job_end"]}\n\xff\n')
+    assert follows(tmp_path, "1", "--code=0").startswith("done 0 - ")
