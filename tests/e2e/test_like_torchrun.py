@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
+from tests.faults.job import free_port
 from tests.ft_launcher.conftest import needs
 
 LIMIT_S = 120
@@ -55,6 +57,8 @@ class Ran:
 def run(launcher: str, folder: Path, *words: str, shares_store: bool = True) -> Ran:
     environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", TORCH_CPP_LOG_LEVEL="ERROR")
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shares_store else "1"
+    if launcher != "ft_launcher" and get_args_parser().get_default("master_port"):
+        environment["PET_MASTER_PORT"] = str(free_port())  # torch 2.6 takes 29500 for each job of the machine
     done = subprocess.run(
         [sys.executable, "-m", launcher, *words],
         cwd=folder,
