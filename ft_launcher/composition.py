@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
 from ft_launcher import console, nccl, one_node, report, several_nodes, unwatched
+from ft_launcher.access import Access
 from ft_launcher.agent import NodeAgent
 from ft_launcher.contained import contained
 from ft_launcher.cycle_files import CycleInfo
@@ -105,7 +106,7 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         FtError: it cannot begin.
     """
     _set_up_logging(job)
-    run_folder = RunFolder(job.log_dir, job.launch_config.run_id)
+    run_folder = RunFolder(job.log_dir, job.launch_config.run_id, Access(job.settings.record.log_group_access))
     try:
         recorder = Recorder(run_folder, job.settings.record.journal_dir)
         outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
@@ -287,6 +288,8 @@ def _set_up_logging(job: Job) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if logfile := job.settings.record.nvrx_logfile:
         try:
+            if not Path(logfile).exists():
+                Access(job.settings.record.log_group_access).create(Path(logfile))
             handlers.append(logging.FileHandler(logfile))
         except OSError as error:
             source = job.sources.get("nvrx_logfile", "settings")

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from ft_launcher.access import Access
+
 logger = logging.getLogger(__name__)
 
 VERSION = 1
@@ -62,13 +64,18 @@ class Journal:
             return
         self._append(line)
 
-    def open(self, path: Path) -> None:
-        """Writes what was held to `path`, and everything from now on; a second call is ignored."""
+    def open(self, path: Path, access: Access | None = None) -> None:
+        """Writes what was held to `path`, and everything from now on; a second call is ignored.
+
+        Args:
+            access: who may read it; None: this user.
+        """
         if self._file is not None:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8")
+            access = access or Access()
+            access.make_folder(path.parent)
+            self._file = open(path, "a", encoding="utf-8", opener=access.opener)  # noqa: SIM115
         except OSError as error:
             self._say_once(error)
             return

@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
 
+from ft_launcher.access import Access
 from rank_monitor.contract.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,11 @@ class RunFolder:
 
     Args:
         log_dir: where to make it, at once; None: below a default parent, by the first call of `make`.
+        access: who may read what is in it.
     """
 
-    def __init__(self, log_dir: str | None, run_id: str) -> None:
+    def __init__(self, log_dir: str | None, run_id: str, access: Access | None = None) -> None:
+        self.access = access or Access()
         self.asked_for = log_dir is not None
         self._name = (
             f"{re.sub(r'[^A-Za-z0-9._-]', '_', run_id) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -84,12 +87,15 @@ class RunFolder:
 
     def _make_below(self, parent: Path) -> None:
         if self.asked_for:
-            parent.mkdir(parents=True, exist_ok=True)
+            self.access.make_folder(parent)
         else:
             _make_private(parent)
+            if self.access.group:
+                self.access.limit(parent)
         for number in itertools.count(2):  # launchers in containers on a shared disk have the same pids
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir()
+                self.access.limit(self.path)
                 break
             self.path = parent / f"{self._name}-{number}"
         self.exists = True
@@ -99,7 +105,7 @@ class RunFolder:
     def of_rank(self, cycle: int, local_rank: int) -> Path:
         """The folder of a rank in a cycle, made when needed."""
         folder = self.make() / f"cycle_{cycle}" / str(local_rank)
-        folder.mkdir(parents=True, exist_ok=True)
+        self.access.make_folder(folder)
         return folder
 
     def close(self) -> None:
@@ -188,7 +194,7 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         return parent / f"cycle_{cycle}"
 
     def _reify_rank(self, dest: LogsDest, folder: Path, local_rank: int, rank_env: dict[str, str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        self._run.access.make_folder(folder)
         tee = _of(self._tee, local_rank)
         to_file = _of(self._redirects, local_rank) | tee
         shown = not self._local_ranks_filter or local_rank in self._local_ranks_filter
@@ -197,6 +203,8 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
             (Std.ERR, dest.stderrs, dest.tee_stderrs, "stderr.log"),
         ):
             files[local_rank] = str(folder / name) if to_file & std else (_CONSOLE if shown else os.devnull)
+            if to_file & std:
+                self._run.access.create(folder / name)
             if tee & std and shown:
                 tees[local_rank] = files[local_rank]
         dest.error_files[local_rank] = rank_env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")

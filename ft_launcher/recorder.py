@@ -316,7 +316,7 @@ class Recorder:
             self._keep_failed = True
             logger.warning("nothing can be kept of this run: %s", error)
             return
-        self.journal.open(folder / f"journal.{self._node}.jsonl")
+        self.journal.open(folder / f"journal.{self._node}.jsonl", self._run.access)
 
     def _keep_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
         """Copies a rank's stacks to its log folder; returns where they are, empty when there are none."""
@@ -330,7 +330,7 @@ class Recorder:
             if not content or self._keep_failed:
                 return ""
             kept = self._run.of_rank(cycle, local_rank) / name
-            kept.write_bytes(content)
+            self._write(kept, content)
             return str(kept)
         except (OSError, ConfigError):
             return ""
@@ -339,10 +339,14 @@ class Recorder:
         """Writes what stands for the stacks of a rank that has ended; returns where that is."""
         try:
             file = self._run.of_rank(cycle, local_rank) / _STACKS
-            file.write_text(text)
+            self._write(file, text.encode(errors="backslashreplace"))
             return str(file)
         except (OSError, ConfigError):
             return ""
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with open(path, "wb", opener=self._run.access.opener) as file:
+            file.write(content)
 
 
 def _plain(scene: Scene) -> dict[str, Any]:

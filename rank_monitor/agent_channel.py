@@ -108,13 +108,15 @@ class AgentChannel:
             taken = b"", []
         if taken is None:
             return
-        if not taken[0]:
+        if not taken[0] and channel.closed(self._connection):  # else an empty message, which is none
             self._gone()
             return
         try:
             self._told(codec.decode(taken[0]))
         except ProtocolError as error:
             self._complain(f"from the agent: {error}")
+        except Exception as error:  # values that make no sense: a monitor that ended by them would watch nothing
+            self._complain(f"from the agent: {type(error).__name__}: {error}")
 
 
 def _shortened(message: Message) -> Message:

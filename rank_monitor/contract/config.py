@@ -174,6 +174,9 @@ class RecordSettings:
     metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "Prometheus", "metrics")
     status_port: int | None = setting(None, kinds.PORT_OR_OFF, "status page", "status page")
     status_address: str = setting("127.0.0.1", kinds.TEXT_OR_NONE, "where the page listens", "status page")
+    log_group_access: bool = setting(
+        False, kinds.BOOLEAN, "the group may read journal and logs: 0640 in 0750, not 0600 in 0700"
+    )
     nvrx_logfile: str | None = setting(None, kinds.PATH_OR_NONE, "copy of the launcher's own log")
     cycle_info_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of a JSON file per cycle, as NVIDIA's")
     cycle_info_job_id: str | None = setting(None, kinds.TEXT_OR_NONE, "the job in their names; default: Slurm's id")

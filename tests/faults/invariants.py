@@ -134,6 +134,12 @@ def _ports(job: Job) -> set[int]:
     return served | ({job.port} if job.port else set())
 
 
+def modes(*folders: Path) -> set[int]:
+    """The permissions of these folders and of all that the launcher wrote in them: error files are the ranks'."""
+    found = [path for folder in folders if folder.exists() for path in (folder, *folder.rglob("*"))]
+    return {path.lstat().st_mode & 0o777 for path in found if not path.name.startswith("error.json")}
+
+
 def gone(children: Collection[Child]) -> bool:
     """Whether none of these processes lives."""
     return not any(child.alive for child in children)

@@ -14,7 +14,7 @@ import pytest
 
 from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
-from tests.faults.invariants import Told, holds, nothing_left
+from tests.faults.invariants import Told, holds, modes, nothing_left
 from tests.faults.job import Place
 from tests.faults.training import Plan, Strike
 
@@ -54,7 +54,7 @@ def full_pipe() -> Iterator[int]:
     os.close(reader)
 
 
-def test_a_console_that_nobody_reads(start_job: StartJob, full_pipe: int) -> None:
+def test_a_console_that_nobody_reads(start_job: StartJob, tmp_path: Path, full_pipe: int) -> None:
     """Neither the block of a fault nor 8 MiB that a rank prints holds up the restart, nor then the end."""
 
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
@@ -67,6 +67,7 @@ def test_a_console_that_nobody_reads(start_job: StartJob, full_pipe: int) -> Non
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == ExitCode.PREEMPTED, job.tail()
     nothing_left(job)
+    assert modes(job.journal_folder, tmp_path / "logs") == {0o600, 0o700}
     (end,) = job.journal("job_end")
     assert end["exit_code"] == ExitCode.PREEMPTED
     assert [fault["kind"] for fault in job.journal("fault")] == ["exception"], job.tail()

@@ -10,7 +10,7 @@ import pytest
 from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
 from tests.faults.hostile import HOSTILE_FILES, ITERATION_FILE
-from tests.faults.invariants import nothing_left
+from tests.faults.invariants import modes, nothing_left
 from tests.faults.job import Place
 from tests.faults.training import Plan, Strike
 
@@ -23,12 +23,14 @@ def test_a_restart_and_sigterm(start_job: StartJob, tmp_path: Path, log_dir: str
     """Each rank another kind, at once: in the cycle that fails, and again in the one that is told to end."""
     strikes = (Strike("hostile files and exit", iteration=4), Strike("hostile files", iteration=6))
     flags = ("--max-restarts=1", f"--ft-checkpoint-iteration-file={tmp_path / ITERATION_FILE}")
-    flags += ("--log-dir=logs", "--tee=3") if log_dir == "a log folder" else ()
+    flags += ("--log-dir=logs", "--tee=3", "--ft-log-group-access") if log_dir == "a log folder" else ()
     job = start_job(Plan(strikes, saves_on_sigterm=True, hold=HOLD), NPROC, *flags)
     job.until_ranks_train(HOLD, cycle=1)
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == ExitCode.PREEMPTED, job.tail()
     nothing_left(job)
+    group = log_dir == "a log folder"
+    assert modes(job.journal_folder, tmp_path / "logs") == ({0o640, 0o750} if group else {0o600, 0o700})
     (fault,), decisions = job.journal("fault"), job.journal("decision")
     assert fault["kind"] == "exit" and fault["exit_code"] == 3, job.tail()
     assert [decision["action"] for decision in decisions] == ["restart"], job.tail()

@@ -1,0 +1,68 @@
+"""Who may read what the launcher writes of a run: logs hold paths, arguments and data of the training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Access:
+    """The user alone (0600 in 0700 folders), or with `group` the user's group too, for reading (0640 in 0750)."""
+
+    group: bool = False
+
+    @property
+    def folder_mode(self) -> int:
+        """Of each folder that is made."""
+        return 0o750 if self.group else 0o700
+
+    @property
+    def file_mode(self) -> int:
+        """Of each file that is written."""
+        return 0o640 if self.group else 0o600
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder, and those above it that are missing. What is there already keeps its mode.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+            with contextlib.suppress(FileExistsError):  # another node makes it just now
+                folder.mkdir()
+                self.limit(folder)
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is not a folder")
+
+    def limit(self, folder: Path) -> None:
+        """Gives a folder that was just made its mode, whatever the umask is."""
+        with contextlib.suppress(PermissionError):  # a file system that has no modes
+            folder.chmod(self.folder_mode)
+
+    def opener(self, path: str, flags: int) -> int:
+        """For `open` for writing: opens without blocking, also where a rank put a FIFO, and gives a file its mode.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, self.file_mode)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            with contextlib.suppress(PermissionError):  # another user's, or a file system that has no modes
+                os.fchmod(descriptor, self.file_mode)
+        return descriptor
+
+    def create(self, path: Path) -> None:
+        """Makes a file that another process writes. What a rank put there that is no regular file is removed.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
+        with open(path, "ab", opener=self.opener):
+            pass
