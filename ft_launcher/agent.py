@@ -19,6 +19,7 @@ from ft_launcher import cycle_store, grace
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence
 from ft_launcher.cycle import Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
+from ft_launcher.descriptors import Reserve
 from ft_launcher.devices import Move, another_device
 from ft_launcher.evidence import fault_in, gather
 from ft_launcher.health.reading import judge
@@ -49,9 +50,13 @@ class NodeAgent(RankAgent):
 
     def _run_cycles(self) -> RunResult:
         group = self._worker_group
+        reserve = Reserve(self._nprocs)
         self._initialize_workers(group)
         while True:
-            match self._watch_cycle():
+            reserve.fill()
+            phase = self._watch_cycle()
+            self._await_descriptors(reserve)
+            match phase if self._told is None else Phase.TOLD_TO_END:
                 case Phase.SUCCEEDED:
                     result = self._succeed(group)
                 case Phase.FAILED | Phase.ASKED:
@@ -65,6 +70,15 @@ class NodeAgent(RankAgent):
             if result is not None:
                 return result
             self._initialize_workers(group)
+
+    def _await_descriptors(self, reserve: Reserve) -> None:
+        """Waits until what follows a cycle can open descriptors, or the launcher is told to end."""
+
+        def wait(limit_s: float) -> int | None:
+            self._told = self._told or self._parts.signals.wait(limit_s)
+            return self._told
+
+        reserve.await_enough(wait)
 
     def _watch_cycle(self) -> Phase:
         """Waits for events until the cycle has ended."""

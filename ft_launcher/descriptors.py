@@ -1,0 +1,103 @@
+"""Whether the launcher can open descriptors: somebody may lower its RLIMIT_NOFILE while it runs (`prlimit`).
+
+A restart opens a few dozen at once. It waits here until it can, instead of failing half-way.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = 24
+"""The pipes, sockets and entries of /proc that a restart opens beside those of the ranks, with room to spare."""
+_PER_RANK = 3
+"""A pidfd in each of two tables, and a log file."""
+_RETRY_S = 0.5
+_MOST_S = 600.0
+"""Then the restart is tried all the same: it says what it cannot open."""
+
+
+class Reserve:
+    """Descriptors that are held while ranks train, and let go when the end of a cycle could open none else.
+
+    Args:
+        nprocs: ranks of this node.
+    """
+
+    def __init__(self, nprocs: int) -> None:
+        self._needed = _NEEDED + _PER_RANK * nprocs
+        self._held: list[int] = []
+
+    def fill(self) -> None:
+        """Takes hold of as many as a restart needs, where the limit leaves as many for others twice."""
+        if not self._held and _can_open(3 * self._needed):
+            self._held = _open(self._needed)
+
+    def release(self) -> None:
+        """Lets them go."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def await_enough(self, wait: Callable[[float], object | None], most_s: float = _MOST_S) -> bool:
+        """Waits until a restart can open what it needs; one line for each thing that it takes.
+
+        The soft limit of this process is raised to the hard one, and what is held is released, where that helps.
+
+        Args:
+            wait: waits so many seconds; what it returns but None ends the wait: a signal came.
+            most_s: how long at most.
+
+        Returns:
+            Whether there are enough.
+        """
+        deadline, was_said = time.monotonic() + most_s, False
+        while not _can_open(self._needed):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft != hard and _raise_soft(hard):
+                logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it is %d again", soft, hard)
+            elif self._held:
+                logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it uses its reserve", hard)
+                self.release()
+            else:
+                if not was_said:
+                    logger.warning(
+                        "RLIMIT_NOFILE of the launcher is %d, and a restart needs %d descriptors more: it waits "
+                        "(prlimit --pid %d --nofile=4096)", hard, self._needed, os.getpid()
+                    )  # fmt: skip
+                was_said = True
+                if wait(_RETRY_S) is not None or time.monotonic() > deadline:
+                    return False
+        return True
+
+
+def _raise_soft(hard: int) -> bool:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _can_open(number: int) -> bool:
+    opened = _open(number)
+    for descriptor in opened:
+        os.close(descriptor)
+    return len(opened) == number
+
+
+def _open(number: int) -> list[int]:
+    """So many new descriptors, or as many as there can be."""
+    opened: list[int] = []
+    try:
+        while len(opened) < number:
+            opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    return opened
