@@ -46,7 +46,9 @@ class Injected:
             logger.warning("--ft-inject does nothing: the ranks are no Python scripts")
         if not no_python:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            self._socket.bind(str(injection.socket_beside(monitor_socket)))
+            path = injection.socket_beside(monitor_socket)
+            self._socket.bind(str(path))
+            path.chmod(0o600)
 
     def descriptors(self) -> set[int]:
         """Readable when a rank told something."""
