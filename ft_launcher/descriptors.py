@@ -33,6 +33,7 @@ class Reserve:
     def __init__(self, nprocs: int) -> None:
         self._needed = _NEEDED + _PER_RANK * nprocs
         self._held: list[int] = []
+        self._hard_at_start = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def fill(self) -> None:
         """Takes hold of as many as a restart needs, where the limit leaves as many for others twice."""
@@ -64,6 +65,8 @@ class Reserve:
             elif self._held:
                 logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it uses its reserve", hard)
                 self.release()
+            elif hard >= self._hard_at_start:
+                return False  # a limit that was always tight, and that the first cycle did with
             else:
                 if not was_said:
                     logger.warning(

@@ -56,20 +56,24 @@ def test_the_hard_limit_is_lowered_too(start_job: StartJob, end: str) -> None:
 
 
 WAITS = """
-import logging, resource
+import logging, resource, sys
 from ft_launcher.descriptors import Reserve
 logging.basicConfig(format="%(message)s")
+limit = 200 if sys.argv[1] == "lowered" else 20
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+reserve = Reserve(2)
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 waits = []
 def wait(limit_s):
     waits.append(limit_s)
     return 15 if len(waits) == 3 else None
-print(Reserve(2).await_enough(wait), len(waits))
+print(reserve.await_enough(wait), len(waits))
 """
 
 
-def test_without_a_reserve_it_waits() -> None:
-    """A restart that cannot have its descriptors waits with one line, until it is told to end."""
-    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["False", "3"]
-    assert done.stderr.count("it waits") == 1
+@pytest.mark.parametrize(("limit", "waits"), [("lowered", 3), ("always tight", 0)])
+def test_without_a_reserve_it_waits(limit: str, waits: int) -> None:
+    """For a limit that was lowered, with one line, until it is told to end; not for one that was there before."""
+    done = subprocess.run([sys.executable, "-c", WAITS, limit], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", str(waits)]
+    assert done.stderr.count("it waits") == min(waits, 1)
