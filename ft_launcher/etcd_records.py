@@ -72,6 +72,10 @@ class Records:
         (answer,) = self._transact([{"request_delete_range": {"key": self._key(name)}}])["responses"]
         return int(answer["response_delete_range"].get("deleted", 0)) > 0
 
+    def delete_range(self, first: str, end: str) -> None:
+        """Removes the records from the first name up to, and without, the last."""
+        self._transact([{"request_delete_range": {"key": self._key(first), "range_end": self._key(end)}}])
+
     def swap(self, name: str, revision: int, value: bytes) -> tuple[bool, Record | None]:
         """Writes if the record still has a revision (0: if there is none). Whether it did, and the record now.
 

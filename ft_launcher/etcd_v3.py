@@ -115,6 +115,10 @@ class EtcdV3Store(Store):  # type: ignore[misc]
 
     deleteKey = delete_key  # what torch's PrefixStore calls
 
+    def remove_range(self, first: str, end: str) -> None:
+        """Removes the keys from the first up to, and without, the last, in the order of their bytes."""
+        self._records.delete_range(_name(first), _name(end))
+
     def beat(self, own_key: str, value: int, other_keys: Sequence[str]) -> list[int | None]:
         """Writes the own counter and reads those of others, None for one that is not there, in one transaction.
 

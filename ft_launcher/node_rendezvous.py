@@ -24,7 +24,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ft_launcher.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.nodes.coordination import Coordination, become_coordinator
+from ft_launcher.nodes.attempt import Candidate, become_coordinator
+from ft_launcher.nodes.coordination import Coordination
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.link import Cut, Link
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Gone, How, Over, Place, decode
@@ -198,7 +199,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         if lost_term == 0 and (other := store.other_job(self._run_id)):
             hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
             rules = replace(rules, hint=hint)
-        return become_coordinator(self._me.node, store, rules, terms.judge, terms.beat_s, terms.timeout_s, lost_term)
+        me = Candidate(self._me.node, rules, terms.judge, terms.beat_s, terms.timeout_s)
+        return become_coordinator(me, store, lost_term)
 
     def _ask_for_place(self, link: Link) -> Place:
         cycle = self.place.cycle if self.place else self._me.cycle

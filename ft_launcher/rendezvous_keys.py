@@ -33,7 +33,6 @@ BACKENDS = tuple({**_READ_BY_TORCH, **_READ_HERE_TOO})
 
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
 _WORDS = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
-_LEAST_TTL_V2_S = 7200
 _ALL_KEYS = frozenset().union(*_READ_BY_TORCH.values(), *_READ_HERE_TOO.values())
 
 
@@ -84,8 +83,6 @@ def _refusal(backend: str, key: str, value: object) -> str:
         return "a beat has no time limit of its own here; a node is lost when it is silent for --ft-node-timeout"
     if backend == "etcd" and key in ("key_prefix", "ttl"):
         return "the backend etcd has etcd_prefix, and no other key for its records; etcd-v3 has both"
-    if backend == "etcd-v2" and key == "ttl" and 0 < (_whole(value) or 0) < _LEAST_TTL_V2_S:
-        return f"must be at least {_LEAST_TTL_V2_S}: etcd-v2 does not refresh the job's record; etcd-v3 does"
     return ""
 
 

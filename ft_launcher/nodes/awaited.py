@@ -10,6 +10,7 @@ import contextlib
 import queue
 import socket
 import threading
+from collections.abc import Callable
 
 from ft_launcher.nodes.coordination import LONG_S
 from ft_launcher.nodes.job_store import JobStore
@@ -28,6 +29,7 @@ class Awaited:
 
     def __init__(self, name: str, lines: Lines, ours: bool) -> None:
         self._lines, self._ours = lines, ours
+        self._name = f"the wait for {name}"
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._open: list[str] = []
         self._came: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
@@ -67,8 +69,10 @@ class Awaited:
             if (text := store.receive(key, 0)) is not None:
                 self._take_in(key, text)
 
-    def let_go(self, store: JobStore, before: str = "") -> None:
+    def let_go(self, store: JobStore, before: str = "", text: Callable[[str], str] = lambda key: "") -> None:
         """Frees the thread from keys that nobody will write any more: those expected `before` this one, else all.
+
+        They are given the `text` for each.
 
         Raises:
             StoreLost: the store does not answer.
@@ -77,7 +81,7 @@ class Awaited:
         if before:
             keys = keys[: keys.index(before)] if before in keys else []
         if keys:
-            store.publish(dict.fromkeys(keys, ""))
+            store.publish({key: text(key) for key in keys})
 
     def close(self) -> None:
         """Nothing more will be expected."""
@@ -87,13 +91,13 @@ class Awaited:
         while (key := self._keys.get()) is not None:
             text = None
             while text is None and not self._lines.closed.is_set():
-                text = self._lines.until_done(lambda store: store.receive(key, LONG_S))
+                text = self._lines.until_done(lambda store: store.receive(key, LONG_S), self._name)
             self._open.remove(key)
             if text is not None:
                 self._take_in(key, text)
                 if self._ours:
                     with contextlib.suppress(StoreLost):
-                        self._lines.once(lambda store: store.drop(key))
+                        self._lines.once(lambda store: store.drop(key), "the removal of what was read")
 
     def _take_in(self, key: str, text: bytes) -> None:
         self._came.put((key, text))

@@ -2,7 +2,8 @@
 
 On a store that outlives this agent its term is checked before anything is done, so that a coordinator that slept while
 another took over does nothing more; it ends and says why. When the store does not answer it tries again: what the
-machine wants done is kept until it is.
+machine wants done is kept until it is. It gives up once the store has refused it for as long as a node may be silent.
+A record with a lease is written anew before that runs out, and one that is gone is written again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
+from ft_launcher.nodes.failures import Failures
 from ft_launcher.nodes.job_store import Head, JobStore
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Formed, Gone, decode, encode
 from ft_launcher.nodes.rhythm import look_every
 from ft_launcher.nodes.silence import Silence
-from ft_launcher.nodes.terms import Judge, Reply, Rules, Work
+from ft_launcher.nodes.terms import Reply, Work
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ LONG_S = 3600.0
 
 _SHORT_S = 0.01
 _END_S = 0.5
+_REFRESHES = 4
+"""In the time of a lease, so that one or two may fail."""
 
 
 class _Deposed(Exception):
@@ -61,9 +66,12 @@ class Coordination:
     """
 
     def __init__(
-        self, me: str, store: JobStore, head: Head | None, machine: Coordinator, beat_s: float, timeout_s: float
+        self, me: str, store: JobStore, head: Head, machine: Coordinator, beat_s: float, timeout_s: float
     ) -> None:
         self._me, self._machine, self._head, self._beat_s = me, machine, head, beat_s
+        self._timeout_s = timeout_s
+        self._formed = decode(head.value)
+        self._refresh_at = time.monotonic() + store.lease_s / _REFRESHES
         self._hosts = store.hosted_here
         self._term = str(machine.formed().term).encode()
         self._silence = Silence(timeout_s, beat_s)
@@ -103,17 +111,21 @@ class Coordination:
         looked, self._looked = self._looked, False
         return looked
 
-    def take_over(self, store: JobStore, before: Formed) -> None:
+    def take_over(self, store: JobStore, before: Formed) -> bool:
         """Before the work begins: tells again what `before` may not have come to tell, and counts it as lost.
 
-        What it sent is read before that: it may have succeeded.
+        What it sent is read before that: it may have succeeded. False: meanwhile another took over from this one.
         """
-        with self._lock:
-            self._perform(store, self._machine.retell())
-            for text in store.read_inbox(self._machine.read, 0)[0]:
-                self._perform(store, self._take(text))
-            if before.coordinator != self._me:
-                self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
+        try:
+            with self._lock:
+                self._perform(store, self._machine.retell())
+                for text in store.read_inbox(self._machine.read, 0)[0]:
+                    self._perform(store, self._take(text))
+                if before.coordinator != self._me:
+                    self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
+        except _Deposed:
+            return False
+        return True
 
     def wait_for_leavers(self, limit_s: float) -> None:
         """Once the job is over: waits until all others have read that and left, at most `limit_s`."""
@@ -134,9 +146,14 @@ class Coordination:
             self._first.post(encode(Gone("", "")))
 
     def _keep_at(self, loop: Callable[[JobStore], None]) -> None:
-        """Runs one of the loops, each time on a new connection, until this is closed or another took over."""
+        """Runs one of the loops, each time on a new connection, until this is closed or another took over.
+
+        What fails at once, again and again, for as long as a node may be silent, ends this: another may do better.
+        """
+        failures = Failures(self._beat_s)
         try:
-            while self.at_work:
+            while self.at_work and failures.lasted_s < self._timeout_s:
+                began = time.monotonic()
                 try:
                     store = self._first.another()
                     if not self._hosts:
@@ -144,6 +161,8 @@ class Coordination:
                     loop(store)
                 except StoreLost as lost:
                     self.why_ended = f"the store does not answer the coordinator: {lost}"
+                    if failures.failed(began, time.monotonic(), str(lost)):
+                        logger.warning("%s; it tries again", self.why_ended)
                     self._closed.wait(min(self._beat_s, 1.0))
         except _Deposed as deposed:
             self.why_ended = str(deposed)
@@ -201,6 +220,7 @@ class Coordination:
                 self._silence.nodes, ("inbox", *(() if self._hosts else (TERM,)))
             )
             self._must_have_term(fence)
+            self._refresh(store)
             self._turned_at, self._looked = time.monotonic(), True
             unread = int(count or 0) > taken
             if unread and unread_since == taken:
@@ -245,47 +265,25 @@ class Coordination:
     def _agree(self, store: JobStore, formed: Formed) -> None:
         """Writes down who is in the cycle, for whoever takes over; what was read before is of no more use then."""
         if not self._hosts:
-            written = store.set_head(encode(formed), self._head)
-            if written is None:
-                raise _Deposed("another coordinator took over")
-            self._head = written
+            assert isinstance(self._formed, Formed)
+            self._write(store, replace(formed, attempt=self._formed.attempt, before=self._formed.before))
         self._kept = range(self._kept.start, formed.read + 1)
 
+    def _refresh(self, store: JobStore) -> None:
+        """Writes the record anew, as it is, where it would be removed otherwise."""
+        if store.lease_s and time.monotonic() >= self._refresh_at:
+            with self._lock:
+                assert isinstance(self._formed, Formed)
+                self._write(store, self._formed)
 
-def become_coordinator(
-    me: str, store: JobStore, rules: Rules, judge: Judge, beat_s: float, timeout_s: float, lost_term: int
-) -> Coordination | None:
-    """Tries to become the job's coordinator: the first (`lost_term` 0), or in place of the one of that term.
-
-    Returns:
-        The coordination at work; None: there is another.
-
-    Raises:
-        StoreLost: the store does not answer, or holds what is no record of ours.
-    """
-    head, former = store.head(), None
-    try:
-        if head is not None:
-            found = decode(head.value)
-            if not isinstance(found, Formed):
-                raise ProtocolError(f"it is a {type(found).__name__}")
-            if found.term != lost_term:
-                if found.term > lost_term > 0:  # its coordinator may have died before it wrote that
-                    store.publish({TERM: str(found.term)})
-                return None
-            former = found
-        machine = Coordinator(me, rules, judge, time.monotonic(), former)
-    except ProtocolError as error:
-        raise StoreLost(f"the job's record cannot be read: {error}") from None
-    written = store.set_head(encode(machine.formed()), head)
-    if written is None:
-        return None
-    store.publish({TERM: str(machine.formed().term), BEAT: HOST if store.hosted_here else me})
-    coordination = Coordination(me, store, written, machine, beat_s, timeout_s)
-    try:
-        if former is not None:
-            coordination.take_over(store, former)
-    except _Deposed:
-        return None
-    coordination.start()
-    return coordination
+    def _write(self, store: JobStore, formed: Formed) -> None:
+        text = encode(formed)
+        written = store.set_head(text, self._head)
+        if written is None and store.head() is None:  # its lease ran out, or it was removed
+            self._must_have_term([store.receive(TERM, 0) or b""])
+            logger.warning("the job's record in the rendezvous' store was lost; the coordinator writes it again")
+            written = store.set_head(text, None)
+        if written is None:
+            raise _Deposed("another coordinator took over")
+        self._head, self._formed = written, formed
+        self._refresh_at = time.monotonic() + store.lease_s / _REFRESHES

@@ -8,6 +8,7 @@ and those that wait do so for long, since torch's TCPStore prints two lines each
 
 from __future__ import annotations
 
+import base64
 import bisect
 import contextlib
 import time
@@ -17,12 +18,12 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from torch.distributed import FileStore, PrefixStore, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore
+from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
 
 from rank_monitor.contract.errors import StoreLost
 
 Connect: TypeAlias = "Callable[[], tuple[Any, Any]]"
+EtcdStore = etcd_store.EtcdStore
 
 _JOB = "ft_launcher/job"
 _INBOX = "inbox"
@@ -46,20 +47,30 @@ class JobStore:
         connect: makes a new connection to the same: both of these.
         prefix: keys of this job begin with it.
         hosted_here: this process is the store's server.
+        lease_s: the backend's record is removed so long after it was written; 0: never.
 
-    `raw` is torch's store itself; `may_have_host`: another agent may be its server.
+    `raw` is torch's store itself; `may_have_host`: another agent may be its server. `attempt` is the one whose keys
+    are read and written.
     """
 
-    def __init__(self, backend: Any, store: Any, connect: Connect, prefix: str, hosted_here: bool) -> None:
+    def __init__(
+        self, backend: Any, store: Any, connect: Connect, prefix: str, hosted_here: bool, lease_s: float = 0.0
+    ) -> None:
         self.raw = store
-        self._store = PrefixStore(prefix, store)
         self._backend = backend
         self._connect = connect
         self._prefix = prefix
         self.hosted_here = hosted_here
+        self.lease_s = lease_s
         self.may_have_host = isinstance(store, TCPStore) and not hosted_here
         self._many = not isinstance(store, (FileStore, EtcdStore))
         self._plain = isinstance(store, EtcdStore)
+        self.enter("")
+
+    def enter(self, attempt: str) -> None:
+        """Reads and writes the keys of this attempt of the job from now on."""
+        self.attempt = attempt
+        self._store = PrefixStore(self._prefix + attempt, self.raw)
         self._seen: set[str] = set()
 
     def another(self) -> JobStore:
@@ -69,7 +80,10 @@ class JobStore:
             StoreLost: the store cannot be reached.
         """
         with _lost():
-            return type(self)(*self._connect(), self._connect, self._prefix, self.hosted_here)
+            other = type(self)(*self._connect(), self._connect, self._prefix, self.hosted_here)
+        other.lease_s = self.lease_s
+        other.enter(self.attempt)
+        return other
 
     # Messages.
 
@@ -175,11 +189,38 @@ class JobStore:
         return None if found is None else Head(*found)
 
     def set_head(self, value: str, before: Head | None) -> Head | None:
-        """Writes the record if it still is `before` (None: there was none); None: somebody else was first."""
+        """Writes the record if it still is `before` (None: there was none); None: it is another's, or is gone."""
         with _lost():
-            result = self._backend.set_state(value.encode(), before.token if before else None)
+            try:
+                result = self._backend.set_state(value.encode(), before.token if before else None)
+            except RendezvousError:  # etcd's v2 API answers with an error when the record to replace is gone
+                if before is None or self._backend.get_state() is not None:
+                    raise
+                return None
         ours = result is not None and bytes(result[0]) == value.encode()  # also when an answer before this was lost
         return Head(result[0], result[1]) if ours else None
+
+    def remove_other_attempts(self) -> None:
+        """Removes the keys that other attempts of this job left, where the store can list its keys."""
+        own = f"{self._prefix}{self.attempt}/"
+        with _lost():
+            if isinstance(self.raw, EtcdStore):
+                self._remove_from_etcd_v2(own)
+            elif hasattr(self.raw, "remove_range"):  # etcd-v3: its keys are in order, and "0" follows "/"
+                end = self._prefix.removesuffix("/") + "0"
+                self.raw.remove_range(self._prefix, own)
+                self.raw.remove_range(own.removesuffix("/") + "0", end)
+            elif isinstance(self.raw, TCPStore) and hasattr(self.raw, "list_keys"):  # torch 2.10 and later
+                for key in self.raw.list_keys():
+                    if key.startswith(self._prefix) and not key.startswith(own):
+                        self.raw.delete_key(key)
+
+    def _remove_from_etcd_v2(self, own: str) -> None:
+        """torch's store of the v2 API has no way to remove a key, its client has; keys are in base64."""
+        for record in self.raw.client.get(self.raw.prefix).children:
+            name = base64.b64decode(record.key.rpartition("/")[2]).decode(errors="replace")
+            if name.startswith(self._prefix) and not name.startswith(own):
+                self.raw.client.delete(record.key)
 
     def _wait(self, key: str, limit_s: float) -> bool:
         if limit_s <= 0:
@@ -212,5 +253,5 @@ def _lost() -> Iterator[None]:
     """Whatever a store raises when its server does not answer, as one error."""
     try:
         yield
-    except (RuntimeError, ValueError, OSError, LookupError, RendezvousError) as error:
+    except (RuntimeError, ValueError, OSError, LookupError, RendezvousError, etcd_store.etcd.EtcdException) as error:
         raise StoreLost(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__) from error

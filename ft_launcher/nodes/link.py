@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ft_launcher.nodes.attempt import AttemptEnded, check, enter_current
 from ft_launcher.nodes.awaited import Awaited
 from ft_launcher.nodes.coordination import BEAT, HOST, Coordination, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lines import Lines
-from ft_launcher.nodes.messages import Arrive, CycleEnd, NodeMessage, Place, decode, encode
+from ft_launcher.nodes.messages import Arrive, CycleEnd, How, NodeMessage, Over, Place, decode, encode
 from ft_launcher.nodes.rhythm import Rhythm, look_every
 from ft_launcher.nodes.silence import own_limit_s
 from ft_launcher.nodes.watch import Watch
 from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.exit_codes import ExitCode
 
 _FIRST_S = 0.5
 _LOOK_S = 0.02
@@ -49,7 +51,7 @@ class Link:
     Args:
         node: its id.
         store: a connection to begin with.
-        coordinate: becomes the coordinator in place of the one of the given term (0: there was none), if it can.
+        coordinate: becomes the coordinator in place of the one of the given term (0: of a new attempt), if it can.
         beat_s, timeout_s: period of beats, and when a silent node is lost.
     """
 
@@ -80,15 +82,14 @@ class Link:
         self._beater.start()
 
     def _find_coordinator(self, store: JobStore) -> None:
-        """Whoever hosts the store coordinates; on a store apart from the nodes, whoever is first."""
-        role, deadline = store.receive(BEAT, 0), time.monotonic() + _FIRST_S
-        while role is None and store.may_have_host and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)  # a wait that ends without its key makes torch print two lines
-            role = store.receive(BEAT, 0)
-        if role is None:
+        """Whoever hosts the store coordinates; on a store apart from the nodes, whoever opens the attempt."""
+        deadline = time.monotonic() + _FIRST_S
+        while not (entered := enter_current(store)) and store.may_have_host and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        while not entered:
             self.coordination = self._coordinate(0)
-            role = store.receive(BEAT, 0)
-        self._watches = role != HOST.encode()
+            entered = enter_current(store)
+        self._watches = store.receive(BEAT, _FIRST_S) != HOST.encode()
 
     def fileno(self) -> int:
         """Readable when a cycle's end was told."""
@@ -145,6 +146,8 @@ class Link:
         overslept = max(0.0, now - self._checked_at - 2 * self._beat_s)
         self._checked_at, self._heard_at = now, min(now, self._heard_at + overslept)
         limit_s = own_limit_s(self._timeout_s, self._beat_s)
+        if refused := self._lines.failing_for(limit_s):
+            return Cut(f"the rendezvous' store has refused this node's work for {limit_s:g} s ({refused})", False)
         if now - self._heard_at < limit_s:
             return None
         why = f": {self._lines.trouble}" if self._lines.trouble else ""
@@ -176,14 +179,17 @@ class Link:
 
     def _beat(self) -> None:
         """Beats, and does nothing else: on a slow line anything more would come between two beats."""
-        took_s = 0.0
+        took_s, counts = 0.0, dict[str, int]()
         while not self._lines.closed.is_set():
             sent_at, key = time.monotonic(), self._beat_key()
             if self._rhythm.next_is_made(took_s < self._beat_s / _QUICK) and key:
                 with contextlib.suppress(StoreLost):
-                    self._lines.once(lambda store: store.beat(key))  # noqa: B023 (called at once)
+                    count = self._lines.once(lambda store: store.beat(key), "beats")  # noqa: B023 (called at once)
                     took_s = time.monotonic() - sent_at
                     self._heard_at, self._lines.trouble = sent_at, None
+                    if 0 < count <= counts.get(key, 0):  # the store has lost it, or another attempt has removed it
+                        self._lines.once(self._check_attempt, "the look at the job's record")
+                    counts[key] = count
             self._lines.closed.wait(self._beat_s)
 
     def _beat_key(self) -> str:
@@ -206,30 +212,55 @@ class Link:
                 message = self._outbox.get(timeout=self._until_look_s())
             except queue.Empty:
                 with contextlib.suppress(StoreLost):
-                    self._lines.once(self._look)
+                    self._look()
                 continue
             if message is None:
                 break
             self._post(message)
-        self._lines.until_done(lambda store: store.last_beat(self._node))
+        self._lines.until_done(lambda store: store.last_beat(self._node), "the last beat")
 
     def _post(self, message: NodeMessage) -> None:
         text = encode(message)
-        self._lines.until_done(lambda store: store.post(text))
+        self._lines.until_done(lambda store: store.post(text), "messages")
         if isinstance(message, Arrive):  # an answer to an earlier one will not come: who was asked was deposed
             key = reply_key(message.node, message.seq)
-            self._lines.until_done(lambda store: self._answers.let_go(store, before=key))
+            self._lines.until_done(lambda store: self._answers.let_go(store, before=key), "messages")
 
-    def _look(self, store: JobStore) -> None:
+    def _look(self) -> None:
         if self._watches and not self._coordinates() and self._watch.is_due():
             self._rhythm.looked()
-            if (term := self._watch.silent_term(store)) is not None:
-                self.coordination = self._coordinate(term) or self.coordination
+            self._lines.once(self._look_after_coordinator, "the watch of the coordinator")
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_EVERY * self._timeout_s
             self._rhythm.looked()
-            self._answers.look(store)
-            self._ends.look(store)
+            self._lines.once(self._look_for_awaited, "the look for answers")
+
+    def _look_after_coordinator(self, store: JobStore) -> None:
+        if (term := self._watch.silent_term(store)) is not None:
+            try:
+                self.coordination = self._coordinate(term) or self.coordination
+            except AttemptEnded as ended:
+                self._hear(store, ended.over)
+
+    def _look_for_awaited(self, store: JobStore) -> None:
+        self._answers.look(store)
+        self._ends.look(store)
+
+    def _check_attempt(self, store: JobStore) -> None:
+        try:
+            check(store)
+        except AttemptEnded as ended:
+            self._hear(store, ended.over)
+
+    def _hear(self, store: JobStore, over: Over) -> None:
+        """Nobody will tell this node the end of its attempt any more: it is what the awaited keys are given."""
+        how = (How.SUCCEEDED if over.exit_code == ExitCode.OK else How.STOP).value
+
+        def end(key: str) -> str:
+            return encode(CycleEnd(int(key.rpartition("/")[2]), how, over.reason, over.exit_code))
+
+        self._answers.let_go(store, text=lambda key: encode(over))
+        self._ends.let_go(store, text=end)
 
     def _until_look_s(self) -> float:
         if not self._watches or self._coordinates():

@@ -123,7 +123,8 @@ class Formed:
     `arrivals` holds those of the members and of the nodes that wait; `read` counts the messages of the inbox taken.
     `over` is the answer to all once the job is over; empty: it is not. `decision` and `fault_of` are those of the
     cycle's places, `owed` the decisions that nodes which wait have still to hear. `deposed` are the coordinators
-    before, whose messages may still come.
+    before, whose messages may still come. `attempt` names this launch of the job in its keys; `before` is the `over`
+    of the attempt before it, by name, for nodes of that one which have not heard it.
     """
 
     cycle: int
@@ -139,6 +140,8 @@ class Formed:
     fault_of: str = ""
     owed: dict = field(default_factory=dict)  # type: ignore[type-arg]
     deposed: list[str] = field(default_factory=list)
+    attempt: str = ""
+    before: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
 
 ToCoordinator: TypeAlias = "Arrive | Ended | Gone"

@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 _Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
 
 _V2_PREFIX = "/torch/elastic"
+_V2_TTL_S = 7200
+"""torch's, for the record; its store's keys have none."""
 _OPERATION_S = 60
 _REACH_S = 5.0
 _CONNECT_S = 20.0
@@ -53,7 +55,9 @@ def open_job_store(backend: str, parameters: RendezvousParameters) -> JobStore:
     if backend in ("etcd-v2", "etcd-v3"):
         connect = _etcd(backend, parameters)
         holder, store = connect()
-        return JobStore(holder, store, connect, prefix, False)
+        lease_s = parameters.get_as_int("ttl") or _V2_TTL_S
+        own = backend == "etcd-v3"  # it refreshes its lease by itself
+        return JobStore(holder, store, connect, prefix, False, 0.0 if own else float(lease_s))
     run_id = parameters.run_id
     _await_host(backend, parameters)
     if backend == "static":

@@ -64,7 +64,11 @@ class CountedJobStore(JobStore):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._store, self._backend = Counted(self._store), Counted(self._backend)
+        self._backend = Counted(self._backend)
+
+    def enter(self, attempt: str) -> None:
+        super().enter(attempt)
+        self._store = Counted(self._store)
 
 
 class OurNode:

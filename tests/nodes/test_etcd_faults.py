@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,7 @@ PAIR = ("--nnodes=2", f"--ft-node-timeout={TIMEOUT_S}", "--ft-node-beat=0.5")
 PAIR_AND_SPARE = (*PAIR, "--ft-spares=1")
 PATIENT = ("--nnodes=2", "--ft-node-timeout=15", "--ft-node-beat=0.5")
 REPLACED = 100
+STORE_LOST = 82
 
 
 @pytest.fixture
@@ -90,6 +95,56 @@ def test_all_agents_are_lost_and_started_again(on_loopback: StartAgents, over: t
     agents.go()
     agents.end_well()
     agents.trained((ITERATIONS, 4))
+
+
+def head(etcd: EtcdServer, run_id: str, method: str = "GET") -> dict[str, Any]:
+    """What etcd says of the record of a job by `etcd-v2`; empty: there is none."""
+    url = f"http://{etcd.endpoint}/v2/keys/torch/elastic/rendezvous/{run_id}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url, method=method), timeout=20) as answer:
+            found: dict[str, Any] = json.load(answer)["node"]
+    except urllib.error.HTTPError:
+        return {}
+    return found
+
+
+def test_the_record_of_etcd_v2_outlives_its_time_and_is_written_again_when_it_is_gone(
+    on_loopback: StartAgents, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1,ttl=4"
+    flags = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint={etcd.endpoint}", f"--rdzv-id={tmp_path.name}", conf)
+    plan = Plan((Strike("SIGKILL", iteration=6, rank=1),), hold=HOLD)
+    agents = on_loopback(2, plan, *PATIENT, *flags, "--max-restarts=1", nproc=1)
+    agents.until_train(HOLD, world=2)
+    written = {head(etcd, tmp_path.name).get("modifiedIndex", 0)}
+
+    def is_refreshed() -> bool:
+        """Six times: once each quarter of its time."""
+        written.add(head(etcd, tmp_path.name).get("modifiedIndex", 0))
+        assert 0 not in written, f"the record is gone\n{agents.tail()}"
+        return len(written) > 6
+
+    agents.until(is_refreshed, "refreshes")
+    head(etcd, tmp_path.name, "DELETE")
+    agents.until(lambda: head(etcd, tmp_path.name), "the record")
+    agents.go()
+    agents.end(0, 0)
+    agents.trained((ITERATIONS, 2))
+    assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]], agents.tail()
+    assert "writes it again" in agents[0].output + agents[1].output, agents.tail()
+
+
+def test_etcd_that_has_lost_everything_ends_the_job(
+    on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...]
+) -> None:
+    agents = on_loopback(2, HELD, *PATIENT, *over, nproc=1)
+    agents.until_train(HOLD, world=2)
+    etcd.forget()
+    agents.end(STORE_LOST, STORE_LOST)
+    for agent in agents:
+        (end,) = agent.journal("job_end")
+        assert end["reason"] == "the rendezvous' store has lost this job's records", agents.tail()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 from ft_launcher.nodes.coordination import BEAT, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.messages import Gone
+from ft_launcher.nodes.messages import NO_CYCLE, Formed, Gone, encode
 from tests.ft_launcher.nodes.nodes_of_a_test import node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 
@@ -26,6 +26,7 @@ def store(server: TCPStore) -> JobStore:
 @pytest.fixture
 def link(store: JobStore) -> Iterator[Link]:
     """Of node `a`; somebody else coordinates."""
+    store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
     store.publish({BEAT: "b"})
     link = Link("a", store.another(), lambda term: None, beat_s=0.2, timeout_s=60.0)
     yield link

@@ -1,0 +1,151 @@
+"""Which attempt of a job this node takes part in, and who coordinates it: agreed on by compare-and-set of one record.
+
+Each launch of a job is an attempt, with keys of its own in the store. The record names the current one. While that is
+not over, whoever comes joins it, and its coordinator is replaced when it is silent; once it is over, the first to come
+opens the next. Nodes of an attempt whose record was replaced hear its end from the new record.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ft_launcher.nodes.coordination import BEAT, HOST, TERM, Coordination
+from ft_launcher.nodes.coordinator import Coordinator
+from ft_launcher.nodes.job_store import Head, JobStore
+from ft_launcher.nodes.messages import Formed, Over, decode, encode, over_of
+from ft_launcher.nodes.terms import Judge, Rules
+from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.exit_codes import ExitCode
+
+logger = logging.getLogger(__name__)
+
+
+class AttemptEnded(Exception):
+    """The attempt that this node takes part in is no longer the one in the job's record; `over` is its end."""
+
+    def __init__(self, over: Over) -> None:
+        super().__init__(over.reason)
+        self.over = over
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The node that wants to coordinate, and what it would go by: see `Terms`."""
+
+    node: str
+    rules: Rules
+    judge: Judge
+    beat_s: float
+    timeout_s: float
+
+
+def enter_current(store: JobStore) -> bool:
+    """Has the connection use the keys of the attempt that goes on; False: there is none.
+
+    Raises:
+        StoreLost: the store does not answer, or holds what is no record of ours.
+    """
+    found = _record(store.head())
+    if found is None or found.over:
+        return False
+    store.enter(found.attempt)
+    return True
+
+
+def check(store: JobStore) -> None:
+    """Checks that the job's record is that of the connection's attempt.
+
+    Raises:
+        AttemptEnded: it is not.
+        StoreLost: as for `enter_current`.
+    """
+    _must_be_of(store.attempt, _record(store.head()))
+
+
+def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordination | None:
+    """Tries to become the coordinator: of a new attempt (`lost_term` 0), or in place of the one of that term.
+
+    Returns:
+        The coordination at work; None: there is another.
+
+    Raises:
+        AttemptEnded: the attempt's record was replaced, or is lost.
+        StoreLost: as for `enter_current`.
+    """
+    head = store.head()
+    found = _record(head)
+    if lost_term == 0:
+        return None if found is not None and not found.over else _open_attempt(me, store, head, found)
+    former = _must_be_of(store.attempt, found)
+    if former.term != lost_term:
+        if former.term > lost_term:  # its coordinator may have died before it wrote that
+            store.publish({TERM: str(former.term)})
+        return None
+    coordination = _write(me, store, head, former, former.before)
+    if coordination is not None and coordination.take_over(store, former):
+        coordination.start()
+        return coordination
+    return None
+
+
+def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> Coordination | None:
+    """Opens the first attempt, or the one after `last`, which is over."""
+    store.enter(secrets.token_hex(4))
+    coordination = _write(me, store, head, None, {} if last is None else {last.attempt: last.over})
+    if coordination is None:
+        return None
+    if last is not None and (over := over_of(last)) is not None:
+        ended = f"an earlier job under this --rdzv-id ended with code {over.exit_code} ({over.reason})"
+        logger.info("%s; this is a new one, with a budget of its own", ended)
+    try:
+        store.remove_other_attempts()
+    except StoreLost as lost:
+        logger.warning("what an earlier job left in the rendezvous' store could not be removed: %s", lost)
+    coordination.start()
+    return coordination
+
+
+def _write(
+    me: Candidate, store: JobStore, head: Head | None, former: Formed | None, before: dict[str, Any]
+) -> Coordination | None:
+    """Writes the record in place of `head`; None: another was first."""
+    try:
+        machine = Coordinator(me.node, me.rules, me.judge, time.monotonic(), former)
+    except ProtocolError as error:
+        raise StoreLost(f"the job's record cannot be read: {error}") from None
+    formed = replace(machine.formed(), attempt=store.attempt, before=before)
+    written = store.set_head(encode(formed), head)
+    if written is None:
+        return None
+    store.publish({TERM: str(formed.term), BEAT: HOST if store.hosted_here else me.node})
+    return Coordination(me.node, store, written, machine, me.beat_s, me.timeout_s)
+
+
+def _record(head: Head | None) -> Formed | None:
+    if head is None:
+        return None
+    try:
+        found = decode(head.value)
+        if not isinstance(found, Formed):
+            raise ProtocolError(f"it is a {type(found).__name__}")
+    except ProtocolError as error:
+        raise StoreLost(f"the job's record cannot be read: {error}") from None
+    return found
+
+
+def _must_be_of(attempt: str, found: Formed | None) -> Formed:
+    """The record, if it is that of this attempt."""
+    if found is not None and found.attempt == attempt:
+        return found
+    lost = int(ExitCode.STORE_HOST_LOST)
+    if found is None:
+        raise AttemptEnded(Over(lost, "the rendezvous' store has lost this job's records"))
+    try:
+        over = over_of(replace(found, over=found.before.get(attempt, {})))
+    except ProtocolError:
+        over = None
+    raise AttemptEnded(over or Over(lost, "another job under this --rdzv-id has replaced this one's record"))
