@@ -233,6 +233,9 @@ def _outcome(
     except ConfigError as error:
         show(f"ft_launcher: {error}")
         return Outcome(int(ExitCode.BAD_CONFIG), str(error), error=error)
+    except FtError as error:
+        show(f"ft_launcher: {error}")
+        return Outcome(int(ExitCode.LAUNCHER_ERROR), str(error), error=error)
     except OSError as error:
         reason = f"the system refused: {error}"
         show(f"ft_launcher: {reason}")

@@ -91,7 +91,7 @@ def _unread(backend: str, key: str, here: frozenset[str]) -> str:
         other for other in BACKENDS if key in _READ_BY_TORCH.get(other, ()) or key in _READ_HERE_TOO.get(other, ())
     ]
     if owners:
-        return f"{backend} does not read it, {', '.join(owners)} does"
+        return f"{backend} does not read it; it is a key of {', '.join(owners)}"
     return f"{backend} has no such key{nearest(_bare(key), here)}"
 
 

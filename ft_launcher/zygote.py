@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -175,9 +176,12 @@ class Zygote:
         return {"loaded": loaded}
 
     def _hide_launcher(self) -> None:
-        """Takes the launcher's modules out of `sys.modules`: a rank that was started by exec has none of them."""
+        """Takes away the launcher's modules and loggers: a rank that was started by exec has none of them."""
         for name in [name for name in sys.modules if name.partition(".")[0] == "ft_launcher"]:
             self._hidden.append(sys.modules.pop(name))
+        loggers = logging.root.manager.loggerDict
+        for name in [name for name in loggers if name.partition(".")[0] == "ft_launcher"]:
+            del loggers[name]
 
     def _start_ranks(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | ForkedRank:
         """Forks what is asked for; returns pids, or what went wrong. In a rank: that rank.

@@ -47,6 +47,7 @@ class ZygotePool:
         self._respawns = 0
         self._apart, self._first = apart, False
         self._told: tuple[int, int] | None = None
+        self._source = ""
         self.held = zygote.open_descriptors()
         self._first_path = None if apart or zygote.is_safe_path() else sys.path.pop(0)
         self._path = list(sys.path)
@@ -162,8 +163,12 @@ class ZygotePool:
         return self._look.against(self._zygote.loaded)
 
     def _insist(self, source: str) -> None:
+        self._source = source
         if self._why_not and self._settings.warm_start == "on":
-            raise ConfigError("warm_start", "on", source, self._why_not, "Use auto: ranks start by exec then")
+            raise self._refused()
+
+    def _refused(self) -> ConfigError:
+        return ConfigError("warm_start", "on", self._source, self._why_not, "Use auto: ranks start by exec then")
 
     def _restore(self) -> None:
         """Gives this process back what was changed while it loaded what ranks share."""
@@ -213,7 +218,7 @@ class ZygotePool:
         """Takes note of a zygote that ended, or that is ready now; waits so long for one that is not ready yet.
 
         Raises:
-            NoWarmStart: a rank starts again by exec, and the user insists on a warm start.
+            ConfigError: a rank starts again by exec, and the user insists on a warm start.
         """
         self._hear_ranks()
         current = self._zygote
@@ -286,7 +291,7 @@ class ZygotePool:
             return
         self._why_not = self._said = lines[0]
         if self._settings.warm_start == "on":
-            raise NoWarmStart(f"no warm start: {lines[0]}. --ft-warm-start=auto starts the ranks by exec then")
+            raise self._refused()
         logger.info("Ranks start by exec from now on: %s.", lines[0])
         current, self._zygote = self._zygote, None
         if current is not None:

@@ -17,13 +17,14 @@ LIMIT_S = 120
 PROBE = """
 import sys
 modules = sorted(sys.modules)
-import inspect, json, os
+import inspect, json, logging, os
+loggers = sorted(logging.root.manager.loggerDict)
 frames = [[frame.filename, frame.function] for frame in inspect.stack()]
 sys.path.insert(0, "vendor")
 import click, ft_client.link, ft_launcher.cli, psutil, rank_monitor.contract, yaml
 from ft_client import link
 found = [click, ft_client, ft_client.link, link, ft_launcher.cli, psutil, rank_monitor, rank_monitor.contract, yaml]
-result = {"modules": modules, "frames": frames, "found": [module.__file__ for module in found]}
+result = {"modules": modules, "loggers": loggers, "frames": frames, "found": [module.__file__ for module in found]}
 result["resolver"] = os.environ.get("RES_OPTIONS")
 json.dump(result, open(sys.argv[1], "w"))
 """
@@ -98,6 +99,8 @@ def test_what_a_script_finds_of_ours(tmp_path: Path, with_torch: set[str], way: 
     beyond = set(found["modules"]) - with_torch - by_python
     preloaded = {"colorsys"} if way.startswith("forked") and "program" not in way else set()
     assert beyond == {"faulthandler"} | preloaded, "the client dumps stacks; everything else is the launcher's"
+
+    assert not [name for name in found["loggers"] if name.startswith("ft_launcher")], found["loggers"]
 
     files = [Path(file).name for file, function in found["frames"] if function == "<module>"]
     assert files[0] == "probe.py"
