@@ -19,7 +19,7 @@ from ft_launcher.attribution import Fault
 from ft_launcher.monitors import NodeMonitors
 from ft_launcher.recorder import Recorder
 from ft_launcher.zygote_pool import ZygotePool
-from rank_monitor.contract import injection
+from rank_monitor.contract import channel, injection
 from rank_monitor.contract.injection import Injection, Told
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class Injected:
         if not no_python:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             path = injection.socket_beside(monitor_socket)
-            self._socket.bind(str(path))
+            with channel.short_address(path) as name:
+                self._socket.bind(name)
             path.chmod(0o600)
 
     def descriptors(self) -> set[int]:

@@ -181,8 +181,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         for local_rank, news in self._monitors.handle():
             stack_file = self._monitors.stack_file(local_rank)
             self._parts.recorder.heard(self._cycle, local_rank, self._global(local_rank), news, stack_file)
-            if isinstance(news, Verdict) and news.limit == STALL:
-                stall = stall or news
+            if isinstance(news, Verdict) and news.limit == STALL and self._monitors.found(local_rank).exception is None:
+                stall = stall or news  # of a rank with an exception it is the way out that takes long
             if cycle is not None and isinstance(news, Verdict) and news.condemned:
                 cycle.on(Condemned(local_rank))
             if isinstance(news, GroupMade):

@@ -30,7 +30,7 @@ class Peer:
 
 
 @contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
+def short_address(path: Path) -> Iterator[str]:
     """`path`, or a short name for it through its folder's descriptor where it is longer than the kernel takes."""
     if len(os.fsencode(path)) <= MAX_PATH_BYTES:
         yield str(path)
@@ -50,7 +50,7 @@ def listen(path: Path) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with _address(path) as name:
+        with short_address(path) as name:
             listener.bind(name)
         path.chmod(0o600)
         listener.listen(BACKLOG)
@@ -70,7 +70,7 @@ def connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.setblocking(False)
-        with _address(path) as name:
+        with short_address(path) as name:
             connection.connect(name)
     except OSError:
         connection.close()

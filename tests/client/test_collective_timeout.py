@@ -52,7 +52,7 @@ def test_torchs_defaults_are_replaced_when_torch_is_imported(monitor: FakeMonito
 LEAVES_TORCH = """
 import sys
 import json, wave
-print("torch" in sys.modules, sum(type(finder).__module__.startswith("ft_client") for finder in sys.meta_path))
+print("torch" in sys.modules, sum(type(finder).__module__ == "ft_client.after_import" for finder in sys.meta_path))
 """
 
 

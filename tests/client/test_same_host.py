@@ -257,7 +257,7 @@ def test_nobody_waits_for_a_rank_that_fails_to_hear_that_all_have_met(ranks: Ran
 
 def test_none_meet_where_rank_0_cannot_listen(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = meeting._address(1.0)
-    monkeypatch.setattr(meeting.secrets, "randbits", lambda _: 0)
+    monkeypatch.setattr(meeting.os, "urandom", bytes)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(taken)
         assert ranks.meet() == [None] * 3

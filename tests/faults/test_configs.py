@@ -59,7 +59,7 @@ def test_a_job_under_it_recovers(start_job: StartJob, name: str, limit: str, sho
     job = start_job(Plan((strike,)), 2, given(name), shorter, "--max-restarts=1")
     holds(job, 0, [Told("hang" if limit else "signal", {0}, limit)])
     if name == "fail_fast":
-        assert "a hang in NCCL lasts at most 120 s (collective 60 s + heartbeat 60 s)" in job.output
+        assert "a hang in NCCL" not in job.output, "the job uses gloo"
 
 
 def test_heartbeats(start_job: StartJob, tmp_path: Path) -> None:

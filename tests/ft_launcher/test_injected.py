@@ -18,7 +18,7 @@ from ft_launcher.injected import Injected
 from ft_launcher.logs import RunFolder
 from ft_launcher.recorder import Recorder
 from ft_launcher.worker_env import start_environment
-from rank_monitor.contract import env, injection
+from rank_monitor.contract import channel, env, injection
 from rank_monitor.contract.config import StartSettings
 from rank_monitor.contract.injection import Told
 from tests.nodes.conftest import require
@@ -74,6 +74,18 @@ def attend(injected: Injected, folder: Path, monitors: Monitors) -> list[dict[st
     assert recorder.journal.path is not None
     lines = map(json.loads, recorder.journal.path.read_text().splitlines())
     return [line for line in lines if line["event"] == "fault_on_purpose"]
+
+
+def test_a_long_runtime_folder(tmp_path: Path, monitors: Monitors) -> None:
+    """A path of a Unix socket has at most 107 bytes, and TMPDIR may be longer than that."""
+    folder = tmp_path / ("d" * 150)
+    folder.mkdir()
+    injected = Injected(FAULTS, folder / "m0", no_python=False)
+    address = channel.short_address(injection.socket_beside(folder / "m3"))
+    with address as name, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
+        rank.sendto(Told("kind:sleep", 1, 1, "").encode(), name)
+    assert [line["rank"] for line in attend(injected, tmp_path, monitors)] == [1]
+    injected.close()
 
 
 def test_options_add_up() -> None:

@@ -23,7 +23,7 @@ from types import FrameType
 from ft_client import unseen_thread
 from ft_client.inject.place import Place
 from ft_client.inject.strikes import STRIKES
-from rank_monitor.contract import env, injection
+from rank_monitor.contract import channel, env, injection
 from rank_monitor.contract.injection import IN_MAIN_THREAD, OF_SYSTEM, Injection
 
 _TO_MAIN_THREAD = signal.SIGRTMIN + 9
@@ -91,7 +91,8 @@ class Strike:
         told = injection.Told(str(self.fault), self.place.rank, self.place.local_rank, at)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one_way:
             one_way.settimeout(_PATIENCE_S)
-            one_way.sendto(told.encode(), str(injection.socket_beside(Path(monitor_socket))))
+            with channel.short_address(injection.socket_beside(Path(monitor_socket))) as name:
+                one_way.sendto(told.encode(), name)
             return True
         return False
 

@@ -95,7 +95,7 @@ def test_processes_carry_the_tag_and_leave_no_descriptor(places: Places) -> None
     before = descriptors()
     for _ in range(3):
         assert judge(health.check()).healthy
-    assert descriptors() == before
+    assert descriptors() <= before, "what an earlier test left to the garbage collector may have gone meanwhile"
     assert health.pids() == set()
 
 
