@@ -12,7 +12,7 @@ import io
 import os
 import socket
 import struct
-from multiprocessing import reduction, resource_tracker
+from multiprocessing import reduction
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
@@ -40,11 +40,15 @@ class Tracker:
     """In a pickle: the receiver uses the sender's tracker of shared memory, if it has one; its own would remove it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import resource_tracker  # here: a fork has no more modules than its script imports
+
         descriptor = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
         return (Tracker, ()) if descriptor is None else (_share_tracker, (reduction.DupFd(descriptor),))
 
 
 def _share_tracker(travelled: Inherited) -> None:
+    from multiprocessing import resource_tracker
+
     resource_tracker._resource_tracker._fd = travelled.detach()  # type: ignore[attr-defined]
 
 

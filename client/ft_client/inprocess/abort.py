@@ -75,7 +75,6 @@ class AbortTorchDistributed(Abort):
         groups = list(dist.distributed_c10d._world.pg_names)
         _run({f"abort of group {_name(group)}": partial(_abort, group) for group in groups})
         _run({"cutting connections": cut_connections})
-        _aborted.extend(groups)
         _forget_names()
         return state
 
@@ -112,17 +111,28 @@ def forget_groups() -> None:
     have taken a name for a group that never was: then its next group waits for ever for peers that count from 0. Who
     has interrupted a main thread calls this in it, before the next iteration.
     """
-    _forget_names()
+    _forget_names()  # which keeps them as well
     # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
-    held = {_name(group): [group] for group in _aborted}
+    # The number: an aborted group and one that came meanwhile have the same name.
+    held = [[group] for group in _aborted]
     _aborted.clear()
     connections.let_go()
-    _run({f"end of group {group}": holder.clear for group, holder in held.items()})
+    _run({f"end of group {_name(holder[0])}, {number}": partial(_end, holder) for number, holder in enumerate(held)})
+
+
+def _end(holder: list[ProcessGroup]) -> None:
+    """Lets go of a group, then of its backends, whose destructors release the GIL; with torch 2.6 that of a group does
+    not, and would wait for ever for a thread of the backend that waits for the GIL."""
+    group = holder.pop()
+    backends = [group._get_backend(device) for device in group._device_types]
+    del group
+    backends.clear()
 
 
 def _forget_names() -> None:
     if (dist := sys.modules.get("torch.distributed")) is None or not dist.is_available():
         return
+    _aborted.extend(dist.distributed_c10d._world.pg_names)
     if dist.is_initialized():
         _run({"destroy_process_group": dist.destroy_process_group})
     if not dist.is_initialized():

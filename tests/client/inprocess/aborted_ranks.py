@@ -32,6 +32,8 @@ LONG = timedelta(seconds=300)
 LOST_AFTER_S = 300.0
 STILL_S = 0.05
 AGAIN_S = 1.0
+LOOK_AGAIN_S = 0.005
+CALLBACK_LOOKS = 2000
 TINY = torch.ones(4)
 SECOND: list[Any] = []
 
@@ -42,6 +44,21 @@ def ddp() -> None:
         model(TINY).sum().backward()
 
 
+def callback() -> None:
+    """The main thread is freed while a thread of the group is in a callback, which lasts until the group is ended."""
+
+    def until_the_group_ends(_: object) -> None:
+        for _ in range(CALLBACK_LOOKS):
+            if any(thread.name.startswith("end of group") for thread in threading.enumerate()):
+                break
+            time.sleep(LOOK_AGAIN_S)
+        for _ in range(5):
+            time.sleep(LOOK_AGAIN_S)  # each time the thread needs the GIL again
+
+    dist.all_reduce(TINY, async_op=True).get_future().then(until_the_group_ends)
+    dist.all_reduce(torch.ones(4))
+
+
 def last() -> int:
     return dist.get_world_size() - 1
 
@@ -49,6 +66,7 @@ def last() -> int:
 OPERATIONS: dict[str, Callable[[], Any]] = {
     "all_reduce": lambda: dist.all_reduce(TINY),
     "asynchronous": lambda: dist.all_reduce(TINY, async_op=True).wait(),
+    "callback": callback,
     "barrier": dist.barrier,
     "broadcast": lambda: dist.broadcast(TINY, src=last()),
     "objects": lambda: dist.broadcast_object_list([None], src=last()),

@@ -25,7 +25,17 @@ STATE = State(3, 4, iteration=2).freeze()
 DEADLINE_S = 150.0
 LOOK_UP_ONCE = "timeout:1 attempts:1"  # torch's store asks for the names of its peers
 ONE_TO_ALL = ["broadcast", "objects", "recv", "send", "monitored"]
-AT_ONCE = ["all_reduce", "asynchronous", "barrier", "gather", "second group", "new group", "agreement", "init"]
+AT_ONCE = [
+    "all_reduce",
+    "asynchronous",
+    "callback",
+    "barrier",
+    "gather",
+    "second group",
+    "new group",
+    "agreement",
+    "init",
+]
 ALL = [*AT_ONCE, *ONE_TO_ALL]
 OF_FOUR = ["all_reduce", "recv", "agreement", "init"]
 
