@@ -177,7 +177,9 @@ def _dump_flight_recorder(path: Path) -> None:
     import torch
     from torch._C import _distributed_c10d as c10d
 
-    dump = getattr(c10d, "_dump_nccl_trace" if torch.cuda.is_initialized() else "_dump_fr_trace")
+    name = "_dump_nccl_trace" if torch.cuda.is_initialized() else "_dump_fr_trace"
+    if (dump := getattr(c10d, name, None)) is None:
+        raise RuntimeError(f"torch {torch.__version__} has none here (no {name})")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(dump(includeStackTraces=False))  # stacks need the GIL, which the main thread may never release
 

@@ -14,6 +14,7 @@ import resource
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -24,6 +25,8 @@ _TASKS = Path("/proc/self/task")
 _DESCRIPTORS = Path("/proc/self/fd")
 _DETAILS = Path("/proc/self/fdinfo")
 _GLOO_LOOP = "gloo_tcp_loop"  # the thread in which gloo waits for all sockets of one group
+_UNNAMED_LOOP = ["0x40", "0xa"]  # with torch 2.6 the thread has no name; it waits for 64 events, and for 10 ms
+_LOOKS = 5
 _LOOP_SEEN_S = 1.0  # it waits at most 10 ms at a time
 _LOOK_AGAIN_S = 0.0005
 _CONNECTED_S = 1.0
@@ -96,11 +99,31 @@ def cut_store(port: int) -> int:
 
 def _gloo_loops() -> list[Path]:
     loops = []
+    of_python = {str(thread.native_id) for thread in threading.enumerate()}
     for task in _TASKS.iterdir():
         with suppress(OSError):  # a thread that has just ended
-            if (task / "comm").read_text().strip() == _GLOO_LOOP:
+            if (task / "comm").read_text().strip() == _GLOO_LOOP or (
+                task.name not in of_python and _waits_as_gloo(task)
+            ):
                 loops.append(task)
     return loops
+
+
+def _waits_as_gloo(thread: Path) -> bool:
+    """Whether a thread waits for events just as gloo does: by the arguments of the system call it is in."""
+    for _ in range(_LOOKS):
+        words = (thread / "syscall").read_text().split()
+        if words != ["running"]:
+            return words[3:5] == _UNNAMED_LOOP and _is_poll(int(words[1], 16))
+        time.sleep(_LOOK_AGAIN_S)
+    return False
+
+
+def _is_poll(descriptor: int) -> bool:
+    try:
+        return (_DESCRIPTORS / str(descriptor)).readlink().name == "anon_inode:[eventpoll]"
+    except OSError:
+        return False
 
 
 def _polled_by(thread: Path) -> int | None:
@@ -111,9 +134,9 @@ def _polled_by(thread: Path) -> int | None:
             words = (thread / "syscall").read_text().split()
         except OSError:
             return None
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(ValueError, IndexError):
             descriptor = int(words[1], 16)
-            if (_DESCRIPTORS / str(descriptor)).readlink().name == "anon_inode:[eventpoll]":
+            if _is_poll(descriptor):
                 return descriptor
         time.sleep(_LOOK_AGAIN_S)
     return None

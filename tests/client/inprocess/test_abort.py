@@ -15,8 +15,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from torch import distributed as dist
+from torch._C import _distributed_c10d as c10d
 
-from ft_client.inprocess import abort
+from ft_client.inprocess import abort, connections
 from ft_client.inprocess.abort import AbortPersistentCheckpointProcesses, AbortTorchDistributed, AbortTransformerEngine
 from ft_client.inprocess.state import State
 
@@ -132,6 +133,12 @@ def test_a_port_that_is_none(port: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert AbortTorchDistributed()(STATE) is STATE
 
 
+records = pytest.mark.skipif(
+    not hasattr(c10d, "_dump_fr_trace"), reason="this torch has no Flight Recorder outside of CUDA"
+)
+
+
+@records
 def test_flight_recorder(group: None, tmp_path: Path) -> None:
     AbortTorchDistributed(str(tmp_path))(STATE)
     assert not dist.is_initialized()
@@ -139,6 +146,16 @@ def test_flight_recorder(group: None, tmp_path: Path) -> None:
     assert {"version", "pg_config"} <= set(dump)
 
 
+def test_a_torch_without_a_flight_recorder(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(c10d, "_dump_fr_trace", raising=False)
+    AbortTorchDistributed(str(tmp_path))(STATE)
+    assert "has none here (no _dump_fr_trace)" in caplog.text
+    assert not list(tmp_path.iterdir()) and not dist.is_initialized()
+
+
+@records
 def test_a_dump_that_cannot_be_written(group: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     AbortTorchDistributed(str(tmp_path / "file"))(STATE)
@@ -152,19 +169,15 @@ def test_groups_that_came_meanwhile_are_forgotten(group: None) -> None:
     abort.forget_groups()
 
 
-def threads_of_groups() -> int:
-    return [file.read_text() for file in Path("/proc/self/task").glob("*/comm")].count("pt_gloo_runloop\n")
-
-
 def test_an_aborted_group_lives_until_it_is_let_go(group: None) -> None:
     """Else a DDP model may end it, and wait with the GIL held for a thread of the group that waits for the GIL."""
     AbortTorchDistributed()(STATE)
-    assert threads_of_groups()
+    assert connections._gloo_loops()
     abort.forget_groups()
     deadline = time.monotonic() + DEADLINE_S
-    while threads_of_groups() and time.monotonic() < deadline:
+    while connections._gloo_loops() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not threads_of_groups()
+    assert not connections._gloo_loops()
 
 
 CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"
