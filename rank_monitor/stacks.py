@@ -17,6 +17,7 @@ _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
 _STARTED_BY = re.compile(
     r"/ft_client/(bootstrap|script|function)\.py$|^<frozen runpy>$"
     r"|/ft_launcher/(__main__|cli|zygote|zygote_pool|zygote_process|forked_rank|function_rank)\.py$"
+    r"|/bin/(ft_launcher|ftrun)$"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/(.+)$")

@@ -31,11 +31,16 @@ Thread 0x2 (most recent call first):
   File "other.py", line 4 in work
 ...
 """
+BY_OUR_COMMAND = """Current thread 0x1 (most recent call first):
+  File "train.py", line 3 in <module>
+  File "/venv/bin/ft_launcher", line 8 in <module>
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "frames"),
     [
+        (BY_OUR_COMMAND, ["train.py:3 in <module>"]),
         (TWO_THREADS, ["train.py:42 in step", "train.py:7 in <module>"]),
         (OTHER_CURRENT, ["b.py:??? in main"]),
         (CUT, ["main.py:3 in main"]),
