@@ -210,7 +210,7 @@ class JobStore:
                 end = self._prefix.removesuffix("/") + "0"
                 self.raw.remove_range(self._prefix, own)
                 self.raw.remove_range(own.removesuffix("/") + "0", end)
-            elif isinstance(self.raw, TCPStore) and hasattr(self.raw, "list_keys"):  # torch 2.10 and later
+            elif isinstance(self.raw, TCPStore) and hasattr(self.raw, "list_keys"):  # later releases of torch
                 for key in self.raw.list_keys():
                     if key.startswith(self._prefix) and not key.startswith(own):
                         self.raw.delete_key(key)
