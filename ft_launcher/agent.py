@@ -42,15 +42,17 @@ class NodeAgent(RankAgent):
     """The agent of this node: forms cycles, watches them, and does what is decided after each."""
 
     def _invoke_run(self, role: str = "") -> RunResult:
+        reserve = Reserve(self._nprocs)
         try:
-            return self._run_cycles()
+            return self._run_cycles(reserve)
         except Unhealthy as unhealthy:
             self.exit_code, self.reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {unhealthy}"
             return self._stopped()
+        finally:
+            reserve.release()  # `launch()` goes on in the user's program
 
-    def _run_cycles(self) -> RunResult:
+    def _run_cycles(self, reserve: Reserve) -> RunResult:
         group = self._worker_group
-        reserve = Reserve(self._nprocs)
         self._initialize_workers(group)
         while True:
             reserve.fill()

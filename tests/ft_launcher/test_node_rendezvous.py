@@ -75,21 +75,23 @@ def test_the_job_is_over_for_members_spares_and_the_late(hosted: bool) -> None:
     with site(2, 2, hosted) as made:
         made.form("ab", begin=True)
         spare = made.begin("s")
+        made.until_known(3)
         for name in "ab":
             made.nodes[name].tell(How.SUCCEEDED, "")
         assert made.end("ab") == {(0, "succeeded", 0)}
         with pytest.raises(JobOver):
             spare.result(PATIENT_S)
-        assert over(made, "late", begin=True) == (0, "all ranks succeeded")
+        if hosted:  # on a store apart a node that comes now cannot be told from a new launch: see the next test
+            assert over(made, "late", begin=True) == (0, "all ranks succeeded")
 
 
-def test_who_comes_when_all_have_left_hears_that_the_job_is_over() -> None:
+def test_who_comes_when_the_job_is_over_on_a_store_apart_opens_the_next_attempt() -> None:
     with site(1, 1, hosted=False) as made:
         made.form("a", begin=True)
         made.nodes["a"].tell(How.SUCCEEDED, "")
         made.end("a")
         made.nodes["a"].leave("done")
-        assert over(made, "late", begin=True) == (0, "all ranks succeeded")
+        assert made.form("b", begin=True) == {"b": 0}
 
 
 def test_the_coordinator_is_lost_and_another_takes_over() -> None:

@@ -93,6 +93,13 @@ class Site:
         if link.coordination is not None:
             link.coordination.close()
 
+    def until_known(self, count: int) -> None:
+        """Waits until the coordinator knows so many nodes."""
+        link = self.nodes[self.coordinator()]._link
+        assert link is not None and link.coordination is not None
+        machine = link.coordination._machine
+        until(lambda: len(machine.nodes) == count)
+
     def coordinator(self) -> str:
         """Who coordinates."""
 
