@@ -3,7 +3,7 @@ of warnings. So a script runs until its first import of torch as in a fresh inte
 
 A finder at the front of `sys.meta_path` gives everything back. It sees `import`, `importlib.import_module` and `runpy`,
 and leaves no frame in tracebacks and in the search for who is warned, as a wrapper around `builtins.__import__` would.
-Knows nothing of what the script did meanwhile: it asks whoever took things back.
+It does not decide whether the rank may go on as a fork: `take_back` is given the function that does.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Imports(MetaPathFinder):
 
 
 class _GivesBack(Loader):
-    """Loads a module that was taken back. Whoever asks it for anything else asks the module's own loader."""
+    """Loads a module that was taken back; every other request is passed to the module's own loader."""
 
     def __init__(self, module: ModuleType, imported: Callable[[], None]) -> None:
         self._module, self._imported = module, imported

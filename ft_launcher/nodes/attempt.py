@@ -1,8 +1,8 @@
 """Which attempt of a job this node takes part in, and who coordinates it: agreed on by compare-and-set of one record.
 
-Each launch of a job is an attempt, with keys of its own in the store. The record names the current one. While that is
-not over, whoever comes joins it, and its coordinator is replaced when it is silent; once it is over, the first to come
-opens the next. Nodes of an attempt whose record was replaced hear its end from the new record.
+Each launch of a job is an attempt, with keys of its own in the store. The record names the current attempt. Nodes that
+arrive before its end join it, and replace its coordinator when that is silent. The first node that arrives after its
+end opens the next attempt. Nodes of an attempt whose record was replaced read its end from the new record.
 """
 
 from __future__ import annotations

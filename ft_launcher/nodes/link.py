@@ -82,7 +82,7 @@ class Link:
         self._beater.start()
 
     def _find_coordinator(self, store: JobStore) -> None:
-        """Whoever hosts the store coordinates; on a store apart from the nodes, whoever opens the attempt."""
+        """The host of the store coordinates; on a store apart from the nodes, the node that opens the attempt."""
         deadline = time.monotonic() + _FIRST_S
         while not (entered := enter_current(store)) and store.may_have_host and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -92,7 +92,7 @@ def test_what_a_script_finds_of_ours(tmp_path: Path, with_torch: set[str], way: 
 
     assert all(Path(file).is_relative_to(tmp_path / "vendor") for file in found["found"]), found["found"]
 
-    assert found["resolver"] == given, "the launcher's bound on its own look-ups is none of theirs"
+    assert found["resolver"] == given, "the bound on the launcher's own look-ups must not reach the ranks"
 
     is_module = way.endswith("module")
     by_python = {"runpy"} | ({"probe"} if is_module else set())

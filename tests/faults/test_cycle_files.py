@@ -62,7 +62,9 @@ def test_files_of_a_job_with_a_restart(start_job: StartJob, tmp_path: Path, node
     for job in jobs:
         job.port = port if nodes > 1 else 0
         nothing_left(job)
-        assert "Ranks start by exec" not in job.output, "the variable for the ranks is none of torch's"
+        assert "Ranks start by exec" not in job.output, (
+            "the new variable must not force an exec start: no import of torch reads it"
+        )
         assert "error text" not in job.output, "the log of the cycle has it, and not the console"
     each = [f"{rank}: {text}" for rank in range(2 * nodes) for text in ("error text", "no end", "record {}")]
     for cycle in (0, 1):

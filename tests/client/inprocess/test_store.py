@@ -34,7 +34,7 @@ def _server(libuv: bool = True) -> TCPStore:
 
 
 def test_a_release_wakes_who_waits(store: TCPStore | FileStore) -> None:
-    """Also one that finds the key written: whoever wrote it may have died before it woke anybody."""
+    """A release that finds the key written wakes the waiters too: its writer may have died before it could."""
     own = TCPStore("127.0.0.1", store.port, 1) if isinstance(store, TCPStore) else store
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(own.wait, ["key"], WAIT)

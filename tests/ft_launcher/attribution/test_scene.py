@@ -1,4 +1,4 @@
-"""Where ranks are by their stacks, and what is told of ranks that stand still: tables."""
+"""Where a rank is, by its stack, and the text about ranks that stand still: tables."""
 
 from __future__ import annotations
 
