@@ -209,7 +209,7 @@ class CycleInfo:
         self._work.put(work)
 
     def _write(self) -> None:
-        while (work := self._work.get()) is not None:
+        for work in iter(self._work.get, None):
             try:
                 work()
             except (OSError, ValueError) as error:

@@ -291,7 +291,10 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         limit_s = self._parts.settings.stop.linger
         deadline = math.inf if limit_s is None else self._done_at + limit_s
         tree = self._tree(self._background.has)
-        if limit_s == 0 or not (left := tree.find()):
+        if limit_s == 0:
+            return
+        left = tree.find()
+        if not left:
             return
         self._parts.recorder.lingers(self._cycle, {pid: command_of(pid) for pid in left}, limit_s)
         while self._told is None and left and time.monotonic() < deadline:

@@ -69,7 +69,8 @@ class Recorder:
         """The launcher's last word."""
         if self._counts["restarts_in_process"]:
             report.show(f"ft_launcher: {report.of_rung_one(**self._counts)}")
-        unseen = {"console_lines_dropped": lost} if (lost := console.dropped()) else {}
+        dropped = console.dropped()
+        unseen = {"console_lines_dropped": dropped} if dropped else {}
         self.journal.write("job_end", exit_code=exit_code, reason=reason, **self._counts, **unseen)
         self.journal.close()
 

@@ -175,7 +175,8 @@ def c_environment() -> dict[bytes, bytes]:
     entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     found: dict[bytes, bytes] = {}
     place = 0
-    while entries and (entry := entries[place]) is not None:
+    while entries and entries[place] is not None:
+        entry = entries[place]
         name, _, value = entry.partition(b"=")
         found[name] = value
         place += 1

@@ -127,8 +127,9 @@ class ZygotePool:
                 problem = f"the process that imported it ended ({how})"
                 raise _not_preloaded(",".join(modules), problem) from None
             return f"the zygote was lost: {lost}"
-        if modules and (took := time.monotonic() - began) > _SLOW_PRELOAD_S:
-            print(f"ft_launcher: --ft-preload {','.join(modules)} took {took:.0f} s", file=sys.stderr)
+        took_s = time.monotonic() - began
+        if modules and took_s > _SLOW_PRELOAD_S:
+            print(f"ft_launcher: --ft-preload {','.join(modules)} took {took_s:.0f} s", file=sys.stderr)
         return self._against_loaded()
 
     def prepare_apart(self, words: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:

@@ -84,8 +84,10 @@ class Link:
     def _find_coordinator(self, store: JobStore) -> None:
         """The host of the store coordinates; on a store apart from the nodes, the node that opens the attempt."""
         deadline = time.monotonic() + _FIRST_S
-        while not (entered := enter_current(store)) and store.may_have_host and time.monotonic() < deadline:
+        entered = enter_current(store)
+        while not entered and store.may_have_host and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+            entered = enter_current(store)
         while not entered:
             self.coordination = self._coordinate(0)
             entered = enter_current(store)

@@ -45,9 +45,8 @@ def read_file(
             raise OSError(f"{path} is not a regular file")
         if tail and found.st_size > most:
             os.lseek(descriptor, found.st_size - most, os.SEEK_SET)
-        content = b""
-        while len(content) <= most and (part := os.read(descriptor, most + 1 - len(content))):
-            content += part
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
     finally:
         os.close(descriptor)
     if len(content) > most and not tail:
