@@ -88,7 +88,10 @@ class Recorder:
     @contained("an event cannot be recorded")
     def checked(self, cycle: int, readings: Sequence[Reading], verdict: NodeVerdict) -> None:
         """The node's health before a cycle; told when it says something."""
-        notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "unhealthy")]
+        notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "warning", "unhealthy")]
+        for reading in readings:
+            if reading.state == "warning":
+                logger.warning("health check %s: %s; the node takes part", reading.check, reading.reason)
         if not verdict.healthy:
             self._keep()
             report.show(f"ft_launcher: this node is unhealthy and takes no part: {verdict.reason}")

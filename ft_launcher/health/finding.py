@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-State: TypeAlias = Literal["ok", "unknown", "unhealthy", "not present"]
+State: TypeAlias = Literal["ok", "unknown", "warning", "unhealthy", "not present"]
 Finding: TypeAlias = tuple[State, str]
 """One thing that was looked at: how it is, in words that name it; no words where there is nothing to say."""
 Answer: TypeAlias = tuple[list[Finding], dict[str, Any]]
 """The findings of a check, and what it wants to be told again next time."""
 
-_WORST_FIRST: tuple[State, ...] = ("unhealthy", "unknown", "ok", "not present")
+_WORST_FIRST: tuple[State, ...] = ("unhealthy", "warning", "unknown", "ok", "not present")
 
 
 class Task(NamedTuple):

@@ -23,7 +23,7 @@ class NodeHealth:
     """The checks of a node over a job: what they saw before each cycle is compared with what they saw earlier.
 
     Args:
-        folders: the job's own folders that must have room.
+        folders: where the launcher writes, which should have room.
         tag: the job's tag, for the environment of the processes; empty: none.
     """
 

@@ -41,7 +41,7 @@ class Plan:
     """The checks of one round: `readings` are there already, `orders` are to be started.
 
     Args:
-        folders: the job's own, for the check of free space.
+        folders: where the launcher writes: a full one is a warning.
         memory: check -> what it wants to know again from last time.
     """
 
@@ -58,7 +58,7 @@ class Plan:
         if settings.enable_nic_healthcheck:
             self._plan_nics()
         table = mounts.parse(_text(places.mountinfo))
-        self._plan_space([*folders, places.shm], table)
+        self._plan_space(folders, table)
         if settings.enable_dist_storage_healthcheck:
             self._plan_mounts(table)
         if settings.storage_health_check_path:
@@ -93,7 +93,8 @@ class Plan:
 
     def _plan_space(self, folders: Sequence[str], table: list[mounts.Mount]) -> None:
         local = [folder for folder in folders if mounts.is_local(folder, table)]
-        self._is("space", *worst(map(space.room, local)))
+        found = [space.room(self._places.shm, needed=True), *(space.room(folder, needed=False) for folder in local)]
+        self._is("space", *worst(found))
         if remote := [folder for folder in folders if folder not in local]:
             self._order("space", {"folders": remote}, "unknown")
 

@@ -13,7 +13,8 @@ class Reading:
     """The result of one check.
 
     Attributes:
-        state: `unknown` is what could not be read; only `unhealthy` says something against the node.
+        state: `unknown` is what could not be read, `warning` what the training can do without; only `unhealthy` says
+            something against the node.
         took_s: seconds from the start of its process; 0 for what was read without one.
     """
 
@@ -36,5 +37,5 @@ def judge(readings: Sequence[Reading]) -> NodeVerdict:
     state, reason = worst((reading.state, f"{reading.check}: {reading.reason}") for reading in readings)
     if state == "unhealthy":
         return NodeVerdict(False, reason)
-    said = [f"{reading.check} {reading.state}" for reading in readings if reading.state in ("ok", "unknown")]
+    said = [f"{reading.check} {reading.state}" for reading in readings if reading.state != "not present"]
     return NodeVerdict(True, ", ".join(said) or "nothing to check")

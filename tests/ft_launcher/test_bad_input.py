@@ -200,3 +200,29 @@ def test_no_free_disk(place: Path, option: str, code: int) -> None:
     assert ended.returncode == code, ended.stderr
     assert "No space left on device" in ended.stderr and "Traceback" not in ended.stderr
     assert ended.stdout == ("trained\n" if code == 0 else "")
+
+
+FILLS_THE_DISK_OF_LOGS = """
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    with open(sys.argv[1] + "/filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            sys.exit(1)
+print("trained")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_a_disk_of_logs_that_is_full_is_no_reason_to_leave(place: Path) -> None:
+    full = place / "full"
+    full.mkdir()
+    (place / "fills.py").write_text(FILLS_THE_DISK_OF_LOGS)
+    launcher = f"{sys.executable} -m ft_launcher --max-restarts=1 --log-dir={full}/logs fills.py {full}"
+    command = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=1m none {full} && exec {launcher}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "trained\n"
+    assert f"health check space: {full}/logs is full: 0 bytes are free; the node takes part" in ended.stderr

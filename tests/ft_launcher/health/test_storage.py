@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.reading import Reading
+from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.health.plan import Places
+from ft_launcher.health.reading import Reading, judge
+from ft_launcher.health.space import room
+from rank_monitor.contract.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
 
 Check = Callable[..., Reading]
@@ -92,12 +97,20 @@ def test_a_path_that_hangs(reading_of: Check, tmp_path: Path) -> None:
 
 
 def test_full_folders_of_the_job(reading_of: Check, mounted: Callable[[str], Path]) -> None:
-    from ft_launcher.health.space import room
-
     full, small, no_inode = mounted("size=1m"), mounted("size=64k"), mounted("size=1m,nr_inodes=1")
-    assert room(str(small))[0] == "ok"
+    assert room(str(small), needed=True)[0] == "ok"
     fill(full)
-    assert room(str(full)) == ("unhealthy", f"{full} is full: 0 bytes are free")
-    assert room(str(no_inode)) == ("unhealthy", f"{no_inode} is full: no inode is free")
-    assert room(str(full / "missing"))[0] == "not present"
-    assert room(str(full / "filler" / "x"))[0] == "unknown"
+    for needed, state in ((True, "unhealthy"), (False, "warning")):
+        assert room(str(full), needed) == (state, f"{full} is full: 0 bytes are free")
+        assert room(str(no_inode), needed) == (state, f"{no_inode} is full: no inode is free")
+        assert room(str(full / "missing"), needed)[0] == "not present"
+        assert room(str(full / "filler" / "x"), needed)[0] == "unknown"
+
+
+def test_only_what_the_training_needs_is_a_reason_to_leave(places: Places, mounted: Callable[[str], Path]) -> None:
+    full = mounted("size=1m")
+    fill(full)
+    logs = judge(NodeHealth(HealthSettings(), [str(full)], places=places).check())
+    assert (logs.healthy, logs.reason) == (True, "space warning")
+    shared_memory = dataclasses.replace(places, shm=str(full))
+    assert not judge(NodeHealth(HealthSettings(), places=shared_memory).check()).healthy
