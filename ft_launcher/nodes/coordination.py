@@ -17,12 +17,13 @@ from dataclasses import replace
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.failures import Failures
-from ft_launcher.nodes.job_store import Head, JobStore
+from ft_launcher.nodes.job_store import MOST_SENT, ForeignCounter, Head, JobStore
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Formed, Gone, decode, encode
 from ft_launcher.nodes.rhythm import look_every
 from ft_launcher.nodes.silence import Silence
 from ft_launcher.nodes.terms import Reply, Work
 from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.foreign import whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,9 @@ class Coordination:
         try:
             with self._lock:
                 self._perform(store, self._machine.retell())
-                for text in store.read_inbox(self._machine.read, 0)[0]:
-                    self._perform(store, self._take(text))
+                with contextlib.suppress(ForeignCounter):  # which the thread that reads will deal with
+                    for text in store.read_inbox(self._machine.read, 0)[0]:
+                        self._perform(store, self._take(text))
                 if before.coordinator != self._me:
                     self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
         except _Deposed:
@@ -178,13 +180,28 @@ class Coordination:
 
     def _read_inbox(self, store: JobStore) -> None:
         while self.at_work:
-            texts, fence = store.read_inbox(self._machine.read, LONG_S, () if self._hosts else (TERM,))
+            try:
+                texts, fence = store.read_inbox(self._machine.read, LONG_S, () if self._hosts else (TERM,))
+            except ForeignCounter as found:
+                self._go_on_after(store, found)
+                continue
             self._must_have_term(fence)
             with self._lock:
                 self._perform(store, [])
                 for text in texts:
                     self._perform(store, self._take(text))
             self._deadline_changed.set()
+
+    def _go_on_after(self, store: JobStore, found: ForeignCounter) -> None:
+        """Somebody else wrote the inbox' counter: takes what nodes put beside it, and reads on from there."""
+        logger.warning("in the rendezvous' store %s, which no node wrote: messages are read on from there", found)
+        texts = store.rescue(self._machine.read, found.count)
+        with self._lock:
+            for text in texts:
+                self._perform(store, self._take(text))
+            self._machine.read = found.count
+            self._kept = range(found.count + 1, found.count + 1)
+        self._deadline_changed.set()
 
     def _take(self, text: bytes) -> list[Work]:
         if not text:
@@ -201,7 +218,7 @@ class Coordination:
 
     def _read_beats(self, store: JobStore) -> None:
         """Every beat or two: who is silent; whether another took over; whether a dead writer holds up the inbox."""
-        unread_since = 0
+        unread_since, sent_before = 0, 0
         next_look = time.monotonic()
         while self.at_work:
             self._deadline_changed.clear()
@@ -222,10 +239,14 @@ class Coordination:
             self._must_have_term(fence)
             self._refresh(store)
             self._turned_at, self._looked = time.monotonic(), True
-            unread = int(count or 0) > taken
+            sent = whole_number(count, MOST_SENT) if count else taken
+            if sent is None or sent < taken:
+                logger.warning("the inbox' counter in the rendezvous' store was %.40r: it is written anew", count)
+                store.count_from(taken)
+            unread = (sent or 0) > taken
             if unread and unread_since == taken:
-                store.give_up_missing(taken)
-            unread_since = taken
+                store.give_up_missing(taken, sent_before)
+            unread_since, sent_before = taken, sent or 0
             if unread:  # who left has said why in a message that is not read yet
                 counters = {node: beats for node, beats in counters.items() if (beats or 0) >= 0}
             now = time.monotonic()

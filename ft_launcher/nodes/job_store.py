@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import bisect
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from torch.distributed import FileStore, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
 
 from rank_monitor.contract.errors import StoreLost
+from rank_monitor.contract.foreign import whole_number
+
+logger = logging.getLogger(__name__)
 
 Connect: TypeAlias = "Callable[[], tuple[Any, Any]]"
 EtcdStore = etcd_store.EtcdStore
@@ -28,6 +32,13 @@ EtcdStore = etcd_store.EtcdStore
 _JOB = "ft_launcher/job"
 _INBOX = "inbox"
 _VOID = "void"
+_MOST_UNREAD = 1 << 16
+"""Messages that nodes may have sent and nobody has read: more than 1,024 nodes send in a job of a hundred cycles."""
+_LOOKED_AT = 1024
+"""Places of the inbox that are looked at one by one, where the counter says nothing about what is there."""
+MOST_SENT = 1 << 53
+"""Counters above that no job comes to; whoever adds to one that is close to 2^63 wraps around."""
+_LAST = "-1"
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,14 @@ class Head:
 
     value: bytes
     token: Any
+
+
+class ForeignCounter(Exception):
+    """The inbox' counter, `count`, is none that nodes came to by counting their messages."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"the inbox' counter is {count}")
+        self.count = count
 
 
 class JobStore:
@@ -99,11 +118,16 @@ class JobStore:
         """Messages after the first `taken`, waiting for one up to `limit_s`; with them the values of the keys `more`.
 
         Messages that were given up are empty.
+
+        Raises:
+            ForeignCounter: see there; `rescue` reads what can be read, and the inbox goes on after `count`.
         """
         with _lost():
             if not self._wait(f"{_INBOX}/{taken + 1}", limit_s):
                 return [], []
             count = int(self._store.add(_INBOX, 0))
+            if count - taken > _MOST_UNREAD:
+                raise ForeignCounter(count)
             keys = [f"{_INBOX}/{number}" for number in range(taken + 1, count + 1)]
             if not self._store.check(keys):  # a writer is between its two steps; the first is there
                 there = bisect.bisect_left(range(1, len(keys)), 1, key=lambda n: not self._store.check(keys[: n + 1]))
@@ -111,11 +135,33 @@ class JobStore:
             values = self._get_all([*more, *keys])
             return [b"" if text == _VOID.encode() else text for text in values[len(more) :]], values[: len(more)]
 
-    def give_up_missing(self, taken: int) -> None:
-        """Fills the next place of the inbox, whose writer took a number and never wrote: the others can be read."""
+    def give_up_missing(self, taken: int, sent: int) -> None:
+        """Fills places of the inbox after `taken` whose writers took a number and never wrote: others can be read then.
+
+        Args:
+            sent: the last number that was taken so long ago that its writer must have been done.
+        """
         with _lost():
-            if int(self._store.add(_INBOX, 0)) > taken:
-                self._put_if_absent(f"{_INBOX}/{taken + 1}", _VOID)
+            for number in range(taken + 1, min(sent, taken + _LOOKED_AT) + 1):
+                self._put_if_absent(f"{_INBOX}/{number}", _VOID)
+
+    def rescue(self, taken: int, count: int) -> list[bytes]:
+        """Messages beside a counter that somebody else set to `count`: those sent before that, and those sent since.
+
+        Places among the last ones whose writers are not yet done are given up.
+        """
+        before = range(taken + 1, taken + 1 + _LOOKED_AT)
+        since = range(count + 1 - _LOOKED_AT, count + 1)
+        with _lost():
+            keys = [key for key in (f"{_INBOX}/{number}" for number in before) if self._store.check([key])]
+            texts = [bytes(self._store.get(key)) for key in keys]
+            texts += [self._put_if_absent(f"{_INBOX}/{number}", _VOID) for number in since]
+        return [text for text in texts if text != _VOID.encode()]
+
+    def count_from(self, taken: int) -> None:
+        """Writes the inbox' counter anew, where it is lost or is no number: so many messages were taken."""
+        with _lost():
+            self._store.set(_INBOX, str(taken))
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Removes messages of the inbox that nobody will read again, where the store can."""
@@ -153,7 +199,7 @@ class JobStore:
     def last_beat(self, key: str) -> None:
         """Says that no further beat is to be expected."""
         with _lost():
-            self._store.set(f"beat/{key}", "-1")
+            self._store.set(f"beat/{key}", _LAST)
 
     def counters(self, keys: Sequence[str], more: Sequence[str] = ()) -> tuple[dict[str, int | None], list[bytes]]:
         """The counts of beats, None for one that never beat; and the values of the keys `more`, empty for none."""
@@ -163,8 +209,18 @@ class JobStore:
             there = [name for name in names if name in self._seen]
             found = dict(zip(there, self._get_all(there), strict=True)) if there else {}
             values = [found.get(name, b"") for name in names]
-            counts = [int(text) if text else None for text in values[len(more) :]]
+            counts = [self._beats(*pair) for pair in zip(keys, values[len(more) :], strict=True)]
         return dict(zip(keys, counts, strict=True)), values[: len(more)]
+
+    def _beats(self, key: str, text: bytes) -> int | None:
+        """A count of beats, below zero after the last; None: there is none. What is none is begun anew."""
+        if not text or text == _LAST.encode():
+            return -1 if text else None
+        count = whole_number(text, MOST_SENT)
+        if count is None:
+            logger.warning("the beats of %s in the rendezvous' store were no number: they are counted anew", key)
+            self._store.set(f"beat/{key}", "0")
+        return count or 0
 
     def _look_for(self, names: Sequence[str]) -> None:
         """Remembers which of these are there, to stay: no counter is ever removed. To get a missing one would block."""

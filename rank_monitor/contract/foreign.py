@@ -1,4 +1,4 @@
-"""Reads files and JSON that another process wrote, within bounds. Knows nothing of what they mean.
+"""Reads files, JSON and numbers that another process wrote, within bounds. Knows nothing of what they mean.
 
 A rank chooses the bytes of its error file, of its messages and of its reports, and may be wrong or hostile. A FIFO must
 not block the reader, a link to `/dev/zero` must not fill its memory, and JSON that is nested 100,000 deep must not end
@@ -90,6 +90,15 @@ def check_depth(text: str, max_depth: int) -> None:
         depth += 1 if bracket in "[{" else -1
         if depth > max_depth:
             raise ValueError(f"JSON is nested more than {max_depth} deep")
+
+
+def whole_number(text: bytes | str, most: int) -> int | None:
+    """The whole number in a text; None: there is none, or it is not within 0 and `most`."""
+    try:
+        number = int(text) if len(text) <= _MAX_NUMBER else -1
+    except ValueError:
+        return None
+    return number if 0 <= number <= most else None
 
 
 def _whole(digits: str) -> int:

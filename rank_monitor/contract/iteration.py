@@ -21,12 +21,14 @@ from dataclasses import asdict, dataclass
 
 from rank_monitor.contract import observers
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.foreign import parse_json
+from rank_monitor.contract.foreign import parse_json, whole_number
 from rank_monitor.contract.json_record import from_json
-from rank_monitor.contract.roll import Entry, Roll, Store, ranges_of, ranks_in, release
+from rank_monitor.contract.roll import MOST_MEMBERS, Entry, Roll, Store, leave_out, ranges_of, ranks_in, release
 
 GO, FAULT, DONE = "go", "fault", "done"
 _MAX_RECORDS = 64
+_MOST_ITERATIONS = 1 << 31
+"""A restart takes milliseconds: so many would take months."""
 _CURRENT, _FORGOTTEN = "iteration", "forgotten"
 
 
@@ -56,6 +58,8 @@ class Closed:
             closed = from_json(cls, parse_json(written))
             for ranges in (closed.terminated, closed.members, closed.joined):
                 ranks_in(ranges)
+            if not 0 <= closed.world_size <= MOST_MEMBERS or closed.taken < 0:
+                raise ValueError(f"world_size={closed.world_size}, taken={closed.taken}")
             return closed
         except ValueError as problem:
             raise ProtocolError(f"Closed: {problem}") from None
@@ -99,7 +103,7 @@ class Iteration:
         """Comes to the start. The last one releases it, with the note that one rank brought."""
         if note is not None:
             self._store.set(self._note, note)
-        if self.start.sign(entry) >= entry.world_size:
+        if self.start.complete(entry, entry.world_size):
             self._make_current()
             note = self._store.get(self._note).decode() if self._store.check([self._note]) else ""
             release(self._store, self.started, GO + note)
@@ -107,7 +111,7 @@ class Iteration:
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
         """The function returned on an active rank; the last one ends the call."""
-        if self.returned.sign(entry) >= active_world_size:
+        if self.returned.complete(entry, active_world_size):
             release(self._store, self.outcome, DONE)
             self._must_be_kept()
 
@@ -121,8 +125,10 @@ class Iteration:
 
     def account(self, entry: Entry) -> None:
         """Comes to the end of a failed iteration; or, not being well, tells that a member will not come."""
-        counted = self.end.sign(entry)
-        if not entry.is_well or counted >= entry.world_size:
+        if not entry.is_well:
+            self.end.sign(entry)
+            self._close_if_complete()
+        elif self.end.complete(entry, entry.world_size):
             self._close_if_complete()
 
     def missing(self, roll: Roll, of: Iterable[int]) -> list[int]:
@@ -226,7 +232,7 @@ class Iteration:
 
 def current(store: Store) -> int:
     """The iteration that was last begun by all; 0 before the first."""
-    return int(store.get(_CURRENT)) if store.check([_CURRENT]) else 0
+    return _number_at(store, _CURRENT)
 
 
 @contextmanager
@@ -256,12 +262,27 @@ def _raise_to(store: Store, key: str, number: int) -> None:
     """Makes the number at a key this one, unless it is greater."""
     now = ""
     while not now or int(now) < number:
-        now = store.compare_set(key, now, str(number)).decode()
+        found = store.compare_set(key, now, str(number))
+        if whole_number(found, _MOST_ITERATIONS) is None:
+            leave_out(key)
+            store.set(key, "0")
+            found = b"0"
+        now = found.decode()
 
 
 def first_kept(store: Store) -> int:
     """The first iteration that is not forgotten."""
-    return int(store.get(_FORGOTTEN)) if store.check([_FORGOTTEN]) else 0
+    return _number_at(store, _FORGOTTEN)
+
+
+def _number_at(store: Store, key: str) -> int:
+    """The number of an iteration under a key; 0 where there is none."""
+    if not store.check([key]):
+        return 0
+    number = whole_number(store.get(key), _MOST_ITERATIONS)
+    if number is None:
+        leave_out(key)
+    return number or 0
 
 
 def joining(store: Store) -> Roll:

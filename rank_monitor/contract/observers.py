@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rank_monitor.contract.roll import Store
+from rank_monitor.contract.roll import Store, leave_out
 
 _LOG = "observers"
 _COMES, _GOES, _IS_DEAD = "+", "-", "!"
@@ -31,11 +31,13 @@ def noted(store: Store, member: int, is_dead: bool) -> Iterator[None]:
 
 def are_there(store: Store) -> bool:
     """Whether somebody observes. One operation; when nobody does, the log begins anew."""
-    log = store.compare_set(_LOG, "", "").decode()
+    log = store.compare_set(_LOG, "", "").decode(errors="replace")
     there: Counter[str] = Counter()
     for line in log.splitlines():
-        what, who = line[0], line[1:]
-        if what == _COMES:
+        what, who = line[:1], line[1:]
+        if what not in (_COMES, _GOES, _IS_DEAD):
+            leave_out(_LOG)
+        elif what == _COMES:
             there[who] += 1
         elif what == _IS_DEAD or there[who] <= 1:  # it may be silent and not dead, and go later
             del there[who]

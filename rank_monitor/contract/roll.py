@@ -7,9 +7,21 @@ somebody spoke for it; so what counts is members, not entries.
 from __future__ import annotations
 
 import datetime
+import functools
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from rank_monitor.contract.foreign import whole_number
+
+logger = logging.getLogger(__name__)
+
+MOST_MEMBERS = 1 << 20
+"""Ten times the ranks of the largest jobs there are. A greater number in the store is not of a rank of ours."""
+
+_MOST_SIGNATURES = 8
+"""Of one member on one roll; two are usual where it died, and each time its end is told again makes one more."""
 
 
 class Store(Protocol):
@@ -68,17 +80,41 @@ class Roll:
         self._store.append(self._entries, f"{entry.member} {entry.rank} {entry.world_size} {int(entry.is_well)}\n")
         return self._store.add(self._count, 1)
 
+    def complete(self, entry: Entry, size: int) -> bool:
+        """Adds an entry; returns whether that makes `size` or more.
+
+        A member may sign more than once: for itself, and by whoever speaks for it. A counter far above that was written
+        by somebody else, and then the entries themselves say who came.
+        """
+        counted = self.sign(entry)
+        if 0 < counted <= _MOST_SIGNATURES * size:
+            return counted >= size
+        leave_out(self._count)
+        return len({one.member for one in self.entries()}) >= size
+
     def entries(self) -> list[Entry]:
-        """Every entry, in the order they came."""
+        """Every entry, in the order they came; lines that are none are left out."""
         if not self._store.check([self._entries]):
             return []
-        lines = self._store.get(self._entries).decode().splitlines()
-        numbers = (tuple(map(int, line.split())) for line in lines)
-        return [Entry(member, rank, world_size, bool(is_well)) for member, rank, world_size, is_well in numbers]
+        found = []
+        for line in self._store.get(self._entries).splitlines():
+            numbers = [whole_number(word, MOST_MEMBERS) for word in line.split()]
+            match numbers:
+                case [int(member), int(rank), int(world_size), 0 | 1 as is_well]:
+                    found.append(Entry(member, rank, world_size, bool(is_well)))
+                case _:
+                    leave_out(self._entries)
+        return found
 
     def keys(self) -> list[str]:
         """What it leaves in the store."""
         return [self._entries, self._count]
+
+
+@functools.lru_cache(maxsize=256)
+def leave_out(key: str) -> None:
+    """Says, once for each key, that it holds what no rank of ours wrote."""
+    logger.warning("the ranks' store holds what no rank wrote, under %r: it is left out", key)
 
 
 def ranges_of(ranks: Iterable[int]) -> str:
@@ -96,10 +132,15 @@ def ranks_in(ranges: str) -> set[int]:
     """The numbers of `ranges_of`.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: it is no such text, or has numbers that no rank has.
     """
     found: set[int] = set()
-    for part in ranges.split(",") if ranges else []:
+    if not ranges:
+        return found
+    for part in ranges.split(","):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers or numbers[0] < 0 or numbers[-1] >= MOST_MEMBERS:
+            raise ValueError(f"no ranks: {part[:100]!r}")
+        found.update(numbers)
     return found
