@@ -34,6 +34,7 @@ from rank_monitor.contract.messages import (
     ControlRequest,
     GroupMade,
     Guard,
+    InterruptedAgain,
     LimitsSet,
     Message,
     RankException,
@@ -50,7 +51,17 @@ STOPPED_GRACE_S = 1.0
 STALL = "stall"
 """The limit that only warns; any other one that does not condemn asks for a restart in process."""
 _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
-_OF_THE_RANK = (RankException, ControlRequest, LimitsSet, Guard, GroupMade, Restarter, SectionTimes, ResultInDoubt)
+_OF_THE_RANK = (
+    RankException,
+    ControlRequest,
+    LimitsSet,
+    Guard,
+    GroupMade,
+    InterruptedAgain,
+    Restarter,
+    SectionTimes,
+    ResultInDoubt,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,7 @@ News: TypeAlias = (
     | RankException
     | ControlRequest
     | LimitsSet
+    | InterruptedAgain
     | Restarter
     | SectionTimes
     | ResultInDoubt
@@ -273,7 +285,7 @@ class NodeMonitors:
                 return message
             case Guard():
                 seat.guard = message
-            case ControlRequest() | Restarter() | SectionTimes() | GroupMade():
+            case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
                 return message
         return None
 

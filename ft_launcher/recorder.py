@@ -28,7 +28,14 @@ from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.foreign import read_file
 from rank_monitor.contract.injection import Told
 from rank_monitor.contract.launcher_messages import Verdict
-from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException, ResultInDoubt, SectionTimes
+from rank_monitor.contract.messages import (
+    ControlRequest,
+    InterruptedAgain,
+    LimitsSet,
+    RankException,
+    ResultInDoubt,
+    SectionTimes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +142,12 @@ class Recorder:
                 self.journal.write("monitor_replaced", cycle=cycle, rank=rank, why=news.why)
             case LimitsSet():
                 self.journal.report("limits", cycle=cycle, rank=rank, **vars(news))
+            case InterruptedAgain():
+                self.journal.report("interrupted_again", cycle=cycle, rank=rank, **vars(news))
+                report.show(
+                    f"ft_launcher: rank {rank} has not ended {news.waited_s:.1f} s after its interruption "
+                    f"({news.why}): interrupted again (--ft-interrupt-grace)"
+                )
             case SectionTimes():
                 self.journal.report("section_times", cycle=cycle, rank=rank, **vars(news))
             case ResultInDoubt():

@@ -37,6 +37,7 @@ from rank_monitor.contract.messages import (
     Heartbeat,
     Hello,
     InterruptAsked,
+    InterruptedAgain,
     IterationReached,
     LimitsSet,
     Ping,
@@ -57,7 +58,17 @@ from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
 
-_FOR_THE_AGENT = (RankException, ControlRequest, LimitsSet, Guard, GroupMade, Restarter, SectionTimes, ResultInDoubt)
+_FOR_THE_AGENT = (
+    RankException,
+    ControlRequest,
+    LimitsSet,
+    Guard,
+    GroupMade,
+    InterruptedAgain,
+    Restarter,
+    SectionTimes,
+    ResultInDoubt,
+)
 _RECENT_S = 0.5
 """Stacks that a warning asked for need not be asked for again for the launcher's question that follows it."""
 _REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up

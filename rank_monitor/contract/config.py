@@ -52,6 +52,11 @@ class MonitorSettings:
     teardown_timeout: float | None = setting(
         None, kinds.LIMIT, "from shutdown_workload_monitoring() to the rank's exit"
     )
+    interrupt_grace: float | None = setting(
+        None,
+        kinds.LIMIT,
+        "how long the cleanup of a function restarted in process may take; none: half of hard_timeout - soft_timeout",
+    )
     stack_signal: int = setting(
         kinds.SIGNAL.read("SIGRTMIN+7"), kinds.SIGNAL, "asks a rank for its stacks; one that nobody else uses"
     )

@@ -131,6 +131,17 @@ class Ping(Message):
 
 
 @dataclass(frozen=True)
+class InterruptedAgain(Message):
+    """An in-process wrapper interrupted its function again, although that may cut off a cleanup: it has not ended,
+    `waited_s` after it was interrupted, or was to be. `why`: what held that back; `stack`: of the main thread."""
+
+    iteration: int
+    waited_s: float
+    why: str
+    stack: str
+
+
+@dataclass(frozen=True)
 class GroupMade(Message):
     """The training made its default process group; `backends` as torch has them, `cpu:gloo,cuda:nccl` for example."""
 

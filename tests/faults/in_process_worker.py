@@ -63,8 +63,18 @@ def _hold(call: str) -> None:
     what, _, who = word.read_text().partition(" ")
     if what == "raise" and int(who) == MEMBER:
         raise Told
+    if what == "raise" and (FOLDER / f"clings-{MEMBER}").exists():
+        _cling()
     if what == "exit" and int(who) == MEMBER:
         sys.exit(3)
+
+
+def _cling() -> None:
+    """Is interrupted, and does not come to the end of its cleanup."""
+    try:
+        time.sleep(_LONG.total_seconds())
+    finally:
+        time.sleep(_LONG.total_seconds())
 
 
 def main() -> None:

@@ -133,6 +133,20 @@ def test_when_no_rank_is_left_the_cycle_ends(start_job: StartJob) -> None:
     assert "no rank of this node" in job.journal("taken_over")[0]["reason"]
 
 
+def test_a_cleanup_that_hangs_is_cut_off_after_the_grace_and_the_journal_says_so(start_job: StartJob) -> None:
+    job = start_job(Plan(), 2, "--max-restarts=0", "--ft-interrupt-grace=0.5", script=SCRIPT)
+    holding(job, "0-0", {0, 1})
+    (job.folder / "clings-1").touch()
+    say(job, "0-0", "raise 0")
+    holding(job, "0-1", {0, 1})
+    say(job, "0-1", "go")
+    ends_well(job)
+    (again,) = job.journal("interrupted_again")
+    assert (again["rank"], again["iteration"], again["why"]) == (1, 0, "the interruption is being handled")
+    assert again["waited_s"] >= 0.5 and "_cling" in again["stack"]
+    assert "interrupted again (--ft-interrupt-grace)" in job.output
+
+
 def test_off_means_rung_two(start_job: StartJob) -> None:
     job = start_job(Plan(), 2, "--max-restarts=1", "--ft-inprocess=off", script=SCRIPT)
     os.kill(holding(job, "0-0", {0, 1})[1], signal.SIGKILL)

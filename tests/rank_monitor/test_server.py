@@ -20,6 +20,7 @@ from rank_monitor.contract.messages import (
     Heartbeat,
     Hello,
     InterruptAsked,
+    InterruptedAgain,
     LimitsSet,
     Message,
     Ping,
@@ -71,6 +72,7 @@ def test_a_rank_that_attaches_is_welcomed_and_the_agent_is_told(node: Node) -> N
         LimitsSet(None, 9.5, {"step": 3}, None, ["section:step"], {"any": [1, {"thing": None}]}),
         Guard("running", 60.0, 90.0, 5.0),
         Restarter("handling_starting", 5, 1, "inprocess/0/", 120.0),
+        InterruptedAgain(1, 15.0, "__exit__ runs", "in close"),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -15,12 +15,13 @@ from ft_client import process
 from ft_client.inprocess.timeouts import Timeouts
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import messages
-from rank_monitor.contract.messages import InterruptAsked, Message, Ping, Progress, Restarter
+from rank_monitor.contract.messages import InterruptAsked, InterruptedAgain, Message, Ping, Progress, Restarter
 
 logger = logging.getLogger(__name__)
 
 _RUNNING, _UNGUARDED, _RESTARTING, _OVER = "running", "unguarded", "restarting", "over"
 _PATIENCE_S = 0.1
+_MAX_STACK = 4096
 _STAMPS_PER_TIMEOUT = 8  # a stamp may be two periods old before its lack means anything
 
 
@@ -94,6 +95,15 @@ class Guard:
         now_ns = monotonic_ns()
         self._restarter = Restarter(state, member, iteration, prefix, limit_s), now_ns
         self._send(self._restarter[0], now_ns)
+
+    def interrupted_again(self, iteration: int, waited_s: float, why: str, stack: str) -> None:
+        """Tells that the function was interrupted again; the arguments are `InterruptedAgain`'s. From any thread."""
+        self._send(InterruptedAgain(iteration, round(waited_s, 3), why, stack[-_MAX_STACK:]), monotonic_ns())
+
+    def interrupt_grace_s(self) -> float | None:
+        """What the launcher says of it; None: nothing."""
+        settings = self._link.settings if self._link is not None else None
+        return settings.interrupt_grace if settings is not None else None
 
     # Called by the link and the watchdog.
 

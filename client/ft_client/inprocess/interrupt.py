@@ -1,8 +1,23 @@
-"""Interrupts what runs in a thread: an exception that is raised there again and again until it arrives.
+"""Interrupts what runs in the main thread: once, and again only where that cuts nothing off.
 
-Raised once, it may be swallowed: by a `__del__`, a C callback, an `except BaseException` of the user's. It cannot reach
-a thread that waits in a system call; a signal whose handler does nothing ends such a wait, where the thread is the main
-one. Knows nothing of why.
+The exception is raised by the handler of a signal, in the main thread itself. Only there it is certain what it would
+cut off: the frame that it strikes and the exception that is being handled are those of this very moment, and nothing
+runs in between. A signal also ends a wait in a system call, where the thread would not see an exception.
+
+It is not raised while the thread cleans up, that is while
+- an earlier interruption exists: it is on its way, a handler deals with it, or somebody kept it;
+- an exception is handled, by an `except`, a `finally` or a `with`, that was not when the function was called;
+- an `__exit__` or `__del__` runs.
+Nor is it raised in the standard library's handling of locks: struck between taking a lock and the `try` that gives it
+back, that leaves it held for ever. A thread that waits there can be interrupted, as it does not have the lock.
+
+All this may last for ever, in a function that trains inside an `except` for example, and a cleanup may hang: after the
+grace the exception is raised all the same. An interruption that was swallowed, by a C callback or an
+`except BaseException`, holds nothing back: it is raised again at once.
+
+Where the signal has another handler meanwhile, the exception is raised from the other thread, by
+`PyThreadState_SetAsyncExc`: the thread may then be a few instructions beyond the place that was looked at. Knows
+nothing of why.
 """
 
 from __future__ import annotations
@@ -12,8 +27,11 @@ import logging
 import signal
 import sys
 import threading
+import time
 import traceback
+import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -21,8 +39,13 @@ logger = logging.getLogger(__name__)
 
 _NUDGE = signal.SIGURG
 """Ignored where nobody handles it, and hardly ever used."""
-_FIRST_NUDGE_S, _NUDGE_S = 0.002, 0.02
-_RAISE_S, _LAST_RAISE_S = 0.2, 2.0
+_FIRST_LOOK_S, _LOOK_S = 0.002, 0.02
+_STUCK_S = 0.02
+"""A thread that is at one instruction for so long waits there: what handles a lock takes microseconds."""
+_AGAIN_S, _LAST_AGAIN_S = 0.2, 2.0
+_LOCKING = frozenset({"concurrent", "importlib", "logging", "multiprocessing", "queue", "threading"})
+"""Packages of the standard library that take locks in functions of their own, such as `Condition.__enter__`."""
+_CLEANING = frozenset({"__aexit__", "__del__", "__exit__"})
 
 
 class Interrupted(BaseException):
@@ -30,25 +53,44 @@ class Interrupted(BaseException):
 
 
 class Interrupter:
-    """Calls functions in the thread that made it, such that another thread can interrupt them."""
+    """Calls functions in the thread that made it, such that another thread can interrupt them.
 
-    def __init__(self) -> None:
+    Args:
+        grace_s: says how long a cleanup may take.
+        report: called in the other thread when that is over and the exception is raised all the same: with the seconds
+            that passed, why it was held back, and the stack of the function.
+    """
+
+    def __init__(
+        self, grace_s: Callable[[], float], report: Callable[[float, str, str], object] = lambda *_: None
+    ) -> None:
+        self._grace_s, self._report = grace_s, report
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._armed = self._asked = self._raised = False
+        """Of the way without the handler, which never takes it."""
+        self._armed = self._asked = self._is_forced = self._is_async = self._is_looking = False
         self._arrived = threading.Event()
+        self._raised = 0
+        self._last: weakref.ref[Interrupted] | None = None
+        self._outside: BaseException | None = None
+        """What is handled around the call."""
+        self._locking_at: tuple[FrameType, int, float] | None = None
+        self._seen = ""
+        """What the handler saw that held the exception back."""
+        self._began = 0.0
+        """When the function was interrupted last, or was to be."""
         self._before: object = None
-        self._nudges = threading.current_thread() is threading.main_thread()
-        if self._nudges and signal.getsignal(_NUDGE) in (signal.SIG_DFL, signal.SIG_IGN):
-            self._before = signal.signal(_NUDGE, _nothing)
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main and signal.getsignal(_NUDGE) is not None:  # a handler in C could not be put back
+            self._before = signal.signal(_NUDGE, self._on_signal)
 
     def close(self) -> None:
         """Puts the signal back to what it was."""
-        if self._before is not None and signal.getsignal(_NUDGE) is _nothing:
+        if self._has_signal():
             signal.signal(_NUDGE, self._before)  # type: ignore[arg-type]
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """What `function` returns.
+        """What `function` returns, which is written in Python: in this frame itself nothing is raised.
 
         Raises:
             Interrupted: another thread called `interrupt`, since the last `reset`.
@@ -88,48 +130,139 @@ class Interrupter:
         """Lets no function run until `reset`. Called in another thread; returns when none runs.
 
         Args:
-            again: called whenever the interruption has not arrived and is repeated.
+            again: called now and then while the interruption has not arrived.
         """
-        wait_s, raise_again_s, waited_s = _FIRST_NUDGE_S, 0.0, 0.0
-        pause_s = _RAISE_S
-        while True:
-            with self._lock:
-                self._asked = True
-                if not self._armed:
-                    return
-                if waited_s >= raise_again_s:
-                    if waited_s and logger.isEnabledFor(logging.DEBUG):
-                        logger.debug("the interruption has not arrived; the thread is at\n%s", self._stack())
-                    self._raised = True
-                    _raise_in(self._thread, Interrupted)
-                    raise_again_s, pause_s = waited_s + pause_s, min(2 * pause_s, _LAST_RAISE_S)
-                if self._nudges and waited_s:
-                    signal.pthread_kill(self._thread, _NUDGE)
-            if self._arrived.wait(wait_s):
-                return
-            waited_s += wait_s
-            if waited_s >= raise_again_s:
+        self._began = time.monotonic()
+        self._asked = True
+        look_s, again_s = _FIRST_LOOK_S, _AGAIN_S
+        again_at = self._began + again_s
+        while self._armed:
+            now = time.monotonic()
+            if now >= again_at:
                 again()
-            wait_s = _NUDGE_S
+                again_s = min(2 * again_s, _LAST_AGAIN_S)
+                again_at = now + again_s
+            self._try(now)
+            if self._arrived.wait(look_s):
+                return
+            look_s = _LOOK_S
+
+    # In the other thread.
+
+    def _try(self, now: float) -> None:
+        """Raises the exception if that may be now, or makes the handler look whether it may."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None:
+            return
+        is_by_signal = self._has_signal()
+        why_not = self._why_not_now(frame, _handled_in(self._thread))
+        if not why_not and not is_by_signal:
+            why_not = self._why_not_here(frame)
+        waited_s = now - self._began
+        is_over = waited_s >= self._grace_s()
+        if is_over:
+            is_by_signal = is_by_signal and not self._is_forced  # else the handler did not run: the signal is blocked
+            self._began, self._is_forced = now, True
+        elif why_not and not self._is_forced:
+            return
+        elif self._raised and logger.isEnabledFor(logging.DEBUG):
+            logger.debug("the interruption was swallowed; the thread is at\n%s", _stack(frame))
+        seen, stack = self._seen, _stack(frame) if is_over else ""
+        if not is_by_signal:
+            self._raise_from_here()
+        if self._is_main:
+            signal.pthread_kill(self._thread, _NUDGE)
+        if is_over:  # the last step: to log is to wait for a lock, which the thread may have
+            self._report(waited_s, why_not or seen or "it executes no Python code", stack)
+
+    def _raise_from_here(self) -> None:
+        with self._lock:
+            if self._armed:
+                self._is_async, self._is_forced = True, False
+                _raise_in(self._thread, Interrupted)
+
+    def _has_signal(self) -> bool:
+        return self._before is not None and signal.getsignal(_NUDGE) == self._on_signal
+
+    # In the thread that is interrupted.
 
     def _arm(self) -> None:
-        with self._lock:
-            if self._asked:
-                raise Interrupted
-            self._arrived.clear()
-            self._armed, self._raised = True, False
+        self._arrived.clear()
+        self._raised, self._last, self._seen = 0, None, ""
+        self._outside = sys.exc_info()[1]
+        self._armed = True
+        if self._asked:
+            raise Interrupted
 
     def _disarm(self) -> None:
         """From here on nothing is raised, and what was raised is not on its way any more."""
         with self._lock:
-            self._armed = False
-            if self._raised:
+            self._armed = self._is_forced = False
+            if self._is_async:
                 _let_arrive(self._thread)
+            self._is_async = False
+        self._outside = self._locking_at = None
         self._arrived.set()
 
-    def _stack(self) -> str:
-        frame = sys._current_frames().get(self._thread)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if callable(self._before):
+            self._before(number, frame)
+        if frame is None or self._is_looking or not (self._armed and self._asked):
+            return
+        self._is_looking = True
+        try:
+            self._seen = self._why_not_now(frame, sys.exc_info()[1]) or self._why_not_here(frame)
+            if frame.f_code is Interrupter.call.__code__ or (self._seen and not self._is_forced):
+                return
+        finally:
+            self._is_looking = False
+        self._is_forced = False
+        self._raise()
+
+    def _raise(self) -> None:
+        interruption = Interrupted()
+        self._raised += 1
+        self._last, self._began = weakref.ref(interruption), time.monotonic()
+        try:
+            raise interruption
+        finally:
+            del interruption  # this frame is in its traceback, and it is to end with the last handler of it
+
+    # In either.
+
+    def _why_not_now(self, frame: FrameType, handled: BaseException | None) -> str:
+        """What the thread does that an exception would cut off; empty: nothing that can be seen."""
+        if self._last is not None and self._last() is not None:
+            return "the interruption is being handled"
+        if handled is not None and handled is not self._outside:
+            return f"{type(handled).__name__} is being handled"
+        found: FrameType | None = frame
+        while found is not None and found.f_code is not Interrupter.call.__code__:
+            if found.f_code.co_name in _CLEANING:
+                return f"{found.f_code.co_name} runs"
+            found = found.f_back
+        return ""
+
+    def _why_not_here(self, frame: FrameType) -> str:
+        """Whether the thread is about to take or give back a lock; empty: it is not, or waits for one."""
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in _LOCKING:
+            self._locking_at = None
+            return ""
+        now, seen = time.monotonic(), self._locking_at
+        if seen is None or seen[0] is not frame or seen[1] != frame.f_lasti:
+            self._locking_at = seen = (frame, frame.f_lasti, now)
+        return "" if now - seen[2] >= _STUCK_S else f"{name} handles a lock"
+
+
+def _handled_in(thread: int) -> BaseException | None:
+    """The exception that a thread handles."""
+    found = sys._current_exceptions().get(thread)
+    return found[1] if isinstance(found, tuple) else found  # before Python 3.12: as by `sys.exc_info`
+
+
+def _stack(frame: FrameType) -> str:
+    return "".join(traceback.format_stack(frame))
 
 
 def _raise_in(thread: int, exception: type[BaseException]) -> None:
@@ -148,7 +281,3 @@ def _let_arrive(own_thread: int) -> None:
             pass
     except Interrupted:
         pass
-
-
-def _nothing(_signal: int, _frame: object) -> None:
-    """The handler: that it is called is enough."""

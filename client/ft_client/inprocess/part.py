@@ -44,7 +44,8 @@ class Part:
         self.error: BaseException | None = None
         self._arguments, self._function, self._state = arguments, function, state
         self._wrapper = CallWrapper(state, guard)
-        self._interrupter = Interrupter()
+        self._guard = guard
+        self._interrupter = Interrupter(self._grace_s, self._interrupted_again)
         self._cause: BaseException | None = None
         self._abort_ended: BaseException | None = None
         self._is_over = False
@@ -137,6 +138,19 @@ class Part:
         frozen = self._state.freeze()
         called("initialize", self._arguments.initialize, frozen)
         self._check_health(frozen)
+
+    def _grace_s(self) -> float:
+        return self._arguments.interrupt_grace_s(self._guard.interrupt_grace_s())
+
+    def _interrupted_again(self, waited_s: float, why: str, stack: str) -> None:
+        logger.warning(
+            "rank %s: %.1f s after its interruption the function has not ended (%s): it is interrupted again at\n%s",
+            self._state.rank,
+            waited_s,
+            why,
+            stack,
+        )
+        self._guard.interrupted_again(self._state.iteration, waited_s, why, stack)
 
     def _check_health(self, frozen: FrozenState) -> None:
         try:

@@ -17,7 +17,7 @@ from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.launcher_messages import Connected, CycleEnd, CycleStart, Snapshot, SnapshotRequest, Verdict
-from rank_monitor.contract.messages import ControlRequest, Guard, LimitsSet, Message, Restarter
+from rank_monitor.contract.messages import ControlRequest, Guard, InterruptedAgain, LimitsSet, Message, Restarter
 from rank_monitor.contract.spawn import Template
 from rank_monitor.contract.wait import readable
 
@@ -127,6 +127,8 @@ class Sidecar:
             case Connected():
                 self._start = replace(self._start, attached=message.attached)
                 self.client_pid = message.pid
+            case InterruptedAgain():
+                self._say(f"interrupted again after {message.waited_s:.1f} s: {message.why}; it is at\n{message.stack}")
             case ControlRequest():
                 self._say(f"the request {message.action} is not acted on: no launcher started this rank")
 

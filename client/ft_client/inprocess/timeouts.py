@@ -42,10 +42,15 @@ class Timeouts:
     completion_timeout: datetime.timedelta = 120 * _SECOND
     last_call_wait: datetime.timedelta = _SECOND
     termination_grace_time: datetime.timedelta = 5 * _SECOND
+    interrupt_grace: datetime.timedelta | None = None
+    """How long the cleanup of an interrupted function may take before it is interrupted again. None: what the launcher
+    says, else half of what is between soft_timeout and hard_timeout."""
 
     def __post_init__(self) -> None:
         for field in fields(Timeouts):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             if not isinstance(value, datetime.timedelta):
                 raise TypeError(f"{field.name}={value!r} is not a timedelta")
             if value < datetime.timedelta(0):
@@ -53,6 +58,14 @@ class Timeouts:
         for lower, upper in _RELATIONS:
             if getattr(self, lower) >= getattr(self, upper):
                 raise ValueError(f"{_named(self, lower)} must be below {_named(self, upper)}")
+
+    def interrupt_grace_s(self, of_launcher: float | None) -> float:
+        """Seconds of `interrupt_grace`; `of_launcher`: what `--ft-interrupt-grace` says, None: nothing."""
+        if self.interrupt_grace is not None:
+            return self.interrupt_grace.total_seconds()
+        if of_launcher is not None:
+            return of_launcher
+        return (self.hard_timeout - self.soft_timeout).total_seconds() / 2
 
     @property
     def restart_limit_s(self) -> float:

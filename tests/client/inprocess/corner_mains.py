@@ -114,7 +114,7 @@ def killed_in(note: Note, where: str) -> Any:
 def returns_nothing(note: Note, where: str) -> Any:
     """A callback forgets to return the state."""
     entry = me()[0]
-    _note_warnings(note)
+    note_warnings(note)
 
     def function(call: CallWrapper) -> tuple[int, int, int]:
         return fails_once(call, entry == 0)
@@ -125,7 +125,7 @@ def returns_nothing(note: Note, where: str) -> Any:
     return Wrapper(**QUICK, **{where: callback})(function)()
 
 
-def _note_warnings(note: Note) -> None:
+def note_warnings(note: Note) -> None:
     class Noting(logging.StreamHandler[Any]):
         def emit(self, record: logging.LogRecord) -> None:
             note(record.getMessage())
@@ -139,7 +139,7 @@ def advised(note: Note) -> Any:
 
     from ft_client.inprocess import wrapper
 
-    _note_warnings(note)
+    note_warnings(note)
     wrapper._nccl_version = lambda: (2, 27, 3)
     distributed_c10d.default_pg_nccl_timeout = seconds(60)
     return Wrapper(**QUICK)(me)()

@@ -15,7 +15,9 @@ def s(seconds: float) -> datetime.timedelta:
 
 
 def test_documented_defaults() -> None:
-    assert {one.name: getattr(Timeouts(), one.name).total_seconds() for one in fields(Timeouts)} == {
+    durations = {one.name: getattr(Timeouts(), one.name) for one in fields(Timeouts)}
+    assert durations.pop("interrupt_grace") is None
+    assert {name: duration.total_seconds() for name, duration in durations.items()} == {
         "monitor_thread_interval": 1,
         "monitor_process_interval": 1,
         "heartbeat_interval": 1,
@@ -62,8 +64,16 @@ def test_what_is_allowed(given: dict[str, float]) -> None:
     Timeouts(**{name: s(value) for name, value in given.items()})
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(Timeouts)])
+@pytest.mark.parametrize("name", [one.name for one in fields(Timeouts) if one.name != "interrupt_grace"])
 @pytest.mark.parametrize("value", [1, 1.5, None, "1s"])
 def test_wrong_types(name: str, value: object) -> None:
     with pytest.raises(TypeError, match=f"{name}={value!r} is not a timedelta"):
         Timeouts(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given_s", "of_launcher_s", "grace_s"), [(None, None, 15), (None, 4.0, 4), (2, 4.0, 2), (0, None, 0)]
+)
+def test_the_grace_of_an_interruption(given_s: float | None, of_launcher_s: float | None, grace_s: float) -> None:
+    grace = None if given_s is None else s(given_s)
+    assert Timeouts(interrupt_grace=grace).interrupt_grace_s(of_launcher_s) == grace_s

@@ -1,0 +1,19 @@
+"""The cleanup of a healthy rank that is interrupted runs to its end, whatever form it has; no writer lives on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.inprocess import cleanup_mains
+from tests.client.inprocess.cleanup_mains import FORMS
+from tests.client.inprocess.job import job
+
+
+@pytest.mark.parametrize("collective", [False, True], ids=["at work", "in a collective"])
+def test_a_cleanup_runs_to_its_end(collective: bool) -> None:
+    """In a collective it begins with the error that the abort caused, before the interruption."""
+    with job(1 + len(FORMS), cleanup_mains.cleans_up, collective=collective) as made:
+        told = made.end()
+    assert [one.result for one in told.values()] == [1] * len(told), told
+    alive = {form: told[number].notes for number, form in enumerate(FORMS, 1)}
+    assert alive == {form: [("alive", [])] for form in FORMS}
