@@ -156,10 +156,12 @@ def _subcommand(words: Sequence[str]) -> int:
 
 def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
     """Runs a job, or tells what it would be; returns the exit code."""
+    from ft_launcher import torch_log
     from ft_launcher.runtime import Runtime
     from rank_monitor.contract import resolver
 
-    resolver.bound_process()  # the zygote was forked before: ranks have nothing of it
+    resolver.bound_process()  # the zygote was forked before: ranks have nothing of it, nor of the next
+    torch_log.quiet()
     runtime = Runtime.start() if seen.starts_ranks else None
 
     def prepare(parsed: Parsed, resolved: Resolved) -> None:

@@ -20,12 +20,13 @@ from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.messages import ResultInDoubt
 
 _LIFE = "life"
-_FORGIVEN, _DOUBT = "forgiven_limit", "doubt"
+_FORGIVEN, _DOUBT, _HEADLINE = "forgiven_limit", "doubt", "headline"
+_MAX_HEADLINE = 500
 
 
-def fault_record(fault: Fault, life: CycleLife) -> dict[str, Any]:
-    """A fault as it crosses to the coordinator."""
-    return asdict(fault) | {"kind": fault.kind.value, _LIFE: asdict(life)}
+def fault_record(fault: Fault, life: CycleLife, headline: str = "") -> dict[str, Any]:
+    """A fault as it crosses to the coordinator; `headline`: which rank of which node failed, and how."""
+    return asdict(fault) | {"kind": fault.kind.value, _LIFE: asdict(life), _HEADLINE: headline[:_MAX_HEADLINE]}
 
 
 def _fault_of(record: Mapping[str, Any]) -> tuple[Fault, CycleLife]:
@@ -48,7 +49,7 @@ def decision_of(record: Mapping[str, Any]) -> Decision | None:
     """The decision in an answer of the coordinator; None: it holds none."""
     if not record:
         return None
-    values = {name: value for name, value in record.items() if name not in (_FORGIVEN, _DOUBT)}
+    values = {name: value for name, value in record.items() if name not in (_FORGIVEN, _DOUBT, _HEADLINE)}
     try:
         return Decision(**(values | {"action": Action(values["action"])}))
     except (KeyError, TypeError, ValueError) as error:
@@ -58,6 +59,11 @@ def decision_of(record: Mapping[str, Any]) -> Decision | None:
 def forgiven_limit(record: Mapping[str, Any]) -> str:
     """The learned limit that ended the cycle, which applies doubled in the next; empty: none."""
     return str(record.get(_FORGIVEN, ""))
+
+
+def headline_in(record: Mapping[str, Any]) -> str:
+    """The first line about the fault that a decision is about; empty: there is none."""
+    return str(record.get(_HEADLINE, ""))[:_MAX_HEADLINE]
 
 
 def doubt_in(record: Mapping[str, Any]) -> ResultInDoubt | None:
@@ -79,7 +85,7 @@ def judge_by(settings: RestartSettings, max_restarts: int) -> Judge:
         in_doubt = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
         elsewhere = case.elsewhere or (in_doubt and case.exchange)
         decision = decide(fault, history, settings, max_restarts, now, elsewhere)
-        record = asdict(decision) | {"action": decision.action.value}
+        record = asdict(decision) | {"action": decision.action.value, _HEADLINE: headline_in(case.fault)}
         if fault.learned_limit:
             record[_FORGIVEN] = fault.limit
         after = history.after(decision, now).to_record(now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -20,7 +21,7 @@ from ft_launcher.attribution import Fault
 from ft_launcher.cycle import Cycle, Phase
 from ft_launcher.cycle_store import CycleStore
 from ft_launcher.devices import Move
-from ft_launcher.job_policy import decision_of, doubt_in, fault_record, forgiven_limit
+from ft_launcher.job_policy import decision_of, doubt_in, fault_record, forgiven_limit, headline_in
 from ft_launcher.node_rendezvous import JobOver, NodeRendezvous
 from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, How, Over, Place
@@ -89,10 +90,10 @@ class MemberAgent(NodeAgent):
                 break
             except (DistStoreError, DistNetworkError) as error:
                 self._nodes.tell(How.FAILED, f"the agents could not agree on ranks: {str(error).splitlines()[0]}")
-            except RendezvousConnectionError:
-                if self._nodes.place is not None:
-                    self.exit_code = int(ExitCode.STORE_HOST_LOST)
-                raise
+            except RendezvousConnectionError as error:
+                if self._nodes.place is None:
+                    raise
+                raise JobOver(Over(int(ExitCode.STORE_HOST_LOST), str(error))) from None
         place = self._nodes.place
         assert place is not None
         self._tell_story(place)
@@ -122,12 +123,17 @@ class MemberAgent(NodeAgent):
     def _tell_story(self, answer: Place | Over) -> None:
         """Records the fault that this node brought, with what was decided; or that another's, or nobody's, was."""
         found, self._found = self._found, None
-        decision = decision_of(answer.decision)
-        ended = self._ended_cycle
+        decision, recorder = decision_of(answer.decision), self._parts.recorder
+        ended = self._ended_cycle if self._pcontext is not None else None
         if found is not None and decision is not None and answer.fault_of == self._nodes.node:
-            self._parts.recorder.failed(ended, found[0], decision, found[1])
-        elif self._pcontext is not None:
-            self._parts.recorder.reform(ended, answer.reason)
+            recorder.failed(self._ended_cycle, found[0], decision, found[1])
+        elif ended is not None and decision is not None:
+            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
+        elif isinstance(answer, Over):
+            if answer.exit_code != ExitCode.OK:
+                recorder.job_over(ended, answer.reason, answer.exit_code)
+        elif ended is not None:
+            recorder.reform(ended, answer.reason)
 
     # Ending a cycle.
 
@@ -148,7 +154,7 @@ class MemberAgent(NodeAgent):
     def _bring(self, found: tuple[Fault, CycleLife] | None) -> None:
         self._found, self._ended_cycle = found, self._cycle
         if found is not None:
-            self._nodes.bring(fault_record(*found))
+            self._nodes.bring(fault_record(*found, self._parts.recorder.headline(found[0])))
 
     def _reform(self, group: WorkerGroup) -> RunResult | None:
         """Another node ended the cycle. A rank of this one may still be the cause: its death is seen late."""
@@ -198,11 +204,13 @@ class MemberAgent(NodeAgent):
     def _over(self, over: Over) -> RunResult:
         """The job is over for this node."""
         found, decision = self._found, decision_of(over.decision)
-        self._tell_story(over)
+        is_preempted = over.exit_code == ExitCode.PREEMPTED
         self.exit_code, self.reason = over.exit_code, over.reason
-        if over.exit_code == ExitCode.PREEMPTED:
+        if is_preempted:
             self.exit_code = self._preempted
-        if self._pcontext is None or over.exit_code in (ExitCode.OK, ExitCode.PREEMPTED):
+        self._ended_cycle = self._cycle
+        self._tell_story(replace(over, exit_code=self.exit_code))
+        if self._pcontext is None or is_preempted or over.exit_code == ExitCode.OK:
             return self._stopped()
         decision = decision or Decision(Action.GIVE_UP, over.reason, exit_code=over.exit_code)
         return self._give_up(self._worker_group, found[0] if found else None, decision)
@@ -213,7 +221,7 @@ class MemberAgent(NodeAgent):
         self._stop_ranks(signal.SIGKILL, 0.0)
         lost = ExitCode.BELOW_MINIMUM if self._cut.unreachable else ExitCode.STORE_HOST_LOST
         self.exit_code, self.reason = int(lost), self._cut.reason
-        self._parts.recorder.reform(self._cycle, self._cut.reason)
+        self._parts.recorder.job_over(self._cycle, self._cut.reason, self.exit_code)
         return self._stopped()
 
     def _succeed(self, group: WorkerGroup) -> RunResult | None:

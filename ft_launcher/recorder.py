@@ -289,6 +289,23 @@ class Recorder:
         logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
         self.journal.write("limit_doubled", limit=limit, factor=factor)
 
+    def headline(self, fault: Fault) -> str:
+        """What other nodes say of a fault of this one."""
+        return report.headline(fault, self._node)
+
+    def failed_elsewhere(self, cycle: int, headline: str, decision: Decision) -> None:
+        """A cycle failed on another node, which writes down all of it: the fault in one line, and what follows."""
+        step = report.next_step(decision)
+        self.cycle_ended(cycle, "failed elsewhere", why=headline, next=step)
+        report.show(f"ft_launcher: {headline}")
+        report.show(f"  cycle {cycle}; {step}")
+
+    def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
+        """The job ends on this node, for no fault of its ranks; `cycle`: the one that it was in."""
+        report.show(f"ft_launcher: the job ends here: {why}; exit code {exit_code}")
+        if cycle is not None:
+            self.cycle_ended(cycle, "job over", why=why)
+
     def reform(self, cycle: int, why: str = "other nodes wait to take part") -> None:
         """The group forms anew, for no fault of this node's ranks."""
         logger.warning("the group forms anew: %s", why)

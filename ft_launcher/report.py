@@ -30,7 +30,7 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
     Returns:
         At most ten lines.
     """
-    head = f"ft_launcher: rank {fault.rank} on {node} {fault.what}"
+    head = f"ft_launcher: {headline(fault, node)}"
     tail = [next_step(decision)]
     if record is not None:
         tail.append(f"record: {record}")
@@ -49,6 +49,11 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
         if decision.action is Action.RESTART:
             tail[0] = f"{_BOLD_GREEN}{tail[0]}{_RESET}"
     return "\n".join([head, *(f"  {line}" for line in (*lines, *tail))])
+
+
+def headline(fault: Fault, node: str) -> str:
+    """Who failed, and how, in one line."""
+    return f"rank {fault.rank} on {node} {fault.what}"
 
 
 def failed_ranks(name: str, failures: Mapping[int, Any], fault: Fault | None, hidden: Collection[int]) -> str:

@@ -55,6 +55,7 @@ ADAPT_TORCH = {
     "ft_launcher.rendezvous_check",
     "ft_launcher.several_nodes",
     "ft_launcher.torch_config",
+    "ft_launcher.torch_log",
 }
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""
 

@@ -1,7 +1,7 @@
 """The lines of one node to the store: each of its threads has a connection of its own, made anew after it was lost.
 
 Knows nothing of what is said on them. What fails is tried again, and said: at the second failure in a row, then every
-minute; `failing_for` says when that has lasted too long.
+minute, in one line for all threads; `failing_for` says when that has lasted too long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ft_launcher.nodes.failures import Failures
+from ft_launcher.nodes.failures import SAY_EVERY_S, Failures
 from ft_launcher.nodes.job_store import JobStore
 from rank_monitor.contract.errors import StoreLost
 
@@ -39,6 +39,7 @@ class Lines:
         self.closed = threading.Event()
         self._own = _Own()
         self._failures: dict[str, Failures] = {}
+        self._quiet_until = 0.0
 
     def once(self, work: Callable[[JobStore], _T], what: str) -> _T:
         """What `work` gives on this thread's line; `what` names it, and its failures are counted under that.
@@ -53,7 +54,9 @@ class Lines:
             result = work(store)
         except StoreLost as lost:
             self._own.store, self.trouble = None, lost
-            if failures.failed(began, time.monotonic(), str(lost)) and not self.closed.is_set():
+            now = time.monotonic()
+            if failures.failed(began, now, str(lost)) and now >= self._quiet_until and not self.closed.is_set():
+                self._quiet_until = now + SAY_EVERY_S
                 logger.warning("the rendezvous' store refuses %s (%s); it is tried again", what, lost)
             raise
         failures.worked()

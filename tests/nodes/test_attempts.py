@@ -9,7 +9,7 @@ from tests.nodes.agents import LOST, Agents
 from tests.nodes.conftest import StartAgents
 
 HOLD = 8
-FLAGS = ("--nnodes=2", "--ft-node-timeout=3", "--ft-node-beat=0.5", "--max-restarts=0")
+FLAGS = ("--nnodes=2", "--ft-node-timeout=6", "--ft-node-beat=0.5", "--max-restarts=0")
 FAILED, PREEMPTED = 128 + signal.SIGKILL, 86
 
 

@@ -18,7 +18,7 @@ from tests.nodes.conftest import StartAgents
 
 HOLD = 4
 HELD = Plan(hold=HOLD)
-TIMEOUT_S = 3
+TIMEOUT_S = 5
 PAIR = ("--nnodes=2", f"--ft-node-timeout={TIMEOUT_S}", "--ft-node-beat=0.5")
 PAIR_AND_SPARE = (*PAIR, "--ft-spares=1")
 PATIENT = ("--nnodes=2", "--ft-node-timeout=15", "--ft-node-beat=0.5")

@@ -14,7 +14,7 @@ from tests.nodes.slow_proxy import Line
 
 HOLD = 4
 SAVED = 3
-TIMEOUT_S = 3
+TIMEOUT_S = 5
 QUICK = (f"--ft-node-timeout={TIMEOUT_S}", "--ft-node-beat=0.5")
 PAIR = ("--nnodes=2", *QUICK)
 PAIR_AND_SPARE = (*PAIR, "--ft-spares=1")
