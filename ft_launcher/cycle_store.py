@@ -58,18 +58,29 @@ class PortHolder:
 
     def serve(self) -> TCPStore:
         """A new, empty store server; its port is free for us, and so are the next two."""
-        listener = self._held.dup() if self._held is not None else self._find()
-        port = listener.getsockname()[1]
+        return self._serve_at(self._held.dup() if self._held is not None else self._find())
+
+    def _serve_at(self, listener: socket.socket) -> TCPStore:
         with resolver.bounded_towards(self._host):
             return TCPStore(
                 host_name=self._host,
-                port=port,
+                port=listener.getsockname()[1],
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=60),
                 master_listen_fd=listener.detach(),
                 use_libuv=_LIBUV,
             )
+
+    def serve_iteration(self) -> tuple[TCPStore, int]:
+        """A server beside the cycle's own, for one iteration of a restart in process; and its port.
+
+        Raises:
+            RendezvousConnectionError: no port is free.
+        """
+        listener = self._find()
+        port = int(listener.getsockname()[1])
+        return self._serve_at(listener), port
 
     def for_rank_0(self) -> int:
         """A port that is free for rank 0, as the next two are; another program may take it first, as with torch's."""

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore
 from ft_launcher import node_evidence
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.cycle import Event, Lost, Phase, RankEnded, TakesPart
-from ft_launcher.cycle_store import CycleStore
+from ft_launcher.cycle_store import CycleStore, PortHolder
 from ft_launcher.departures import Departures, Told
 from ft_launcher.evidence import fault_in, gather
 from ft_launcher.monitors import NodeMonitors
@@ -27,11 +27,13 @@ from ft_launcher.recorder import Recorder
 from ft_launcher.restart_policy import final_codes
 from ft_launcher.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
 from ft_launcher.rungs import Rungs
+from ft_launcher.store_threads import Keys, StoreThreads
 from ft_launcher.zygote_pool import NoWarmStart
 from rank_monitor.contract import env
 from rank_monitor.contract.config import Settings
 from rank_monitor.contract.foreign import parse_json
 from rank_monitor.contract.iteration import Iteration
+from rank_monitor.contract.iteration_stores import serve_iterations
 from rank_monitor.contract.messages import Restarter
 
 logger = logging.getLogger(__name__)
@@ -41,22 +43,31 @@ LIMIT = "in_process"
 
 
 class InProcess:
-    """One cycle, whose ranks were started just now. `workers` are torch's, in the order of local ranks."""
+    """One cycle, whose ranks were started just now.
+
+    Args:
+        workers: torch's, in the order of local ranks.
+        ports: where the stores of iterations are served; None: another node's agent serves them.
+    """
 
     def __init__(
         self,
         settings: Settings,
         store: CycleStore,
+        ports: PortHolder | None,
         workers: Sequence[Any],
         ranks: RankContext,
         monitors: NodeMonitors,
         recorder: Recorder,
     ) -> None:
-        self._store, self._workers, self._ranks = store, workers, ranks
+        self._store, self._ports, self._workers, self._ranks = store, ports, workers, ranks
         self._monitors, self._recorder = monitors, recorder
         start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
         self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin, final_codes(settings.restart))
-        self.departures = Departures(store.host, store.port, settings.stop.workers_stop_timeout)
+        self._threads = StoreThreads(store.host, store.port)
+        self._departures = Departures(self._threads, settings.stop.workers_stop_timeout)
+        self._servers: dict[str, dict[int, object]] = {}
+        """For each call, by the prefix of its keys: the store servers of its iterations."""
         self._oom_kills = node_evidence.oom_kills()
         self._events: list[Event] = []
         self._told: list[Told] = []
@@ -69,7 +80,7 @@ class InProcess:
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
-        return {self.departures.fileno()}
+        return {self._departures.fileno()}
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds)."""
@@ -77,6 +88,8 @@ class InProcess:
 
     def heard(self, local_rank: int, message: Restarter) -> None:
         """A rank's wrapper said something."""
+        if message.prefix and message.prefix not in self._servers and self._ports is not None:
+            self._serve_iterations(message.prefix, self._ports)
         self._do(self._rungs.heard(local_rank, message, time.monotonic()))
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
@@ -102,7 +115,7 @@ class InProcess:
         Args:
             ended: local ranks whose process ended.
         """
-        self._told += self.departures.take()
+        self._told += self._departures.take()
         words = (self._rungs.needs_word(rank) or self._rungs.may_have_declared(rank) for rank in ended)
         return bool(self._told) or any(words)
 
@@ -114,6 +127,12 @@ class InProcess:
         self._do(self._rungs.tick(time.monotonic()))
         events, self._events = self._events, []
         return events
+
+    def close(self) -> None:
+        """Ends what is under way in the ranks' store. To be called when the ranks are gone; once more does no harm."""
+        self._threads.close()
+        self._departures.close()
+        self._servers.clear()
 
     def finish(self) -> set[int]:
         """The local ranks without which the cycle succeeded."""
@@ -147,7 +166,7 @@ class InProcess:
             rank = 0 if isinstance(step, Restarted) else int(self._workers[step.local_rank].global_rank)
             match step:
                 case Tell():
-                    self.departures.tell(step, self._ends[step.local_rank].pid)
+                    self._departures.tell(step, self._ends[step.local_rank].pid)
                 case StartAgain(local_rank):
                     self._start_again(local_rank, rank)
                 case StayAway(_, reason):
@@ -168,6 +187,20 @@ class InProcess:
                     self._took_over = step
                     self._events.append(Phase.FAILED)
                     self._recorder.took_over(self._store.cycle, rank, reason)
+
+    def _serve_iterations(self, prefix: str, ports: PortHolder) -> None:
+        """Serves the stores of a call's iterations: not a rank, since each of them may die."""
+        self._servers.clear()  # of the call before, which is over
+        servers = self._servers[prefix] = dict[int, object]()
+
+        def serve(keys: Keys) -> None:
+            serve_iterations(keys, ports.serve_iteration, self._store.host, servers)
+
+        def end(problem: str) -> None:
+            if problem and not self._threads.is_over:
+                logger.warning("the stores of iterations are not served any more: %s", problem)
+
+        self._threads.start(f"ft_iterations {prefix}", prefix, serve, end)
 
     def _records(self, prefix: str, iteration: int) -> list[dict[str, Any]]:
         """Why an iteration was interrupted, as the ranks wrote it; the node that hosts the store tells."""

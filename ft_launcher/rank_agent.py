@@ -137,7 +137,13 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         recorder.cycle_started(self._cycle, worker_group, ranks)
         assert self._store_of_cycle is not None
         self._in_process = InProcess(
-            settings, self._store_of_cycle, worker_group.workers, self._ranks, self._monitors, recorder
+            settings,
+            self._store_of_cycle,
+            self._parts.ports if worker_group.group_rank == 0 else None,
+            worker_group.workers,
+            self._ranks,
+            self._monitors,
+            recorder,
         )
         return pids
 
@@ -226,7 +232,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         if self._pcontext is not None:
             self._pcontext.close(signal.SIGTERM)
         if self._in_process is not None:
-            self._in_process.departures.close()
+            self._in_process.close()
         self._parts.cycle_info.end()
         self._parts.recorder.stopped(self._cycle, ending)
         return ending

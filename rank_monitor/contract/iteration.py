@@ -4,7 +4,8 @@ Ranks write here, and so does whoever speaks for a rank that died (`departure.py
 a standalone rank. Works on any store with torch's operations, takes no lock and keeps nothing: each step is one atomic
 operation, so that whoever is killed between two of them leaves nothing that the next one cannot complete.
 
-    started   "fault", or "go" and a note: released when every rank came to the start
+    note      where the function finds the iteration's store server; offered by who serves it (`iteration_stores.py`)
+    started   "fault", or "go" and the note: released when every rank came to the start
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
     closed    `Closed`: released when every rank came to the end of a failed iteration, or is terminated
     records   why the iteration was interrupted
@@ -99,14 +100,15 @@ class Iteration:
         self.start, self.returned, self.end = (Roll(store, f"{number}/{name}") for name in ("start", "return", "end"))
         self._records, self._note = f"{number}/records", f"{number}/note"
 
-    def arrive(self, entry: Entry, note: str | None = None) -> None:
-        """Comes to the start. The last one releases it, with the note that one rank brought."""
-        if note is not None:
-            self._store.set(self._note, note)
+    def offer(self, note: str) -> None:
+        """Tells what the ranks get at the start; a later offer counts, as long as they have not started."""
+        self._store.set(self._note, note)
+
+    def arrive(self, entry: Entry) -> None:
+        """Comes to the start. The last one releases it, with the note; it waits for one to be offered."""
         if self.start.complete(entry, entry.world_size):
             self._make_current()
-            note = self._store.get(self._note).decode() if self._store.check([self._note]) else ""
-            release(self._store, self.started, GO + note)
+            release(self._store, self.started, GO + self._store.get(self._note).decode())
             self._must_be_kept()
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:

@@ -13,6 +13,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.departures import Departures, Told
 from ft_launcher.rung_steps import Tell
+from ft_launcher.store_threads import StoreThreads
 from rank_monitor.contract.iteration import DONE, Iteration, joining
 from rank_monitor.contract.roll import Entry
 from rank_monitor.contract.wait import readable
@@ -28,9 +29,15 @@ def server() -> TCPStore:
 
 
 @pytest.fixture
-def departures(server: TCPStore) -> Iterator[Departures]:
-    departures = Departures(HOST, server.port, stop_s=DEADLINE_S)
+def threads(server: TCPStore) -> StoreThreads:
+    return StoreThreads(HOST, server.port)
+
+
+@pytest.fixture
+def departures(threads: StoreThreads) -> Iterator[Departures]:
+    departures = Departures(threads, stop_s=DEADLINE_S)
     yield departures
+    threads.close()
     departures.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
 
@@ -88,20 +95,24 @@ def test_a_wish_to_join_is_taken_back(departures: Departures, server: TCPStore, 
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_the_end_of_the_cycle_ends_a_wait(departures: Departures, server: TCPStore, dead: int, joins: bool) -> None:
+def test_the_end_of_the_cycle_ends_a_wait(
+    departures: Departures, threads: StoreThreads, server: TCPStore, dead: int, joins: bool
+) -> None:
     store = PrefixStore(PREFIX, server)
     departures.tell(tell(joins, limit_s=3600.0), dead)
     until(lambda: bool(joining(store).entries() if joins else Iteration(store, 0).end.entries()))
-    departures.close()
+    threads.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
     assert [told.problem for told in departures.take()] == ["the cycle is over"]
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
-    monkeypatch.setattr("ft_launcher.departures._CONNECT_S", 0.1)
-    gone = Departures(HOST, 1, stop_s=0.0)
+    monkeypatch.setattr("ft_launcher.store_threads._CONNECT_S", 0.1)
+    threads = StoreThreads(HOST, 1)
+    gone = Departures(threads, stop_s=0.0)
     gone.tell(tell(), dead)
     assert taken(gone).problem
+    threads.close()
     gone.close()
 
 

@@ -26,11 +26,13 @@ from ft_client.inprocess.exception import InternalError, RestartAbort
 from ft_client.inprocess.feed import Feed
 from ft_client.inprocess.gather import GatherAbandoned
 from ft_client.inprocess.guard import Guard
-from ft_client.inprocess.iteration_environment import IterationEnvironment, Master
+from ft_client.inprocess.iteration_environment import IterationEnvironment
 from ft_client.inprocess.machine import ENDS, Event, Phase, step
 from ft_client.inprocess.part import Part
 from ft_client.inprocess.state import State
+from ft_client.inprocess.store_host import own_address, serve_anywhere
 from rank_monitor.contract.iteration import Closed, Iteration, tidy
+from rank_monitor.contract.iteration_stores import note_of
 from rank_monitor.contract.roll import Entry
 
 logger = logging.getLogger("ft_client.inprocess")
@@ -68,7 +70,7 @@ class Call:
         self._environment = IterationEnvironment()
         first = state.iteration + (closed is not None)
         self._feed = Feed(coordination.watched, first, self._member, self._interrupt)
-        self._master: Master | None = None
+        self._server: Any = None
         self._note = ""
         self._faulted = -1
 
@@ -143,10 +145,13 @@ class Call:
         return Event.ASSIGNED
 
     def _arrive(self) -> Event:
-        state = self._state
         self._part.begin()
-        self._master = Master(self._coordination.towards) if state.active_rank == 0 else None
-        self._iteration.arrive(self._entry(), self._master.note if self._master else None)
+        self._server = None
+        if self._coordination.must_serve(self._state):
+            host = own_address(self._coordination.towards)
+            self._server, port = serve_anywhere(host)
+            self._iteration.offer(note_of(host, port))
+        self._iteration.arrive(self._entry())
         return self._next(self._barrier_s)
 
     def _prepare(self) -> Event:

@@ -57,10 +57,11 @@ class Companion:
         pid: its pid.
         socket: where the monitor of this rank listens.
         is_lost: it is gone, and no other took its place: nobody watches this rank.
+        is_guarding: it has a way to the store of the present call.
     """
 
     def __init__(self, member: int, local_rank: int, logfile: Path | None) -> None:
-        self.pid, self.is_lost = 0, False
+        self.pid, self.is_lost, self.is_guarding = 0, False, True
         self._member, self._local_rank, self._logfile, self._owner = member, local_rank, logfile, os.getpid()
         self._tag = ""
         self._folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()
@@ -143,7 +144,8 @@ class Companion:
     # Within.
 
     def _begin(self, call: GuardedCall, make_store: MakeStore | None, listeners: list[socket.socket]) -> None:
-        if not call.host and (self._make_store is None or self._make_store != make_store):
+        self.is_guarding = bool(call.host) or (self._make_store is not None and self._make_store == make_store)
+        if not self.is_guarding:
             logger.warning("the monitor process knows the store of the first call only: this call is not guarded")
         with self._lock:
             self._call, self._is_over = call, False

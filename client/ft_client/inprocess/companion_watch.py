@@ -6,6 +6,7 @@ stands in `companion_process.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import socket
@@ -21,6 +22,7 @@ from ft_client.inprocess.node_beat import NodeBeat
 from ft_client.inprocess.sidecar import Sidecar
 from rank_monitor.contract import channel
 from rank_monitor.contract.departure import depart
+from rank_monitor.contract.iteration_stores import serve_iterations
 from rank_monitor.contract.wait import readable
 
 _SPOKEN_FOR = ("finalized", "left", "aborted")
@@ -54,6 +56,7 @@ class CompanionWatch:
         self._is_over = False
         self._ending: threading.Thread | None = None
         self._servers: dict[int, Any] = {}
+        self._iteration_servers: dict[int, object] = {}
 
     def run(self) -> None:
         """Returns when there is nothing left to do."""
@@ -73,6 +76,8 @@ class CompanionWatch:
             self._speak_for_it(self._call, sidecar.condemned)
             if self._call.port in self._servers:
                 self._host_on(self._call)
+            elif self._call.iterations_host:
+                self._serve_on(self._call)
 
     def _watch(self, sidecar: Sidecar) -> None:
         while not readable([self._rank], 0.0):
@@ -107,6 +112,9 @@ class CompanionWatch:
         for listener in listeners:
             self._servers[call.port] = store_host.serve(listener, call.host)
             self._say(f"the store is served at port {call.port}")
+        if call.iterations_host:
+            self._iteration_servers = {}  # those of the call before end here
+            self._in_thread(functools.partial(self._serve_iterations, call, self._iteration_servers))
         NodeBeat(call.member, lambda: self._attend(call), call.heartbeat_interval_s, self._say).start()
         if call.member == 0:
             store_host.NodeJudge(
@@ -166,6 +174,16 @@ class CompanionWatch:
     def _host_on(self, call: GuardedCall) -> None:
         self._say("the store is served as long as the others need it")
         store_host.stay(call.port, self._attend(call), call.heartbeat_interval_s, call.barrier_timeout_s)
+
+    def _serve_iterations(self, call: GuardedCall, servers: dict[int, object]) -> None:
+        keys = call.keys(call.connect(self._make_store))
+        host = call.iterations_host
+        serve_iterations(keys, functools.partial(store_host.serve_anywhere, host), host, servers)
+
+    def _serve_on(self, call: GuardedCall) -> None:
+        self._say("the stores of iterations are served until the others are through")
+        with contextlib.suppress(RuntimeError):  # the store of the coordination ends with who hosts it
+            self._attend(call, call.heartbeat_timeout_s).wait_finished()
 
     def _attend(self, call: GuardedCall, limit_s: float = math.inf) -> Attendance:
         return Attendance(call.keys(call.connect(self._make_store, limit_s), _OWN), call.world_size)

@@ -1,7 +1,8 @@
 """Where the ranks of a call meet: two connections to a store that lives in no rank, and who speaks for a dead rank.
 
 Under the launcher the store is that of the cycle, which a node agent hosts, and it speaks for its ranks. Elsewhere
-each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does.
+each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does. The same
+two serve a store for each iteration; a rank does only where neither can.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ft_client.inprocess.companion import Companion
 from ft_client.inprocess.guarded_call import GuardedCall
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
+from ft_client.inprocess.store_host import own_address
 from rank_monitor.contract import env, resolver
 
 logger = logging.getLogger("ft_client.inprocess")
@@ -37,7 +39,8 @@ class Coordination:
 
     `store` and `watched` are the call's keys through two connections, since a thread that waits blocks its own.
     `prefix`: of these keys, where the launcher can reach them; else empty. `towards`: where the ranks' hosts see each
-    other; None: there is only one host. `kept`: what must live as long as the stores.
+    other; None: there is only one host. `is_served`: the stores of iterations are served apart from the ranks. `kept`:
+    what must live as long as the stores.
     """
 
     store: Any
@@ -45,7 +48,15 @@ class Coordination:
     prefix: str
     towards: Address | None
     companion: Companion | None
+    is_served: bool
     kept: tuple[Any, ...] = field(default=(), repr=False)
+
+    def must_serve(self, state: State) -> bool:
+        """Whether this rank has to serve the store of its iteration: the first active one, where nobody else does; or
+        the one whose companion did, and is lost."""
+        if not self.is_served:
+            return state.active_rank == 0
+        return state.initial_rank == 0 and self.companion is not None and self.companion.is_lost
 
     def close(self) -> None:
         """The call is over for this rank."""
@@ -85,7 +96,7 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
 def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
     if arguments.store_factory is not TCPStore:
         prefix = _next_prefix(_BASE)
-        return _over(make_store(), make_store, arguments, prefix, _of_launcher(), None, reachable=False)
+        return _over(make_store(), make_store, arguments, prefix, _of_launcher())
     if ignored := sorted({"host_name", "port"} & set(arguments.store_kwargs)):
         logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
     host, port = _of_launcher()
@@ -95,7 +106,7 @@ def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coord
     prefix = _next_prefix(_BASE, present)
     if os.environ.get("RANK") == "0":
         raw.set(number, prefix.rpartition("/")[2])
-    return _over(raw, make_store, arguments, prefix, (host, port), None, reachable=True)
+    return _over(raw, make_store, arguments, prefix, (host, port), reachable=True, is_served=True)
 
 
 def _of_launcher() -> Address:
@@ -111,18 +122,20 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
     local_rank = os.environ.get("LOCAL_RANK", "")
     hosts = state.rank == 0 and where is not None and not _is_hosted_by_agent(where)
+    towards = where
+    if towards is None:
+        with contextlib.suppress(ValueError):
+            towards = address(None, None)
+    iterations_host = own_address(towards) if state.rank == 0 else ""
     companion = Companion.start(
-        GuardedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments),
+        GuardedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
         make_store,
         local_rank=int(local_rank) if local_rank.isdecimal() else 0,
         logfile=arguments.monitor_process_logfile,
         pidfile=arguments.monitor_process_pidfile,
     )
     process.start(environment=companion.environment)
-    if where is None:
-        with contextlib.suppress(ValueError):
-            where = address(None, None)
-    return _over(make_store(), make_store, arguments, prefix, where, companion, reachable=False)
+    return _over(make_store(), make_store, arguments, prefix, towards, companion, is_served=companion.is_guarding)
 
 
 def _over(
@@ -131,8 +144,9 @@ def _over(
     arguments: Arguments,
     prefix: str,
     where: Address | None,
-    companion: Companion | None,
-    reachable: bool,
+    companion: Companion | None = None,
+    reachable: bool = False,
+    is_served: bool = False,
 ) -> Coordination:
     """A coordination over the connection `raw` and another one."""
     if where is not None:
@@ -140,7 +154,7 @@ def _over(
     second = _second(raw, make_store)
     raw.set_timeout(arguments.barrier_timeout)
     store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
-    return Coordination(store, watched, prefix if reachable else "", where, companion, (raw, second))
+    return Coordination(store, watched, prefix if reachable else "", where, companion, is_served, (raw, second))
 
 
 def _next_prefix(base: str, number: int | None = None) -> str:

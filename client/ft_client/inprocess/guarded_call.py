@@ -31,7 +31,8 @@ class GuardedCall:
 
     `prefix`: of the call's keys in the store, the same on all ranks, another for each call. `host`, `port`: where its
     `TCPStore` is; the host is empty where the store is made by the user's own factory. `hosts_store`: the companion
-    serves it there, of one rank only, and not where somebody else serves it.
+    serves it there, of one rank only, and not where somebody else serves it. `iterations_host`: the companion serves a
+    store for each iteration, under this address; empty: that of another rank does.
     """
 
     member: int
@@ -43,6 +44,7 @@ class GuardedCall:
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     barrier_timeout_s: float
+    iterations_host: str = ""
 
     @classmethod
     def of(
@@ -53,6 +55,7 @@ class GuardedCall:
         address: tuple[str, int] | None,
         hosts_store: bool,
         timeouts: Timeouts,
+        iterations_host: str = "",
     ) -> GuardedCall:
         """A call with the wrapper's durations; a store without an address is not hosted."""
         host, port = address or ("", 0)
@@ -66,6 +69,7 @@ class GuardedCall:
             heartbeat_interval_s=timeouts.heartbeat_interval.total_seconds(),
             heartbeat_timeout_s=timeouts.heartbeat_timeout.total_seconds(),
             barrier_timeout_s=timeouts.barrier_timeout.total_seconds(),
+            iterations_host=iterations_host,
         )
 
     def to_json(self) -> bytes:

@@ -1,6 +1,7 @@
-"""The store of a standalone job, hosted apart from its ranks, so that each of them may die; and who judges its nodes.
+"""The stores of a standalone job, hosted apart from its ranks, so that each of them may die; and who judges its nodes.
 
-The socket is opened in the rank, so that a port that is taken is an error at entry; the companion serves it.
+The socket of the coordination's store is opened in the rank, so that a port that is taken is an error at entry; the
+companion serves it, and a store server for each iteration.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ft_client.inprocess.silence import Silence
 
 _ESTABLISHED = "01"
 _SLACK_S = 1.0
+_FREE_AFTER = 2
+_TRIES = 100
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,6 +59,35 @@ def serve(listener: socket.socket, host: str) -> Any:
         master_listen_fd=listener.detach(),
         use_libuv=torch.__version__ >= "2.8",  # older releases: only the server without it takes a listening socket
     )
+
+
+def serve_anywhere(host: str) -> tuple[Any, int]:
+    """A server at a port that is free, as the next two are, which are the trainer's; and that port.
+
+    Raises:
+        OSError: there is none.
+    """
+    for _ in range(_TRIES):
+        listener = listen(host, 0)
+        port = listener.getsockname()[1]
+        if all(_is_free(host, port + offset) for offset in range(1, _FREE_AFTER + 1)):
+            return serve(listener, host), port
+        listener.close()
+    raise OSError(f"no free port at {host}")
+
+
+def own_address(towards: tuple[str, int] | None) -> str:
+    """The address that this host has on its way to another; nothing is sent. None: all ranks are on this host.
+
+    On that host itself its name may mean loopback, but not so elsewhere: there it is the name that was given.
+    """
+    if towards is None:
+        return "127.0.0.1"
+    family, kind, _, _, where = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)
+        own = str(probe.getsockname()[0])
+    return towards[0] if ipaddress.ip_address(own).is_loopback else own
 
 
 def is_used(port: int) -> bool:
@@ -124,6 +156,14 @@ def stay(port: int, attendance: Attendance, interval_s: float, patience_s: float
             return
         with contextlib.suppress(RuntimeError):
             attendance.wait_finished(datetime.timedelta(seconds=interval_s))
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        listen(host, port).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _rows(name: str) -> list[list[str]]:

@@ -21,6 +21,7 @@ from rank_monitor.contract import observers
 from rank_monitor.contract.departure import closing_of, depart, withdraw
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
+from rank_monitor.contract.iteration_stores import serve_iterations
 from rank_monitor.contract.roll import Entry
 
 RECORD = '{"rank": 0, "interruption": "EXCEPTION"}'
@@ -164,9 +165,7 @@ class SimulatedStore:
         self.values[key] = value.encode()
 
     def get(self, key: str, /) -> bytes:
-        self._stage.pause(f"get {key}")
-        if key not in self.values:  # real stores wait for it
-            raise distributed.DistStoreError(f"timed out: {key}")
+        self._stage.pause(f"get {key}", lambda: key in self.values)
         return self.values[key]
 
     def add(self, key: str, amount: int, /) -> int:
@@ -275,6 +274,7 @@ class SimulatedCall:
         self.started: dict[str, int] = {}
         self.failures, self.deaths, self.respawns = plan.failures, plan.deaths, plan.respawns
         self.killed: set[int] = set()
+        self.host = Actor("host of iterations", -1, mortal=False, is_in=False)
         self.abandoned = 0
         self.stage.may_kill = self.may_kill
 
@@ -284,6 +284,7 @@ class SimulatedCall:
         Raises:
             Violation: see `check`, and a deadlock.
         """
+        self.stage.start(self.host, lambda: serve_iterations(self.store, lambda: (object(), 1), "host", {}))
         for member in range(self.plan.ranks):
             rank = SimulatedRank(self, f"rank {member}", member)
             self.stage.start(rank.actor, rank.play)
@@ -322,7 +323,7 @@ class SimulatedCall:
         lost = [name for name, (phase, _) in self.ends.items() if phase is Phase.LEFT]
         if lost and not self.stage.lines.count("time passes") and self.plan.active is None:
             raise Violation(f"healthy and lost: {lost}")
-        if all(actor.ended for actor in self.stage.actors) and (log := self.observers()):
+        if all(actor.ended or actor is self.host for actor in self.stage.actors) and (log := self.observers()):
             raise Violation(f"nothing is forgotten any more: {log}")
 
     def observers(self) -> list[str]:
@@ -437,7 +438,7 @@ class SimulatedRank:
             case Action.ASSIGN:
                 return self._assign()
             case Action.ARRIVE:
-                iteration.arrive(entry, "note" if self.rank == 0 else None)
+                iteration.arrive(entry)
                 return self._next(iteration.started, {GO: Event.STARTED, FAULT: Event.INTERRUPTED})
             case Action.PREPARE:
                 self.call.note_start(self.actor.name, self.number, self.rank, self.size, self.member)

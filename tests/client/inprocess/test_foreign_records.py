@@ -78,6 +78,7 @@ def test_foreign_numbers_of_iterations(store: TCPStore, number: str, caplog: pyt
     with caplog.at_level(logging.WARNING):
         for at in range(5):
             iteration = Iteration(store, at)
+            iteration.offer("")
             for member in range(2):
                 iteration.arrive(Entry(member, member, 2))
             tidy(store, at)

@@ -75,8 +75,10 @@ def test_one_too_many(store: TCPStore | FileStore) -> None:
 def test_an_iteration_over_a_real_store(store: TCPStore | FileStore) -> None:
     kept = PrefixStore("call/0", store)
     iteration = Iteration(kept, 0)
+    iteration.offer("nowhere")
+    iteration.offer("here")
     for rank in range(3):
-        iteration.arrive(Entry(rank, rank, 3), "here" if rank == 0 else None)
+        iteration.arrive(Entry(rank, rank, 3))
     assert kept.get(iteration.started) == b"gohere"
     iteration.interrupt('{"rank": 1, "interruption": "EXCEPTION"}')
     iteration.account(Entry(0, 0, 3))
@@ -86,6 +88,7 @@ def test_an_iteration_over_a_real_store(store: TCPStore | FileStore) -> None:
     assert iteration.closing() == Closed(3, "1", "0,2", "", 0)
     assert iteration.records() == ['{"rank": 1, "interruption": "EXCEPTION"}']
     second = Iteration(kept, 1)
+    second.offer("")
     second.arrive(Entry(0, 0, 2))
     second.arrive(Entry(2, 1, 2))
     second.announce_return(Entry(0, 0, 2), 2)
@@ -95,6 +98,7 @@ def test_an_iteration_over_a_real_store(store: TCPStore | FileStore) -> None:
 
 def test_a_fault_after_all_returned_changes_nothing(store: TCPStore | FileStore) -> None:
     iteration = Iteration(store, 0)
+    iteration.offer("")
     iteration.arrive(Entry(0, 0, 1))
     iteration.announce_return(Entry(0, 0, 1), 1)
     iteration.interrupt("{}")
@@ -104,6 +108,7 @@ def test_a_fault_after_all_returned_changes_nothing(store: TCPStore | FileStore)
 def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | FileStore) -> None:
     for number in range(3):
         iteration = Iteration(store, number)
+        iteration.offer("")
         iteration.arrive(Entry(0, 0, 1))
         iteration.interrupt("{}")
         iteration.account(Entry(0, 0, 1))
@@ -120,6 +125,7 @@ def test_what_is_observed_is_kept_until_nobody_observes_any_more(store: TCPStore
     with observers.noted(store, 2, is_dead=False):
         assert observers.are_there(store)
     for number in range(2):
+        Iteration(store, number).offer("")
         Iteration(store, number).arrive(Entry(0, 0, 1))
         tidy(store, 2)
         assert store.check([f"{number}/started"])
