@@ -9,7 +9,8 @@ It is not raised while the thread cleans up, that is while
 - an exception is handled, by an `except`, a `finally` or a `with`, that was not when the function was called;
 - an `__exit__` or `__del__` runs.
 Nor is it raised in the standard library's handling of locks: struck between taking a lock and the `try` that gives it
-back, that leaves it held for ever. A thread that waits there can be interrupted, as it does not have the lock.
+back, that leaves it held for ever. A thread that waits there is interrupted, as it does not have the lock: soon where
+a `try` is around the wait (as in `Condition.wait`), else when it has waited for so long that it is hardly just done.
 
 All this may last for ever, in a function that trains inside an `except` for example, and a cleanup may hang: after the
 grace the exception is raised all the same. An interruption that was swallowed, by a C callback or an
@@ -40,11 +41,14 @@ logger = logging.getLogger(__name__)
 _NUDGE = signal.SIGURG
 """Ignored where nobody handles it, and hardly ever used."""
 _FIRST_LOOK_S, _LOOK_S = 0.002, 0.02
-_STUCK_S = 0.02
-"""A thread that is at one instruction for so long waits there: what handles a lock takes microseconds."""
+_WAITS_S, _STUCK_S = 0.02, 1.0
+"""A thread that is at one instruction for so long waits there: what handles a lock takes microseconds. But it may have
+got the lock at last, and be about to go on: Python tells no difference, and a busy machine makes that likely."""
 _AGAIN_S, _LAST_AGAIN_S = 0.2, 2.0
 _LOCKING = frozenset({"concurrent", "importlib", "logging", "multiprocessing", "queue", "threading"})
 """Packages of the standard library that take locks in functions of their own, such as `Condition.__enter__`."""
+_LOCKS = frozenset({"multiprocessing.synchronize", "threading"})
+"""Here an `__exit__` gives back a lock."""
 _CLEANING = frozenset({"__aexit__", "__del__", "__exit__"})
 
 
@@ -211,11 +215,15 @@ class Interrupter:
             return
         self._is_looking = True
         try:
-            self._seen = self._why_not_now(frame, sys.exc_info()[1]) or self._why_not_here(frame)
-            if frame.f_code is Interrupter.call.__code__ or (self._seen and not self._is_forced):
-                return
+            cleans = self._why_not_now(frame, sys.exc_info()[1])
+            locks = "" if cleans else self._why_not_here(frame)
+            self._seen = cleans or locks
         finally:
             self._is_looking = False
+        if frame.f_code in _NEVER_IN or (self._seen and not self._is_forced):
+            if locks:
+                _ = [*map(_trip, (_NUDGE,))]  # see there why not simply so; nothing is to be called after it
+            return
         self._is_forced = False
         self._raise()
 
@@ -238,27 +246,68 @@ class Interrupter:
             return f"{type(handled).__name__} is being handled"
         found: FrameType | None = frame
         while found is not None and found.f_code is not Interrupter.call.__code__:
-            if found.f_code.co_name in _CLEANING:
+            if found.f_code.co_name in _CLEANING and _module(found) not in _LOCKS:
                 return f"{found.f_code.co_name} runs"
             found = found.f_back
         return ""
 
     def _why_not_here(self, frame: FrameType) -> str:
         """Whether the thread is about to take or give back a lock; empty: it is not, or waits for one."""
-        name = str(frame.f_globals.get("__name__", ""))
+        name = _module(frame)
         if name.partition(".")[0] not in _LOCKING:
             self._locking_at = None
             return ""
         now, seen = time.monotonic(), self._locking_at
         if seen is None or seen[0] is not frame or seen[1] != frame.f_lasti:
             self._locking_at = seen = (frame, frame.f_lasti, now)
-        return "" if now - seen[2] >= _STUCK_S else f"{name} handles a lock"
+        is_long = now - seen[2] >= (_WAITS_S if _is_in_try(frame) else _STUCK_S)
+        return "" if is_long else f"{name} handles a lock"
+
+
+_NEVER_IN = frozenset({Interrupter.call.__code__, Interrupter._on_signal.__code__})
+_trip = ctypes.pythonapi.PyErr_SetInterruptEx
+"""Marks a signal as arrived, so that its handler is called again at the very next moment at which Python looks: thus a
+thread is followed, step by step, out of a function that handles locks. To look at it now and then is not enough: a
+thread that works with locks all the time is found waiting for one nearly always.
+
+Python looks after each call in Python code. Were this called so by the handler, the handler itself would be what is
+followed. A list that is filled by `map` calls it as well, and Python looks next when the handler has returned.
+"""
 
 
 def _handled_in(thread: int) -> BaseException | None:
     """The exception that a thread handles."""
     found = sys._current_exceptions().get(thread)
     return found[1] if isinstance(found, tuple) else found  # before Python 3.12: as by `sys.exc_info`
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_in_try(frame: FrameType) -> bool:
+    """Whether a `try` or `with` of the function itself is around what the frame executes. Before Python 3.11, which has
+    the table of exception handlers, nobody knows: False.
+
+    The table (Objects/exception_handling_notes.txt of CPython) has four numbers for each entry: start, length, target,
+    in units of two bytes, and depth. Each has 6 bits a byte, the highest first; 0x40 says that more follow.
+    """
+    table = iter(getattr(frame.f_code, "co_exceptiontable", b""))
+
+    def number(byte: int) -> int:
+        value = byte & 0x3F
+        while byte & 0x40:
+            byte = next(table)
+            value = value << 6 | byte & 0x3F
+        return value
+
+    for byte in table:
+        start, length = 2 * number(byte), 2 * number(next(table))
+        number(next(table))
+        number(next(table))
+        if start <= frame.f_lasti < start + length:
+            return True
+    return False
 
 
 def _stack(frame: FrameType) -> str:
