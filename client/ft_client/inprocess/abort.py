@@ -2,7 +2,8 @@
 
 Nothing here raises: what could not be freed is logged, and the limits of the wrapper decide. Every step has a thread
 and a deadline of its own, since the calls that free others can hang themselves. Uses underscored names of torch: the
-list of process groups and their count, the backend of a group, and the Flight Recorder's dump have no public ones.
+list of process groups and their count, the backend of a group, the Flight Recorder's dump and the hook for uncaught
+exceptions have no public ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from threading import Thread
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ft_client.group import cut as cut_agreements
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _STEP_S = 20.0
+_HOOK = "init_process_group.<locals>._distributed_excepthook"
 _ABORTS_NOTHING = ("gloo", "fake", "undefined")
 _TRANSFORMER_ENGINE = {
     "transformer_engine.pytorch.module.base": "destroy_ub",
@@ -112,6 +115,7 @@ def forget_groups() -> None:
     has interrupted a main thread calls this in it, before the next iteration.
     """
     _forget_names()  # which keeps them as well
+    _forget_hooks()
     # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
     # The number: an aborted group and one that came meanwhile have the same name.
     held = [[group] for group in _aborted]
@@ -137,6 +141,19 @@ def _forget_names() -> None:
         _run({"destroy_process_group": dist.destroy_process_group})
     if not dist.is_initialized():
         dist.distributed_c10d._world.group_count = 0
+
+
+def _forget_hooks() -> None:
+    """Takes back the hooks for uncaught exceptions: with each default group torch puts one more around those there are.
+
+    After 1,000 restarts an uncaught exception would end in a RecursionError.
+    """
+    hook = sys.excepthook
+    while isinstance(hook, FunctionType) and hook.__qualname__ == _HOOK:
+        captured = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
+        if "old_hook" not in captured:
+            return
+        hook = sys.excepthook = captured["old_hook"].cell_contents
 
 
 def _name(group: ProcessGroup) -> str:

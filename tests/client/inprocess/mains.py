@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -306,8 +308,30 @@ def many(note: Note, restarts: int = 200) -> Any:
             time.sleep(LONG_S)
         return call.iteration
 
-    import logging
+    logging.disable(logging.CRITICAL)
+    return Wrapper(**QUICK)(function)()
 
+
+def many_models(note: Note, restarts: int) -> Any:
+    """Restarts in a row of a function with a model over a new group, and what Python and the process have meanwhile."""
+    entry, first = me()[0], 20
+
+    def function(call: CallWrapper) -> int:
+        if call.iteration in (first, restarts):
+            gc.collect()
+            pages = int(open("/proc/self/statm").read().split()[1])  # noqa: PTH123, SIM115
+            note((call.iteration, len(gc.get_objects()), pages))
+        distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=LONG_S))
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+        while call.iteration < restarts:
+            model(torch.ones(4, 64)).sum().backward()
+            if call.iteration % call.state.world_size == entry:
+                raise ValueError("the function failed")
+        del model
+        distributed.destroy_process_group()
+        return call.iteration
+
+    torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     return Wrapper(**QUICK)(function)()
 

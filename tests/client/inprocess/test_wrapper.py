@@ -182,6 +182,18 @@ def test_two_hundred_restarts_leave_nothing_behind() -> None:
     assert keys < 40
 
 
+@pytest.mark.parametrize("restarts", [80, pytest.param(1000, marks=pytest.mark.slow)])
+def test_restarts_with_a_model_leave_nothing_behind(restarts: int) -> None:
+    """In Python. Torch keeps some 7 KB of each model and group, with or without a wrapper: see docs/in_process.md."""
+    with job(2, mains.many_models, restarts=restarts) as made:
+        told = made.end(limit_s=900)
+    for one in told.values():
+        assert one.result == restarts
+        (_, objects, pages), (_, objects_then, pages_then) = one.notes
+        assert objects_then - objects < 30
+        assert (pages_then - pages) * 4096 < (8 << 20) + 16384 * restarts
+
+
 def test_it_cannot_be_called_inside_a_group() -> None:
     with job(1, mains.initialized) as made:
         told = made.end()
