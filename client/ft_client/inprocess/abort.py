@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
@@ -125,12 +126,16 @@ def forget_groups() -> None:
 
 
 def _end(holder: list[ProcessGroup]) -> None:
-    """Lets go of a group, then of its backends, whose destructors release the GIL; with torch 2.6 that of a group does
-    not, and would wait for ever for a thread of the backend that waits for the GIL."""
+    """Lets go of a group, and of its backends once the group is gone.
+
+    The destructor of a backend releases the GIL while it waits for the backend's threads. That of a group does not with
+    torch 2.6: were it the last to hold a backend, it would wait for ever for a thread that waits for the GIL. A group
+    can outlive this, by a model that the user keeps for instance, and ends in whatever thread then lets go of it.
+    """
     group = holder.pop()
     backends = [group._get_backend(device) for device in group._device_types]
-    del group
-    backends.clear()
+    # A finalizer keeps its arguments, and is called when the group's object has been destroyed.
+    weakref.finalize(group, backends.clear).atexit = False
 
 
 def _forget_names() -> None:

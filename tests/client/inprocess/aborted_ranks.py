@@ -36,6 +36,8 @@ LOOK_AGAIN_S = 0.005
 CALLBACK_LOOKS = 2000
 TINY = torch.ones(4)
 SECOND: list[Any] = []
+OUTLIVING: list[Any] = []
+ENDS = threading.Event()
 
 
 def ddp() -> None:
@@ -59,6 +61,20 @@ def callback() -> None:
     dist.all_reduce(torch.ones(4))
 
 
+def outlived() -> None:
+    """As `callback`, but the group is held by somebody else as well, like a model that lives on, and ends with that."""
+
+    def until_the_group_ends(_: object) -> None:
+        ENDS.wait(CALLBACK_LOOKS * LOOK_AGAIN_S)
+        for _ in range(5):
+            time.sleep(LOOK_AGAIN_S)
+
+    ENDS.clear()
+    OUTLIVING.append(dist.group.WORLD)
+    dist.all_reduce(TINY, async_op=True).get_future().then(until_the_group_ends)
+    dist.all_reduce(torch.ones(4))
+
+
 def last() -> int:
     return dist.get_world_size() - 1
 
@@ -67,6 +83,7 @@ OPERATIONS: dict[str, Callable[[], Any]] = {
     "all_reduce": lambda: dist.all_reduce(TINY),
     "asynchronous": lambda: dist.all_reduce(TINY, async_op=True).wait(),
     "callback": callback,
+    "outlived": outlived,
     "barrier": dist.barrier,
     "broadcast": lambda: dist.broadcast(TINY, src=last()),
     "objects": lambda: dist.broadcast_object_list([None], src=last()),
@@ -134,6 +151,8 @@ class Rank:
                 self.struck(operation)
             SECOND.clear()
             forget_groups()
+            ENDS.set()
+            OUTLIVING.clear()
             self.ready.wait()
             assert not dist.is_initialized()
             del store

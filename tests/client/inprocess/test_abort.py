@@ -30,6 +30,7 @@ AT_ONCE = [
     "all_reduce",
     "asynchronous",
     "callback",
+    "outlived",
     "barrier",
     "gather",
     "second group",
