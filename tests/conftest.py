@@ -52,6 +52,7 @@ EVERY_TORCH = (
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_an_aborted_group_lives_until_it_is_let_go",
     "tests/client/inprocess/test_connections.py::",
+    "tests/client/inprocess/test_coordination.py::",
     "tests/client/inprocess/test_store_host.py::",
     "tests/e2e/test_functions.py::test_one_function_after_the_other_in_one_program[spawn]",
     "tests/e2e/test_like_torchrun.py::",

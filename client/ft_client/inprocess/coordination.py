@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ft_client import process
@@ -100,13 +101,14 @@ def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coord
     if ignored := sorted({"host_name", "port"} & set(arguments.store_kwargs)):
         logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
     host, port = _of_launcher()
-    raw = TCPStore(**{**arguments.store_kwargs, "host_name": host, "port": port})
+    connect = partial(TCPStore, **{**arguments.store_kwargs, "host_name": host, "port": port})
+    raw = connect()
     number = f"{_BASE}/call"
     present = int(raw.get(number)) if is_respawned() and raw.check([number]) else None
     prefix = _next_prefix(_BASE, present)
     if os.environ.get("RANK") == "0":
         raw.set(number, prefix.rpartition("/")[2])
-    return _over(raw, make_store, arguments, prefix, (host, port), reachable=True, is_served=True)
+    return _over(raw, connect, arguments, prefix, (host, port), reachable=True, is_served=True)
 
 
 def _of_launcher() -> Address:
@@ -148,7 +150,7 @@ def _over(
     reachable: bool = False,
     is_served: bool = False,
 ) -> Coordination:
-    """A coordination over the connection `raw` and another one."""
+    """A coordination over the connection `raw` and another one. `make_store`: one more of that kind."""
     if where is not None:
         connections.spare(where[1])
     second = _second(raw, make_store)
@@ -172,7 +174,7 @@ def _is_hosted_by_agent(where: Address) -> bool:
 
 
 def _second(raw: Any, make_store: Callable[[], Any]) -> Any:
-    """Another connection to the same store."""
+    """Another connection to the same store: torch 2.6 has no `clone()`, and some stores have none."""
     with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError):
         return raw.clone()
     return make_store()
