@@ -25,6 +25,8 @@ from tests.faults.training import EPOCHS, PER_EPOCH, fault_free
 RESTART, GIVE_UP = "restart", "give up"
 _GONE_S = 10.0
 _TORCHS = "/torchinductor_"  # a cache that torch makes in a rank and means to keep
+_REMOTE_MODULE = "_remote_module_non_scriptable.py"
+"""Alone in a temporary folder that torch 2.6 makes at the first DDP: a killed rank leaves it, under torchrun, too."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,12 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
 def _entries(folder: Path) -> list[str]:
     """All that is in a folder; what is removed meanwhile does not matter, so that `rglob` would not do."""
     entries = [f"{top}/{name}" for top, *kinds in os.walk(folder) for names in kinds for name in names]
-    return [entry for entry in entries if _TORCHS not in entry]
+    of_killed = {str(Path(entry).parent) for entry in entries if entry.endswith(f"/{_REMOTE_MODULE}")}
+    return [
+        entry
+        for entry in entries
+        if _TORCHS not in entry and entry not in of_killed and str(Path(entry).parent) not in of_killed
+    ]
 
 
 def _ports(job: Job) -> set[int]:

@@ -25,10 +25,11 @@ def load(step):
 
 def train():
     for step in range(6):
-        sample = load(step)
-        dist.all_reduce(sample)
+        samples.append(load(step))
+        dist.all_reduce(samples[-1])
 
 cycle = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+samples = []  # torch 2.6 may hang at a group's end where a thread of gloo lets go of the last reference to a tensor
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 try:

@@ -72,14 +72,16 @@ def test_a_random_rank_of_the_first_cycle_from_the_environment(start_job: StartJ
 def test_simulated_faults_of_the_peers_are_reported_as_on_purpose(start_job: StartJob) -> None:
     """From a script, as Lightning's callback has it, and from the variable; nothing else asks for a fault."""
     script = Path(__file__).with_name("simulated_fault_worker.py")
-    place = Place(environ={env.SIMULATED_FAULT: "rank_killed;1;0.1"})
+    place = Place(environ={env.SIMULATED_FAULT: "rank_killed;1;2"})
     job = start_job(Plan(), 2, "--max-restarts=1", script=script, place=place)
     assert job.finish() != 0, job.tail()
     nothing_left(job)
-    assert [one[:3] for one in injected(job)] == [
+    struck = {one[:3] for one in injected(job)}
+    # The variable's strikes in the first cycle, too, where the ranks are slow to end.
+    assert struck - {(0, 1, "rank:1,kind:rank_killed,cycle:any")} == {
         (0, 0, "rank:0,kind:rank_killed,cycle:any"),
         (1, 1, "rank:1,kind:rank_killed,cycle:any"),
-    ]
+    }
     for _, rank, fault, at in injected(job):
         assert f"ft_launcher: a fault on purpose strikes rank {rank} {at}: {fault}" in job.output
     assert all(line["hint"].startswith("a fault on purpose, after ") for line in job.journal("fault"))
