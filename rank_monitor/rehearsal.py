@@ -6,10 +6,12 @@ pages that all monitors share, rather than in each of them: a quarter of a MiB l
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import socket
 import time
+from pathlib import Path
 
 from rank_monitor.contract import channel, codec
 from rank_monitor.contract.config import MonitorSettings
@@ -23,15 +25,19 @@ _ROUNDS = 10  # CPython specialises a function in its eighth call
 
 
 def rehearse(job: Job, log: Log) -> None:
-    """Plays a cycle, with this process as the rank. Nothing is left of it."""
+    """Plays a cycle, with this process as the rank; where that cannot be, monitors do without. Nothing is left of it.
+
+    The socket is in the runtime folder: at an abstract name any user of the machine could connect, and fill its queue.
+    """
+    path = Path(job.runtime_dir, "rehearsal")
+    with contextlib.suppress(OSError), channel.listen(path) as listener, channel.connect(path) as rank:
+        path.unlink()
+        _play(listener, rank, job, log)
+
+
+def _play(listener: socket.socket, rank: socket.socket, job: Job, log: Log) -> None:
     agent, monitor = channel.pair()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rank = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with agent, monitor, listener, rank:
-        listener.bind(b"")  # the kernel chooses an abstract name
-        listener.listen()
-        listener.setblocking(False)
-        rank.connect(listener.getsockname())
+    with agent, monitor:
         now_ns = time.monotonic_ns()
         beats = [message for _ in range(_ROUNDS) for message in (Heartbeat(), Sections((("step", now_ns),)))]
         _say(rank, [Hello(os.getpid()), Attach(), *beats, Progress(now_ns)])

@@ -1,11 +1,12 @@
 """How the ranks of one host find each other: all others reach rank 0 by a Unix socket, or none keeps a connection.
 
 Tried once for each process group. Rank 0 listens in the abstract namespace, which belongs to a network namespace and
-leaves no file behind, under a name that nobody can guess; only its own user's connections count.
+leaves no file behind, under a name that nobody can guess; both ends count only connections of their own user.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -14,11 +15,11 @@ from contextlib import ExitStack, nullcontext
 from typing import TypeAlias
 
 from ft_client.same_host import SameHost
+from rank_monitor.contract import channel
 
 Peers: TypeAlias = dict[int, socket.socket]
 
 _HELLO = struct.Struct("=i")
-_CREDENTIALS = struct.Struct("=3i")  # process, user, group: unix(7), SO_PEERCRED
 
 
 def meet(
@@ -61,6 +62,8 @@ def _reached(rank: int, from_rank0: Callable[[float], float], on_all: Callable[[
 
     def reach(connection: socket.socket) -> None:
         connection.connect(_address(name))
+        if not _is_of_this_user(connection):
+            raise PermissionError(errno.EACCES, "another user listens in the place of rank 0")
         connection.sendall(_HELLO.pack(rank))
 
     connection = _prepared(reach)
@@ -107,12 +110,15 @@ def _accepted(listener: socket.socket, size: int) -> Peers:
 def _whose(connection: socket.socket) -> int:
     """The rank that a connection says it is of; -1: it is of none of this user's."""
     connection.setblocking(False)
-    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:
         said = connection.recv(_HELLO.size)
     except (BlockingIOError, ConnectionError):
         return -1
-    return int(_HELLO.unpack(said)[0]) if user == os.geteuid() and len(said) == _HELLO.size else -1
+    return int(_HELLO.unpack(said)[0]) if _is_of_this_user(connection) and len(said) == _HELLO.size else -1
+
+
+def _is_of_this_user(connection: socket.socket) -> bool:
+    return channel.peer(connection).uid == os.geteuid()
 
 
 def _address(name: float) -> str:

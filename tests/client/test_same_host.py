@@ -18,6 +18,7 @@ import pytest
 from ft_client import meeting
 from ft_client.meeting import meet
 from ft_client.same_host import PeerGone, SameHost
+from tests.client.stranger import holding, needs_another_user
 
 LONG_S = 120.0
 
@@ -300,3 +301,11 @@ def test_a_default_timeout_of_sockets_is_not_theirs(ranks: Ranks, monkeypatch: p
         assert all(peer.gettimeout() is None for host in hosts for peer in host._peers.values())
     finally:
         socket.setdefaulttimeout(None)
+
+
+@needs_another_user
+def test_a_listener_of_another_user_is_not_rank_0() -> None:
+    told: list[bool] = []
+    with holding("ft_client-7", "8"):
+        assert meet(1, 2, LONG_S, lambda name: 7.0, lambda whether: told.append(whether) or whether) is None
+    assert told[-1] is False

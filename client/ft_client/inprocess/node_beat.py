@@ -1,12 +1,16 @@
 """The beat of a node in a call: one companion of the node beats, and when it ends another goes on.
 
 Who beats is who listens at an abstract Unix socket; the others are connected to it, and the kernel tells them that it
-is gone. A node is a booted machine, or the part of it that has a network of its own.
+is gone. Any user of the machine can take such a name, so only a listener of this user is waited for: where another has
+the name, each companion beats, which costs operations on the store and harms nobody.
+
+A node is a booted machine, or the part of it that has a network of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -14,8 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ft_client.inprocess.attendance import Attendance
+from rank_monitor.contract import channel
 
 _AGAIN_S = 0.1
+_TRIES = 10
+"""Between taking the name and listening under it a companion needs microseconds; a stranger may never listen."""
 
 
 def this_node() -> str:
@@ -53,17 +60,16 @@ class NodeBeat(threading.Thread):
             self._say(f"this rank's node is not vouched for from here: {lost}")
 
     def _take_turns(self, token: str) -> None:
-        name = f"\0ft-beat-{token}"
-        while True:
+        name, in_vain = f"\0ft-beat-{token}", 0
+        while in_vain < _TRIES:
             with socket.socket(socket.AF_UNIX) as end:
-                try:
-                    end.bind(name)
-                except OSError:
-                    _wait_for_the_end_of(end, name)
-                    continue
-                end.listen(socket.SOMAXCONN)
-                self._beat()
-                return
+                if _takes(end, name):
+                    end.listen(socket.SOMAXCONN)
+                    self._beat()
+                    return
+                in_vain = 0 if _has_waited_for_the_end_of(end, name) else in_vain + 1
+        self._say("another user has the name by which companions of this node take turns: each of them beats")
+        self._beat()
 
     def _beat(self) -> None:
         attendance = self._attend()
@@ -71,9 +77,26 @@ class NodeBeat(threading.Thread):
             attendance.beat(self._node)
 
 
-def _wait_for_the_end_of(end: socket.socket, name: str) -> None:
-    with contextlib.suppress(ConnectionError):
+def _takes(end: socket.socket, name: str) -> bool:
+    try:
+        end.bind(name)
+    except OSError:
+        return False
+    return True
+
+
+def _has_waited_for_the_end_of(end: socket.socket, name: str) -> bool:
+    """Waits until the companion that has this name is gone; False, a moment later: no companion of this user has it."""
+    try:
+        end.setblocking(False)  # a stranger whose queue is full would hold up whoever waits for a place in it
         end.connect(name)
+        is_ours = channel.peer(end).uid == os.geteuid()
+    except OSError:
+        is_ours = False
+    if not is_ours:
+        time.sleep(_AGAIN_S)
+        return False
+    end.setblocking(True)
+    with contextlib.suppress(ConnectionError):
         end.recv(1)
-        return
-    time.sleep(_AGAIN_S)
+    return True
