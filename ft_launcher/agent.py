@@ -67,6 +67,8 @@ class NodeAgent(RankAgent):
                     result = self._reform(group)
                 case Phase.CUT_OFF:
                     result = self._after_cut(group)
+                case Phase.FENCED:
+                    result = self._after_fence(group)
                 case _:
                     self._end_as_told()
             if result is not None:
@@ -190,6 +192,9 @@ class NodeAgent(RankAgent):
 
     def _after_cut(self, group: WorkerGroup) -> RunResult:
         raise AssertionError("one node is never cut off, and torch's handlers do not tell")
+
+    def _after_fence(self, group: WorkerGroup) -> RunResult | None:
+        raise AssertionError("one node has no lease, and neither has one with torch's handlers")
 
     def _succeed(self, group: WorkerGroup) -> RunResult | None:
         result = self._take_results(group)

@@ -39,6 +39,9 @@ class Phase(Enum):
     CUT_OFF = auto()
     """The other nodes may have gone on without this one."""
 
+    FENCED = auto()
+    """The same, since this launcher stood still; its monitors end the ranks, or have."""
+
 
 @dataclass(frozen=True)
 class RankEnded:

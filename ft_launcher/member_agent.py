@@ -60,6 +60,18 @@ class MemberAgent(NodeAgent):
         except JobOver as over:
             return self._over(over.over)
 
+    def _lease(self) -> int | None:
+        handler = self._rdzv_handler
+        assert isinstance(handler, NodeRendezvous)
+        return handler.lease.fileno() if handler.lease.fileno() >= 0 else None
+
+    def _watch_cycle(self) -> Phase:
+        self._nodes.attend(True)
+        try:
+            return super()._watch_cycle()
+        finally:
+            self._nodes.attend(False)
+
     def _descriptors(self) -> set[int]:
         return super()._descriptors() | self._nodes.descriptors()
 
@@ -71,6 +83,9 @@ class MemberAgent(NodeAgent):
         return is_known(request)
 
     def _ask_members(self, cycle: Cycle, woken: bool) -> None:
+        if self._nodes.lease.silent_s() is not None:
+            cycle.on(Phase.FENCED)
+            return
         if (end := self._nodes.take_end()) is not None:
             self._end = end
             cycle.on(Phase.REFORM)
@@ -224,6 +239,21 @@ class MemberAgent(NodeAgent):
         self._parts.recorder.job_over(self._cycle, self._cut.reason, self.exit_code)
         return self._stopped()
 
+    def _after_fence(self, group: WorkerGroup) -> RunResult | None:
+        """This launcher stood still, and its ranks were ended. It takes part again as a newcomer, if it still can.
+
+        What it tells counts only where it was not counted as lost meanwhile.
+        """
+        lease = self._nodes.lease
+        silent_s = lease.silent_s() or lease.limit_s
+        ranks = sorted(int(worker.global_rank) for worker in group.workers)
+        self._stop_ranks(signal.SIGKILL, 0.0)
+        self._parts.recorder.fenced(self._cycle, ranks, silent_s, lease.limit_s)
+        self._nodes.tell(How.LOST, f"its launcher stood still for {silent_s:.1f} s, and its monitors ended its ranks")
+        self._nodes.wake()
+        self._bring(None)
+        return None
+
     def _succeed(self, group: WorkerGroup) -> RunResult | None:
         """The ranks of this node are done. None when the others are not, and the group must form again."""
         result = self._take_results(group)
@@ -284,3 +314,4 @@ class MemberAgent(NodeAgent):
             self._nodes.leave(self._why_leaving, self._parts.settings.stop.exit_barrier_timeout)
         else:
             self._nodes.leave(self._why_leaving)
+        self._nodes.lease.close()

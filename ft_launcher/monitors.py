@@ -26,6 +26,7 @@ from rank_monitor.contract.launcher_messages import (
     Connected,
     CycleEnd,
     CycleStart,
+    Fenced,
     Snapshot,
     SnapshotRequest,
     Verdict,
@@ -82,6 +83,7 @@ News: TypeAlias = (
     | SectionTimes
     | ResultInDoubt
     | GroupMade
+    | Fenced
     | Replaced
 )
 
@@ -120,17 +122,22 @@ class NodeMonitors:
         runtime: the node's runtime folder and template.
         settings: limits for every rank.
         nprocs: ranks of this node.
+        lease: a timer; when it runs out the monitors end the ranks, whatever this process does.
     """
 
-    def __init__(self, runtime: Runtime, settings: MonitorSettings, nprocs: int) -> None:
+    def __init__(self, runtime: Runtime, settings: MonitorSettings, nprocs: int, lease: int | None = None) -> None:
         self._runtime = runtime
         self._settings = settings
+        self._lease = lease
         self._sequence = 0
         self._seats: list[_Seat] = []
         self._not_told: list[tuple[int, News]] = []
         for local_rank in range(nprocs):
             listener = channel.listen(self.socket_path(local_rank))
-            self._seats.append(_Seat(listener, runtime.template.fork_monitor(listener, settings, local_rank)))
+            self._seats.append(_Seat(listener, self._fork(listener, local_rank)))
+
+    def _fork(self, listener: socket.socket, local_rank: int) -> Monitor:
+        return self._runtime.template.fork_monitor(listener, self._settings, local_rank, self._lease)
 
     def socket_path(self, local_rank: int) -> Path:
         """Where a rank connects."""
@@ -285,6 +292,8 @@ class NodeMonitors:
                 return message
             case Guard():
                 seat.guard = message
+            case Fenced():
+                return message if seat.start is not None and message.cycle == seat.start.cycle else None
             case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
                 return message
         return None
@@ -310,7 +319,7 @@ class NodeMonitors:
 
     def _replace(self, local_rank: int, seat: _Seat) -> None:
         seat.monitor.close(goodbye_s=0)
-        seat.monitor = self._runtime.template.fork_monitor(seat.listener, self._settings, local_rank)
+        seat.monitor = self._fork(seat.listener, local_rank)
         seat.stopped_since = None
         if seat.start is not None:
             start = replace(seat.start, reconnect=True, attached=seat.attached)

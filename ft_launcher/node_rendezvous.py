@@ -27,8 +27,10 @@ from ft_launcher.cycle_store import CycleStore, PortHolder, shares_store
 from ft_launcher.nodes.attempt import Candidate, become_coordinator
 from ft_launcher.nodes.coordination import Coordination
 from ft_launcher.nodes.job_store import JobStore
+from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import Cut, Link
 from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Gone, How, Over, Place, decode
+from ft_launcher.nodes.silence import lease_s
 from ft_launcher.nodes.terms import Judge, Rules
 from rank_monitor.contract import resolver
 from rank_monitor.contract.errors import ProtocolError, StoreLost
@@ -85,6 +87,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     ) -> None:
         self._backend, self._run_id, self._ports = backend, run_id, ports
         self._open_store, self._me, self._terms, self._first_store = open_store, me, terms, first_store
+        self.lease = Lease(lease_s(terms.timeout_s, terms.beat_s))
         self._link: Link | None = None
         self._closed = False
         self.place: Place | None = None
@@ -132,7 +135,9 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             if self._link is None:
                 terms = self._terms
                 self._store = self._open_store()
-                self._link = Link(self._me.node, self._store, self._coordinate, terms.beat_s, terms.timeout_s)
+                self._link = Link(
+                    self._me.node, self._store, self._coordinate, self.lease, terms.beat_s, terms.timeout_s
+                )
                 if self._closed:  # by another thread, while this one connected
                     self._link.close(Gone(self._me.node, "its launcher ends"), terms.beat_s)
                     raise JobOver(Over(int(ExitCode.OK), "this node has left"))
@@ -163,6 +168,16 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Whether this node must end its ranks, because others may have gone on without it."""
         return self._link.cut(now) if self._link else None
 
+    def attend(self, attends: bool) -> None:
+        """Whether the agent takes the cycle's end from now on as soon as it is told."""
+        if self._link is not None:
+            self._link.attended = attends
+
+    def wake(self) -> None:
+        """This node stood still: the store has its whole time again to answer."""
+        if self._link is not None:
+            self._link.wake(time.monotonic())
+
     def trouble(self) -> Exception | None:
         """What went wrong with the store at the last beat; None while it answers."""
         return self._link.trouble() if self._link else None
@@ -187,6 +202,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """
         if not self._closed:
             self._closed = True
+            self.lease.end()
             if self._link is not None:
                 self._link.close(Gone(self._me.node, reason), self._terms.close_s if limit_s is None else limit_s)
 

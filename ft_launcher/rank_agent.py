@@ -49,7 +49,7 @@ from ft_launcher.worker_env import cycle_environment, rank_environment, start_en
 from ft_launcher.zombies import Zombies
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.launcher_messages import Verdict
+from rank_monitor.contract.launcher_messages import Fenced, Verdict
 from rank_monitor.contract.messages import ControlRequest, GroupMade, Restarter
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._parts = parts
         self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
-        self._monitors = NodeMonitors(parts.runtime, parts.settings.monitor, self._nprocs)
+        self._monitors = NodeMonitors(parts.runtime, parts.settings.monitor, self._nprocs, self._lease())
         self._history = History()
         self._asked: tuple[int, ControlRequest] | None = None
         self._multipliers: dict[str, float] = {}
@@ -112,6 +112,10 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
     def _rung_one(self) -> InProcess:
         assert self._in_process is not None, "no rank was started yet"
         return self._in_process
+
+    def _lease(self) -> int | None:
+        """The timer by which the monitors end the ranks; None: nobody goes on without this node."""
+        return None
 
     def _running(self) -> dict[int, int]:
         return dict(self._ranks.pidfds) if self._pcontext else {}
@@ -191,6 +195,8 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
                 stall = stall or news  # of a rank with an exception it is the way out that takes long
             if cycle is not None and isinstance(news, Verdict) and news.condemned:
                 cycle.on(Condemned(local_rank))
+            if cycle is not None and isinstance(news, Fenced):
+                cycle.on(Phase.FENCED)
             if isinstance(news, GroupMade):
                 self._warnings.made_group(local_rank, news)
             if isinstance(news, ControlRequest):

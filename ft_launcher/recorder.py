@@ -311,6 +311,16 @@ class Recorder:
         logger.warning("the group forms anew: %s", why)
         self.cycle_ended(cycle, "membership changed", why=why)
 
+    @contained("an event cannot be recorded")
+    def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
+        """This launcher stood still, and the monitors ended its ranks meanwhile."""
+        report.show(
+            f"ft_launcher: this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
+            f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
+        )
+        facts = {"ranks": list(ranks), "silent_s": round(silent_s, 3), "limit_s": limit_s}
+        self.journal.write("fenced", cycle=cycle, **facts)
+
     def preempted_elsewhere(self, cycle: int, why: str) -> None:
         """Another node was told to end, and the ranks of this one with it."""
         report.show(f"ft_launcher: {why}; the ranks here are told to end too")

@@ -26,7 +26,8 @@ def main() -> None:
         settings = from_json(MonitorSettings, order["settings"], "the launcher")
         name_process(f"ft_monitor{order['local_rank']}")
         listener, agent = socket.socket(fileno=order["listener"]), socket.socket(fileno=order["agent"])
-        RankMonitorServer(listener, agent, settings, order["local_rank"], job, Log("INFO", "")).run()
+        log, lease = Log("INFO", ""), order.get("lease")
+        RankMonitorServer(listener, agent, settings, order["local_rank"], job, log, lease).run()
 
 
 if __name__ == "__main__":

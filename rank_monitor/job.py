@@ -22,6 +22,11 @@ class Job:
     tag: str
     runtime_dir: str
 
+    def end_cycle(self, cycle: int, log: Log) -> None:
+        """Kills every process that the ranks of a cycle are or have started on this machine."""
+        if left := sweep(self.tag, _SWEEP_S, {env.CYCLE: str(cycle)}):
+            log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
+
     def end(self, log: Log) -> None:
         """Kills every process of the job on this machine and removes its runtime folder.
 

@@ -22,6 +22,7 @@ from rank_monitor.contract.launcher_messages import (
     Connected,
     CycleEnd,
     CycleStart,
+    Fenced,
     Ready,
     Snapshot,
     SnapshotRequest,
@@ -85,6 +86,7 @@ class RankMonitorServer:
         local_rank: used for the log until the first cycle tells the global rank.
         job: what is swept when the agent was killed.
         log: the monitor's log; takes its level and name from here.
+        lease: a timer; once it can be read, the rank may run no longer. None: it always may.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class RankMonitorServer:
         local_rank: int,
         job: Job,
         log: Log,
+        lease: int | None = None,
     ) -> None:
         self._settings, self._job, self._log = settings, job, log
         log.level, log.name = settings.log_level, f"RankMonitorServer:{local_rank}"
@@ -111,6 +114,7 @@ class RankMonitorServer:
             self._complain,
             self._detector.patience_ns,
         )
+        self._lease = lease
         self._process: RankProcess | None = None
         self._speaker = 0
         self._complaints: dict[str, int] = {}
@@ -204,8 +208,12 @@ class RankMonitorServer:
         except OSError:  # it has ended, or is of another pid namespace
             return
         self._loop.watch(self._process.pidfd, self._rank_exited)
+        if self._lease is not None:
+            self._loop.watch(self._lease, self._lease_over)
 
     def _forget_process(self) -> None:
+        if self._lease is not None:  # it stays readable once it is over
+            self._loop.forget(self._lease)
         if self._process is not None:
             self._loop.forget(self._process.pidfd)
             self._process.close()
@@ -272,6 +280,20 @@ class RankMonitorServer:
         """The channel closed without a goodbye: the launcher was killed. Nothing of its job may be left."""
         self._done = True
         self._job.end(self._log)
+
+    def _lease_over(self) -> None:
+        """The node has been silent for too long: others may be about to form a group without it.
+
+        The agent stands still or is about to do the same. It is told first, so that it knows the cause of the deaths.
+        """
+        assert self._lease is not None
+        self._loop.forget(self._lease)
+        if (start := self._detector.watch.start) is None:
+            return
+        self._agent.tell(Fenced(start.cycle, start.rank))
+        self._signal(signal.SIGKILL)
+        self._log.warning("This node was silent for too long, and others may go on without it: its ranks are killed.")
+        self._job.end_cycle(start.cycle, self._log)
 
     # Acting.
 

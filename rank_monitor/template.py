@@ -74,11 +74,10 @@ class Template:
     def _serve(self) -> None:
         """One request."""
         try:
-            taken = channel.receive(self._launcher, max_descriptors=2)
+            taken = channel.receive(self._launcher, max_descriptors=3)
         except OSError:
             taken = b"", []
         data, descriptors = taken or (b"", [])
-        ends = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         try:
             if not data:
                 self._serving = False
@@ -88,16 +87,16 @@ class Template:
                 self._job.end(self._log)
                 return
             message = codec.decode(data).message
-            if isinstance(message, ForkMonitor) and len(ends) == 2:
-                self._fork(message, *ends)
+            if isinstance(message, ForkMonitor) and len(descriptors) in (2, 3):
+                self._fork(message, *descriptors)
             self._serving = not isinstance(message, Bye)
         except (ProtocolError, ConfigError) as error:
             self._log.warning(f"Refused: {error}")
         finally:
-            for end in ends:
-                end.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
 
-    def _fork(self, request: ForkMonitor, listener: socket.socket, agent: socket.socket) -> None:
+    def _fork(self, request: ForkMonitor, listener: int, agent: int, lease: int | None = None) -> None:
         """Forks a monitor. What can be made before is: then it is made once, in pages that are shared."""
         if request.settings != self._read_from:
             self._settings = from_json(MonitorSettings, request.settings, "the launcher")
@@ -105,7 +104,7 @@ class Template:
         gc.freeze()
         pid = os.fork()
         if pid == 0:
-            self._become_monitor(listener, agent, request.local_rank)
+            self._become_monitor(listener, agent, request.local_rank, lease)
         self._monitors.add(pid)
         pidfd = os.pidfd_open(pid)  # not reaped yet, so it is this one
         try:
@@ -113,7 +112,7 @@ class Template:
         finally:
             os.close(pidfd)
 
-    def _become_monitor(self, listener: socket.socket, agent: socket.socket, local_rank: int) -> None:
+    def _become_monitor(self, listener: int, agent: int, local_rank: int, lease: int | None) -> None:
         """Never returns."""
         code = 1
         try:
@@ -123,7 +122,8 @@ class Template:
             os.close(self._woken)
             os.close(self._waker)
             name_process(f"ft_monitor{local_rank}")
-            RankMonitorServer(listener, agent, self._settings, local_rank, self._job, self._log).run()
+            ends = socket.socket(fileno=listener), socket.socket(fileno=agent)
+            RankMonitorServer(*ends, self._settings, local_rank, self._job, self._log, lease).run()
             code = 0
         except BaseException:  # the edge of the process: its parent's stack must not go on in it
             with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from ft_launcher.nodes.coordination import LONG_S
@@ -33,6 +34,7 @@ class Awaited:
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._open: list[str] = []
         self._came: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._untaken_since: float | None = None
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
@@ -52,12 +54,18 @@ class Awaited:
         """The value of a key that was expected; None: it did not come within `limit_s`. Forgets those before it."""
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(64)
+        self._untaken_since = None
         with contextlib.suppress(queue.Empty):
             while True:
                 came, text = self._came.get(timeout=limit_s)
                 if came == key:
                     return text
         return None
+
+    def untaken_s(self, now: float) -> float:
+        """For how long a value that came has not been taken."""
+        since = self._untaken_since
+        return 0.0 if since is None else now - since
 
     def look(self, store: JobStore) -> None:
         """Looks for the key expected last, beside the thread.
@@ -100,6 +108,7 @@ class Awaited:
                         self._lines.once(lambda store: store.drop(key), "the removal of what was read")
 
     def _take_in(self, key: str, text: bytes) -> None:
+        self._untaken_since = self._untaken_since or time.monotonic()
         self._came.put((key, text))
         with contextlib.suppress(BlockingIOError):
             self._ring.send(b"!")

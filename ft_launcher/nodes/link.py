@@ -17,6 +17,7 @@ from ft_launcher.nodes.attempt import AttemptEnded, check, enter_current
 from ft_launcher.nodes.awaited import Awaited
 from ft_launcher.nodes.coordination import BEAT, HOST, Coordination, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
+from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.lines import Lines
 from ft_launcher.nodes.messages import Arrive, CycleEnd, How, NodeMessage, Over, Place, decode, encode
 from ft_launcher.nodes.rhythm import Rhythm, look_every
@@ -52,6 +53,7 @@ class Link:
         node: its id.
         store: a connection to begin with.
         coordinate: becomes the coordinator in place of the one of the given term (0: of a new attempt), if it can.
+        lease: renewed by each beat that is answered.
         beat_s, timeout_s: period of beats, and when a silent node is lost.
     """
 
@@ -60,11 +62,15 @@ class Link:
         node: str,
         store: JobStore,
         coordinate: Callable[[int], Coordination | None],
+        lease: Lease,
         beat_s: float,
         timeout_s: float,
     ) -> None:
         self.coordination: Coordination | None = None
         self._node, self._coordinate, self._beat_s, self._timeout_s = node, coordinate, beat_s, timeout_s
+        self._lease, self._leased_at = lease, lease.now()
+        self.attended = False
+        """Whether the agent takes ends as they come: then one that it does not take means that it stands still."""
         self._hosts = store.hosted_here
         self._outbox: queue.SimpleQueue[NodeMessage | None] = queue.SimpleQueue()
         self._heard_at = self._checked_at = time.monotonic()
@@ -123,7 +129,19 @@ class Link:
         self._watch.period_s = look_every(place.nodes) * self._beat_s if place.deputy else None
         deputies = 0 if place.deputy or not self._watches else min(deputies, place.nodes - 1)
         self._rhythm.serve(place.rank, place.nodes, deputies)
+        self._begin_lease()
         self._ends.expect(end_key(place.cycle))
+
+    def _begin_lease(self) -> None:
+        """Lets ranks run from the last answered beat on. A node that stood still until now has none: it makes one."""
+        now, key = self._lease.now(), self._beat_key()
+        if now > self._leased_at + 2 * self._beat_s:
+            with contextlib.suppress(StoreLost):
+                if key:
+                    self._lines.once(lambda store: store.beat(key), "beats")
+                if key or self._hosts:
+                    self._leased_at = now
+        self._lease.begin(self._leased_at)
 
     def was_deposed(self) -> bool:
         """Whether this node was the coordinator and another has taken over; told once."""
@@ -155,6 +173,10 @@ class Link:
         why = f": {self._lines.trouble}" if self._lines.trouble else ""
         return Cut(f"the rendezvous' store gave no answer for {limit_s:g} s{why}", "unreachable" in why)
 
+    def wake(self, now: float) -> None:
+        """The agent stood still until now: the time in which nothing was answered begins anew."""
+        self._heard_at = self._checked_at = now
+
     def close(self, last: NodeMessage, limit_s: float) -> None:
         """Sends a last message and ends; a host of the store waits for the others to leave first, up to `limit_s`."""
         self._outbox.put(last)
@@ -183,16 +205,25 @@ class Link:
         """Beats, and does nothing else: on a slow line anything more would come between two beats."""
         took_s, counts = 0.0, dict[str, int]()
         while not self._lines.closed.is_set():
-            sent_at, key = time.monotonic(), self._beat_key()
+            sent_at, leased_at, key = time.monotonic(), self._lease.now(), self._beat_key()
+            if self._hosts and not key:  # nobody beats for the store's host: whoever reaches the store, reaches it
+                self._renew(leased_at)
             if self._rhythm.next_is_made(took_s < self._beat_s / _QUICK) and key:
                 with contextlib.suppress(StoreLost):
                     count = self._lines.once(lambda store: store.beat(key), "beats")  # noqa: B023 (called at once)
                     took_s = time.monotonic() - sent_at
                     self._heard_at, self._lines.trouble = sent_at, None
+                    self._renew(leased_at)
                     if 0 < count <= counts.get(key, 0):  # the store has lost it, or another attempt has removed it
                         self._lines.once(self._check_attempt, "the look at the job's record")
                     counts[key] = count
             self._lines.closed.wait(self._beat_s)
+
+    def _renew(self, sent_at: float) -> None:
+        """The ranks may run on, unless their cycle has ended for all nodes and the agent does not take note of it."""
+        self._leased_at = sent_at
+        if not (self.attended and self._ends.untaken_s(time.monotonic()) > self._beat_s):
+            self._lease.renew(sent_at)
 
     def _beat_key(self) -> str:
         """Who is said to live: this node, or the coordinator, whose only beats these are; empty: nobody can say so.

@@ -4,8 +4,8 @@ Counters are compared with counters and the reader's own clock with itself: cloc
 read as new may have been written up to one reading earlier, hence whoever reads seldom waits less long afterwards: in
 all a node is lost at most `timeout_s` and half a beat after its last beat. A node that cannot beat counts from the
 moment it sent its last beat that was answered, asks itself four times a beat, and gives up two beats before
-`timeout_s`: so it is the first of the two, by a quarter of a beat at least (`own_limit_s`). A counter below zero is a
-node's last word: it left.
+`timeout_s`: so it is the first of the two, by a quarter of a beat at least (`own_limit_s`). Its monitors, which need
+not ask, end its ranks where it has not by then (`lease_s`). A counter below zero is a node's last word: it left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ from collections.abc import Iterable, Mapping
 def own_limit_s(timeout_s: float, beat_s: float) -> float:
     """How long a node, asking itself every quarter of a beat, may be without an answered beat."""
     return timeout_s - 2 * beat_s
+
+
+def lease_s(timeout_s: float, beat_s: float) -> float:
+    """How long the ranks of a node may run after its last answered beat, whatever has become of its launcher.
+
+    That one has given up by then if it could. Others count the node as lost a quarter of a beat later at the earliest:
+    whoever reads every second beat waits one and a half beats less than `timeout_s` after its last news.
+    """
+    return timeout_s - 1.75 * beat_s
 
 
 class Silence:

@@ -110,12 +110,21 @@ class Verdict(Message):
     condemned: bool
 
 
+@dataclass(frozen=True)
+class Fenced(Message):
+    """The node's lease has run out, and the monitor ends its rank: other nodes may have gone on without this one."""
+
+    cycle: int
+    rank: int
+
+
 # Launcher to template, template to launcher.
 
 
 @dataclass(frozen=True)
 class ForkMonitor(Message):
-    """Fork one monitor; carries two descriptors: the listening socket and the monitor's end of its agent channel."""
+    """Fork one monitor; carries the listening socket, the monitor's end of its agent channel, and the node's lease
+    where it has one: a timer that can be read once the ranks may run no longer."""
 
     local_rank: int
     settings: dict[str, Any]

@@ -100,11 +100,16 @@ class Template:
         """Readable when there are changes, or when it is gone."""
         return self.socket.fileno()
 
-    def fork_monitor(self, listener: socket.socket, settings: MonitorSettings, local_rank: int) -> Monitor:
+    def fork_monitor(
+        self, listener: socket.socket, settings: MonitorSettings, local_rank: int, lease: int | None = None
+    ) -> Monitor:
         """A new monitor on a listening socket; waits 5 s at most.
 
         A template that is gone or does not answer is given up, and the monitor is started by itself: its changes are
         then seen by its pidfd only.
+
+        Args:
+            lease: a timer; the monitor ends its rank when it can be read.
 
         Raises:
             OSError: no process can be started.
@@ -112,10 +117,12 @@ class Template:
         ours, theirs = channel.pair()
         try:
             request = ForkMonitor(local_rank, to_json(settings))
-            forked = self._ask(request, (listener.fileno(), theirs.fileno())) if self.alive else None
+            leases = () if lease is None else (lease,)
+            forked = self._ask(request, (listener.fileno(), theirs.fileno(), *leases)) if self.alive else None
             if forked is not None:
                 return Monitor(local_rank, *forked, ours)
             order = {"listener": listener.fileno(), "agent": theirs.fileno(), "local_rank": local_rank}
+            order |= {} if lease is None else {"lease": lease}
             process = _execute({**self._job, **order, "settings": request.settings})
             return Monitor(local_rank, process.pid, os.pidfd_open(process.pid), ours, process)
         except OSError:
@@ -191,7 +198,7 @@ class Template:
 def _execute(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Starts this package in an interpreter of its own: no site, no environment, a session of its own."""
     root = str(Path(__file__).resolve().parents[2])
-    descriptors = [order[name] for name in ("launcher", "listener", "agent") if name in order]
+    descriptors = [order[name] for name in ("launcher", "listener", "agent", "lease") if name in order]
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(root=root), json.dumps(order)],
         cwd="/",

@@ -69,8 +69,10 @@ def kill(pid: int, tag: str, number: int = signal.SIGKILL, key: str = env.JOB_TA
     return True
 
 
-def sweep(tag: str, limit_s: float = 10.0) -> list[int]:
+def sweep(tag: str, limit_s: float = 10.0, also: Mapping[str, str] | None = None) -> list[int]:
     """Kills every process of the job, and what they start meanwhile, until none is found for a while.
+
+    `also` are further variables, as of `processes_of`: then only processes with all of them are meant.
 
     The while is for a process that was being born: before its exec it has its parent's environment, during it none.
 
@@ -80,7 +82,7 @@ def sweep(tag: str, limit_s: float = 10.0) -> list[int]:
     deadline = time.monotonic() + limit_s
     quiet_until = 0.0
     while True:
-        left = processes_of(tag)
+        left = processes_of(tag, also)
         now = time.monotonic()
         if left or not quiet_until:
             quiet_until = now + _QUIET_S

@@ -41,6 +41,8 @@ CASES: list[tuple[str, list[Event], Phase]] = [
     ("all are zombies", [RankEnded(0, 0), Phase.FAILED], Phase.FAILED),
     ("told when one is lost", [Lost(0), Phase.TOLD_TO_END], Phase.TOLD_TO_END),
     ("cut off", [Phase.CUT_OFF, RankEnded(0, 1)], Phase.CUT_OFF),
+    ("fenced", [Phase.FENCED, RankEnded(0, -9), RankEnded(1, -9)], Phase.FENCED),
+    ("fenced when a rank failed already", [RankEnded(0, 1), Phase.FENCED], Phase.FAILED),
     ("asked when others wait", [Phase.REFORM, Phase.ASKED], Phase.REFORM),
 ]
 

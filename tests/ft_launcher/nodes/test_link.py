@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from torch.distributed import TCPStore
 
-from ft_launcher.nodes.coordination import BEAT, reply_key
+from ft_launcher.nodes.coordination import BEAT, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
+from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.messages import NO_CYCLE, Formed, Gone, encode
+from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Formed, Gone, How, Place, encode
+from rank_monitor.contract.wait import readable
 from tests.ft_launcher.nodes.nodes_of_a_test import node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 
 __all__ = ["server"]
+
+LEASE_S = 3.0
 
 
 @pytest.fixture
@@ -24,13 +29,21 @@ def store(server: TCPStore) -> JobStore:
 
 
 @pytest.fixture
-def link(store: JobStore) -> Iterator[Link]:
+def link(store: JobStore, lease: Lease) -> Iterator[Link]:
     """Of node `a`; somebody else coordinates."""
     store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
     store.publish({BEAT: "b"})
-    link = Link("a", store.another(), lambda term: None, beat_s=0.2, timeout_s=60.0)
+    link = Link("a", store.another(), lambda term: None, lease, beat_s=0.2, timeout_s=60.0)
     yield link
     link.close(Gone("a", "the test ends"), 5.0)
+
+
+@pytest.fixture
+def lease() -> Iterator[Lease]:
+    """That of node `a`, much shorter than it would be."""
+    lease = Lease(LEASE_S)
+    yield lease
+    lease.close()
 
 
 def test_an_answer_comes_to_whom_it_is_for(link: Link, store: JobStore) -> None:
@@ -48,3 +61,16 @@ def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before
     store.read_inbox(1, PATIENT_S)
     store.publish({reply_key("a+", 2): "yes"})
     assert link.answer(2, PATIENT_S) == b"yes"
+
+
+def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(link: Link, lease: Lease, store: JobStore) -> None:
+    """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
+    link.entered(Place(0, 0, 2, "", False), deputies=0)
+    link.attended = True
+    store.publish({end_key(0): encode(CycleEnd(0, How.FAILED.value, "a rank failed"))})
+    assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
+    before = store.counters(["a"], ())[0]["a"]
+    deadline = time.monotonic() + PATIENT_S
+    while store.counters(["a"], ())[0]["a"] == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.counters(["a"], ())[0]["a"] != before, "it beats"
