@@ -157,9 +157,9 @@ class NodeMonitors:
         return self._seats[local_rank].monitor.pid
 
     def pids(self) -> set[int]:
-        """Pids of the template and the monitors."""
-        template = self._runtime.template.pid
-        return {seat.monitor.pid for seat in self._seats} | ({template} if template else set())
+        """Pids of the template, its sweeper and the monitors."""
+        template = self._runtime.template
+        return {seat.monitor.pid for seat in self._seats} | {pid for pid in (template.pid, template.sweeper_pid) if pid}
 
     def descriptors(self) -> set[int]:
         """Readable when something is to be handled."""

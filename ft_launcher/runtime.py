@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from rank_monitor.contract import runtime_folder
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.spawn import Template
 
@@ -23,6 +24,8 @@ class Runtime:
     tag: str
     folder: Path
     template: Template
+    claim: int | None = None
+    """What keeps the folder from being taken for one that a dead launcher left."""
 
     @classmethod
     def start(cls) -> Runtime:
@@ -33,19 +36,23 @@ class Runtime:
         """
         tag = secrets.token_hex(8)
         folder = _make_folder()
-        return cls(tag, folder, Template.start(tag, folder))
+        claim = runtime_folder.claim(folder)
+        return cls(tag, folder, Template.start(tag, folder, sweeper=True), claim)
 
     def close(self) -> None:
         """Ends the template and removes the folder."""
         self.template.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.claim is not None:
+            os.close(self.claim)
+            self.claim = None
 
 
 def _make_folder() -> Path:
     tried = []
     for parent in dict.fromkeys((os.environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp", "/dev/shm")):
         try:
-            folder = Path(tempfile.mkdtemp(prefix="ft-", dir=parent))
+            folder = Path(tempfile.mkdtemp(prefix=runtime_folder.PREFIX, dir=parent))
             return folder.resolve()
         except OSError as error:
             tried.append(f"{parent}: {error.strerror}")

@@ -21,7 +21,7 @@ def main() -> None:
     ignore_signals()
     if "launcher" in order:
         name_process("ft_template")
-        Template(order["launcher"], job).run()
+        Template(order["launcher"], job, order.get("sweeper")).run()
     else:
         settings = from_json(MonitorSettings, order["settings"], "the launcher")
         name_process(f"ft_monitor{order['local_rank']}")

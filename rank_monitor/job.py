@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from rank_monitor.contract import env
+from rank_monitor.contract import env, runtime_folder
 from rank_monitor.contract.sweep import kill, processes_of, sweep
 from rank_monitor.log import Log
 
@@ -34,18 +32,6 @@ class Job:
         """
         if left := sweep(self.tag, _SWEEP_S):
             log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
-        _remove(Path(self.runtime_dir))
+        runtime_folder.remove(Path(self.runtime_dir))
         for pid in processes_of(self.tag, key=env.SIDECAR_OF):
             kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
-
-
-def _remove(folder: Path) -> None:
-    for parent, folders, files in os.walk(folder, topdown=False):
-        for name in files:
-            with contextlib.suppress(OSError):
-                (Path(parent) / name).unlink()
-        for name in folders:
-            with contextlib.suppress(OSError):
-                (Path(parent) / name).rmdir()
-    with contextlib.suppress(OSError):
-        folder.rmdir()

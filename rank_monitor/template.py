@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 from rank_monitor.contract import channel, codec
@@ -20,14 +21,18 @@ from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ConfigError, ProtocolError
 from rank_monitor.contract.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
 from rank_monitor.contract.messages import Message
+from rank_monitor.contract.runtime_folder import remove_abandoned
 from rank_monitor.contract.settings import from_json
+from rank_monitor.contract.wait import await_child
 from rank_monitor.job import Job
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
 from rank_monitor.rehearsal import rehearse
 from rank_monitor.server import RankMonitorServer
+from rank_monitor.sweeper import fork as fork_sweeper
 
 _CHANGES = {os.CLD_STOPPED: "stopped", os.CLD_TRAPPED: "stopped", os.CLD_CONTINUED: "continued"}
+_END_S = 1.0
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 
 
@@ -48,9 +53,13 @@ def name_process(name: str) -> None:
 class Template:
     """Serves the launcher's requests for monitors until it says goodbye, or is gone."""
 
-    def __init__(self, launcher: int, job: Job) -> None:
+    def __init__(self, launcher: int, job: Job, sweeper: int | None = None) -> None:
+        """`sweeper`: the descriptor of the channel between launcher and sweeper; None: there is to be none."""
         self._job = job
         self._log = Log("INFO", "MonitorTemplate")
+        self._sweeper = 0
+        if sweeper is not None:
+            self._sweeper = fork_sweeper(socket.socket(fileno=sweeper), [launcher], job, self._log)
         self._launcher = socket.socket(fileno=launcher)
         self._launcher.setblocking(True)
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -68,8 +77,11 @@ class Template:
         self._loop.watch(self._launcher.fileno(), self._serve)
         self._loop.watch(self._woken, self._tell_changes)
         rehearse(self._job, self._log)
+        remove_abandoned(Path(self._job.runtime_dir).parent)
         while self._serving:
             self._loop.wait(None)
+        if self._sweeper:
+            await_child(self._sweeper, _END_S)
 
     def _serve(self) -> None:
         """One request."""

@@ -24,10 +24,11 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
 from rank_monitor.contract.messages import Message
 from rank_monitor.contract.settings import to_json
-from rank_monitor.contract.wait import readable
+from rank_monitor.contract.wait import await_child, readable
 
 _ANSWER_S = 5.0
 _GOODBYE_S = 1.0
+_MAX_DIGITS = 20
 # Appended, so that a file of another package can never stand in for a module of the standard library.
 _START = "import sys; sys.path.append({root!r}); from rank_monitor.__main__ import main; main()"
 
@@ -60,8 +61,15 @@ class Monitor:
 class Template:
     """The template process, seen from the launcher. Make it with `start`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, job: dict[str, str]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        connection: socket.socket,
+        job: dict[str, str],
+        sweeper: socket.socket | None = None,
+    ) -> None:
         self._process = process
+        self._sweeper, self._sweeper_pid = sweeper, 0
         self.socket = connection
         self._job = job
         self._changes: list[MonitorChanged] = []
@@ -69,27 +77,40 @@ class Template:
         self._sequence = 0
 
     @classmethod
-    def start(cls, tag: str, runtime_dir: Path) -> Template:
+    def start(cls, tag: str, runtime_dir: Path, sweeper: bool = False) -> Template:
         """Starts the process and returns at once.
 
         Args:
             tag: marks the job's processes in their environment; they are killed if the caller is.
             runtime_dir: removed then.
+            sweeper: whether it forks one more process, which does that also when all others are killed at once.
         """
         ours, theirs = channel.pair()
         job = {"tag": tag, "runtime_dir": str(Path(runtime_dir).resolve())}
+        ends = channel.pair() if sweeper else ()
+        order = {"launcher": theirs.fileno()} | ({"sweeper": ends[1].fileno()} if ends else {})
         try:
-            return cls(_execute({**job, "launcher": theirs.fileno()}), ours, job)
+            return cls(_execute({**job, **order}), ours, job, ends[0] if ends else None)
         except OSError:
-            ours.close()
+            for end in (ours, *ends):
+                end.close()
             raise
         finally:
-            theirs.close()
+            for end in (theirs, *ends[1:]):
+                end.close()
 
     @property
     def pid(self) -> int | None:
         """Its pid, while it lives."""
         return self._process.pid if self.alive else None
+
+    @property
+    def sweeper_pid(self) -> int | None:
+        """The sweeper's pid, once it has said so."""
+        if self._sweeper is not None and not self._sweeper_pid:
+            with contextlib.suppress(OSError, ValueError):
+                self._sweeper_pid = int(self._sweeper.recv(_MAX_DIGITS))
+        return self._sweeper_pid or None
 
     @property
     def alive(self) -> bool:
@@ -139,13 +160,26 @@ class Template:
         return found
 
     def close(self) -> None:
-        """Ends it; monitors that run go on. Waits a second at most, then kills it."""
+        """Ends it and its sweeper; monitors that run go on. Waits a second at most, then kills it."""
+        self._end_sweeper()
         with contextlib.suppress(OSError):
             self._send(Bye(), ())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GOODBYE_S)
         self._give_up()
         self.socket.close()
+
+    def _end_sweeper(self) -> None:
+        """Says goodbye to it. The template takes its exit code; where that is gone, this process does if it may."""
+        if self._sweeper is None:
+            return
+        pid, orphaned = self.sweeper_pid, not self.alive
+        with contextlib.suppress(OSError):
+            self._sweeper.send(b"!")
+        self._sweeper.close()
+        self._sweeper = None
+        if pid is not None and orphaned:
+            await_child(pid, _GOODBYE_S)
 
     def _ask(self, request: ForkMonitor, descriptors: tuple[int, ...]) -> tuple[int, int] | None:
         """Pid and pidfd of the new monitor; None when the template does not deliver."""
@@ -198,7 +232,7 @@ class Template:
 def _execute(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Starts this package in an interpreter of its own: no site, no environment, a session of its own."""
     root = str(Path(__file__).resolve().parents[2])
-    descriptors = [order[name] for name in ("launcher", "listener", "agent", "lease") if name in order]
+    descriptors = [order[name] for name in ("launcher", "sweeper", "listener", "agent", "lease") if name in order]
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(root=root), json.dumps(order)],
         cwd="/",

@@ -125,7 +125,7 @@ def test_a_hang_is_told_before_the_rank_dies(runtime: Runtime, rank: subprocess.
 def test_a_lost_monitor_is_replaced(runtime: Runtime, rank: subprocess.Popen[bytes], number: int) -> None:
     monitors = NodeMonitors(runtime, MonitorSettings(), 1)
     begin(monitors, rank.pid)
-    (before,) = monitors.pids() - {runtime.template.pid}
+    before = monitors.pid(0)
     os.kill(before, number)
     until(monitors, lambda news: isinstance(news, Replaced))
     assert before not in monitors.pids()
@@ -138,7 +138,7 @@ def test_a_monitor_stopped_together_with_its_rank_is_left_alone(
 ) -> None:
     monitors = NodeMonitors(runtime, MonitorSettings(), 1)
     begin(monitors, rank.pid)
-    (monitor,) = monitors.pids() - {runtime.template.pid}
+    monitor = monitors.pid(0)
     os.kill(rank.pid, signal.SIGSTOP)
     os.kill(monitor, signal.SIGSTOP)
     with pytest.raises(AssertionError, match="never told"):
@@ -155,7 +155,7 @@ def test_the_template_is_not_needed_for_a_replacement(runtime: Runtime, rank: su
     begin(monitors, rank.pid)
     template = runtime.template.pid
     assert template is not None
-    (monitor,) = monitors.pids() - {template}
+    monitor = monitors.pid(0)
     os.kill(template, signal.SIGKILL)
     os.kill(monitor, signal.SIGKILL)
     until(monitors, lambda news: isinstance(news, Replaced))
