@@ -258,14 +258,23 @@ class Rungs:
             self._since, self._failed = now, iteration
 
     def _restarted(self, now: float) -> list[Step]:
-        """The end of a restart, once all ranks have come to it."""
+        """The ends of restarts, once all ranks have come to them: one for each iteration.
+
+        Words of one rank come in order, those of two in any: one may deal with the next fault already, or with the one
+        after it, before it is known that another came to the end of the first.
+        """
         going_on = [seat.said for seat in self._seats if seat.goes_on and seat.said]
-        if self._since is None or not all(it.state == COMPLETED and it.iteration > self._failed for it in going_on):
+        reached = min((word.iteration for word in going_on), default=self._failed)
+        if self._since is None or (going_on and reached <= self._failed):
             return []
         took_s, self._since = now - self._since, None
         for seat in self._seats:
             seat.starts = 0
-        return [Restarted(it.iteration, took_s, self._failed, it.prefix) for it in going_on[:1]]
+        prefix = going_on[0].prefix if going_on else ""
+        ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(self._failed, reached)]
+        if any(word.state == STARTING or word.iteration > reached for word in going_on):
+            self._begin(reached, now)
+        return ends
 
     # What is so.
 

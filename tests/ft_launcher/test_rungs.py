@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -224,6 +225,28 @@ def test_a_restart_ends_when_the_last_rank_has_come_to_it(node: Node) -> None:
     steps = node.restart(2)
     assert steps == [Restarted(1, node.now - since, 0, PREFIX)]
     assert not node.rungs.is_restarting
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_each_restart_is_counted_in_whatever_order_the_ranks_words_come(restarts: int) -> None:
+    words = [
+        (state, number + (state == "handling_completed"))
+        for number in range(restarts)
+        for state in ("handling_starting", "handling_completed")
+    ]
+    for first in itertools.combinations(range(2 * len(words)), len(words)):
+        node = Node(ranks=2)
+        node.say("initialized")
+        left = {0: iter(words), 1: iter(words)}
+        steps = list[Step]()
+        for place in range(2 * len(words)):
+            rank = 0 if place in first else 1
+            state, iteration = next(left[rank])
+            steps += node.say(state, rank, iteration=iteration)
+        assert [(step.iteration, step.failed) for step in steps if isinstance(step, Restarted)] == [
+            (number + 1, number) for number in range(restarts)
+        ]
+        assert not node.rungs.is_restarting
 
 
 def test_an_old_end_of_a_restart_is_none_of_this_one(node: Node) -> None:
