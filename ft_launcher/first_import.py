@@ -3,7 +3,7 @@ of warnings. So a script runs until its first import of torch as in a fresh inte
 
 A finder at the front of `sys.meta_path` gives everything back. It sees `import`, `importlib.import_module` and `runpy`,
 and leaves no frame in tracebacks and in the search for who is warned, as a wrapper around `builtins.__import__` would.
-It does not decide whether the rank may go on as a fork: `take_back` is given the function that does.
+It does not decide whether the rank may go on as a fork: `watch` is given the function that does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -78,11 +79,12 @@ class _LoggerState:
 
 @dataclass
 class _Brought:
-    """What one import brought, and which other imports it made."""
+    """What one import brought, and which other imports it made; `hidden`: of its modules those taken back."""
 
     name: str
     needs: list[_Brought] = field(default_factory=list)
     modules: dict[str, ModuleType] = field(default_factory=dict)
+    hidden: dict[str, ModuleType] = field(default_factory=dict)
     loggers: dict[str, _LoggerState] = field(default_factory=dict)
     handlers: list[Any] = field(default_factory=list)
     filters: list[Any] = field(default_factory=list)
@@ -95,11 +97,12 @@ class Imports(MetaPathFinder):
         self.read: set[str] = set()
         """Variables that Python code read during these imports."""
         self._all: list[_Brought] = []
-        self._hidden: dict[str, _Brought] = {}
         self._loggers: dict[str, _LoggerState] = {}
+        self._held: dict[str, logging.PlaceHolder] = {}
         self.over = False
         """The script has ended: whatever exit functions import is asked about no more."""
-        self._asks: Callable[[str, bool], None] = lambda name, all_of_it: None
+        self._asks: Callable[[str, bool], None] = _ask_nobody
+        self._given_back: Callable[[], None] = _tell_nobody
 
     def load(self, name: str) -> None:
         """Imports a module, unless that was done already.
@@ -110,7 +113,8 @@ class Imports(MetaPathFinder):
         if any(one.name == _root(name) for one in self._all):
             return
         needs: list[str] = []
-        self.take_back(lambda name, all_of_it: needs.append(name))
+        self.take_back()
+        self.watch(lambda name, all_of_it: needs.append(name))
         brought = _Brought(_root(name))
         modules, loggers = set(sys.modules), set(logging.root.manager.loggerDict)
         handlers, filters = list(logging._handlerList), list(warnings.filters)  # type: ignore[attr-defined]
@@ -137,30 +141,37 @@ class Imports(MetaPathFinder):
             self.give_back()
             self._all.append(brought)
 
-    def take_back(self, asks: Callable[[str, bool], None]) -> None:
-        """Makes this process look as if nothing of it had been imported.
-
-        Args:
-            asks: called at the first import of each with the module's name, and whether it is one of those that were
-                loaded by name, just before it is given back.
-        """
-        self._asks = asks
+    def take_back(self) -> None:
+        """Makes this process, and those that it forks, look as if nothing of it had been imported."""
         for brought in self._all:
-            for name in brought.modules:
-                if sys.modules.pop(name, None) is not None:
-                    self._hidden[name] = brought
+            if len(brought.hidden) < len(brought.modules):
+                brought.hidden = dict(brought.modules)
+            for name in brought.hidden:
+                sys.modules.pop(name, None)
             self._loggers |= brought.loggers
-        _forget_loggers(self._loggers)
+        self._held |= _forget_loggers(self._loggers)
         _forget(logging._handlerList, [one for brought in self._all for one in brought.handlers])  # type: ignore[attr-defined]
         _forget(warnings.filters, [one for brought in self._all for one in brought.filters])
-        if self._hidden:
-            sys.meta_path.insert(0, self)
+        if self._hides_any():
+            if self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
             logging.root.manager.loggerClass = self._make_logger  # type: ignore[assignment]
             _filters_changed()
 
+    def watch(self, asks: Callable[[str, bool], None], given_back: Callable[[], None] | None = None) -> None:
+        """Has the first import of each be noticed.
+
+        Args:
+            asks: called with the module's name, and whether it is one of those that were loaded by name, just before it
+                is given back.
+            given_back: called when something has been given back.
+        """
+        self._asks = asks
+        self._given_back = given_back or _tell_nobody
+
     def give_back(self) -> None:
         """Gives back what is still taken, and asks nobody."""
-        self._asks = lambda name, all_of_it: None
+        self.watch(_ask_nobody)
         for brought in self._all:
             self._give_back(brought)
 
@@ -168,7 +179,7 @@ class Imports(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Finds what was taken back; it is given back when it is loaded, not when somebody asks whether it is there."""
-        brought = self._hidden.get(fullname)
+        brought = self._hiding(fullname)
         if brought is None:
             return None
         original = brought.modules[fullname].__spec__
@@ -178,14 +189,32 @@ class Imports(MetaPathFinder):
 
     def hides(self, name: str) -> bool:
         """Whether a module was taken back and not imported since."""
-        return name in self._hidden
+        return self._hiding(name) is not None
+
+    def loaded(self, name: str) -> ModuleType | None:
+        """A module that this process has loaded, taken back or not."""
+        brought = self._hiding(name)
+        return sys.modules.get(name) if brought is None else brought.hidden[name]
 
     def leads_elsewhere(self, name: str) -> bool:
         """Whether `sys.path` now leads to another file for a module that was taken back."""
-        brought = self._hidden.get(name)
+        brought = self._hiding(name)
         spec = brought.modules[name].__spec__ if brought else None
-        found = PathFinder.find_spec(name) if spec and "." not in name else None
-        return bool(spec and found and found.origin != spec.origin)
+        if spec is None or "." in name:
+            return False
+        found = PathFinder.find_spec(name, _before_folder_of(spec))
+        if found is not None and found.origin is None:  # a folder without __init__ gives way to a module behind it
+            found = PathFinder.find_spec(name)
+        return found is not None and found.origin != spec.origin
+
+    def _hiding(self, name: str) -> _Brought | None:
+        for brought in self._all:
+            if name in brought.hidden:
+                return brought
+        return None
+
+    def _hides_any(self) -> bool:
+        return any(brought.hidden for brought in self._all)
 
     def _imported(self, fullname: str, brought: _Brought) -> None:
         root = _root(fullname)
@@ -193,30 +222,41 @@ class Imports(MetaPathFinder):
         self._asks(root, whole)
         if whole:
             self._give_back(brought)
-            return
-        for name in [name for name, of in self._hidden.items() if of is brought and _root(name) == root]:
-            self._show(name)
-        _renew_loggers({name: state for name, state in brought.loggers.items() if _root(name) == root})
+        else:
+            shown = {name: module for name, module in brought.hidden.items() if _root(name) == root}
+            brought.hidden = {name: module for name, module in brought.hidden.items() if name not in shown}
+            sys.modules.update(shown)
+            _renew_loggers({name: state for name, state in brought.loggers.items() if _root(name) == root})
+        self._given_back()
 
     def _give_back(self, brought: _Brought) -> None:
         for other in brought.needs:
             self._give_back(other)
-        hidden = [name for name in brought.modules if name in self._hidden]
-        for name in hidden:
-            self._show(name)
-        if not hidden:
+        if not brought.hidden:
             return
-        _renew_loggers(brought.loggers)
+        # All at once, and no other reference is dropped: each object that is written to costs a fork a page of memory.
+        sys.modules.update(brought.hidden)
+        brought.hidden = {}
+        self._give_back_loggers(brought.loggers)
         logging._handlerList.extend(brought.handlers)  # type: ignore[attr-defined]
         _forget(warnings.filters, brought.filters)
         warnings.filters[:0] = brought.filters  # type: ignore[index]
         _filters_changed()
-        if not self._hidden and self in sys.meta_path:
+        if not self._hides_any() and self in sys.meta_path:
             sys.meta_path.remove(self)
             logging.root.manager.loggerClass = None
 
-    def _show(self, name: str) -> None:
-        sys.modules[name] = self._hidden.pop(name).modules[name]
+    def _give_back_loggers(self, states: dict[str, _LoggerState]) -> None:
+        """Gives loggers back: as they are, unless there are loggers now that may be their parents or children."""
+        known = logging.root.manager.loggerDict
+        roots = set(map(_root, states))
+        if roots.isdisjoint(map(_root, known)) and states.keys() <= self._loggers.keys():
+            known.update({name: held for name, held in self._held.items() if _root(name) in roots})
+            known.update({name: state.logger for name, state in states.items()})
+            for name in states:
+                del self._loggers[name]
+        else:
+            _renew_loggers(states)
 
     def _make_logger(self, name: str) -> logging.Logger:
         """The logger that an import made is the one that the script gets, too: there must not be two of one name."""
@@ -247,6 +287,14 @@ class _GivesBack(Loader):
         return getattr(self._loader, name)
 
 
+def _ask_nobody(name: str, all_of_it: bool) -> None:
+    pass
+
+
+def _tell_nobody() -> None:
+    pass
+
+
 imports = Imports()
 
 
@@ -258,17 +306,30 @@ def _forget(where: Any, what: Sequence[Any]) -> None:
     where[:] = [one for one in where if one not in what]
 
 
-def _forget_loggers(states: dict[str, _LoggerState]) -> None:
-    """Takes loggers, and the places that were held for their parents, out of the list of all loggers."""
+def _before_folder_of(spec: ModuleSpec) -> list[str]:
+    """The entries of `sys.path` that are looked at before the one that a module was found in."""
+    origin = Path(spec.origin or "")
+    folder = str(origin.parents[1] if spec.submodule_search_locations is not None else origin.parent)
+    return sys.path[: sys.path.index(folder)] if folder in sys.path else sys.path
+
+
+def _forget_loggers(states: dict[str, _LoggerState]) -> dict[str, logging.PlaceHolder]:
+    """Takes loggers, and the places that were held for their parents, out of the list of all loggers.
+
+    Returns:
+        The places.
+    """
     known = logging.root.manager.loggerDict
     for name, state in states.items():
         if known.get(name) is state.logger:
             del known[name]
-    held = [name for name, one in known.items() if isinstance(one, logging.PlaceHolder)]
-    others = known.keys() - set(held)
-    for name in held:
-        if not any(other.startswith(f"{name}.") for other in others):
-            del known[name]
+        state.logger._cache.clear()  # type: ignore[attr-defined]  # which levels it found to be enabled
+    held = {name: one for name, one in known.items() if isinstance(one, logging.PlaceHolder)}
+    others = known.keys() - held.keys()
+    free = {name: one for name, one in held.items() if not any(other.startswith(f"{name}.") for other in others)}
+    for name in free:
+        del known[name]
+    return free
 
 
 def _renew_loggers(states: dict[str, _LoggerState]) -> None:

@@ -10,16 +10,17 @@ import ctypes
 import fcntl
 import os
 import signal
+import socket
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ft_launcher import script, warm_start
 from ft_launcher.first_import import imports
 from ft_launcher.forked_rank import Order
-from rank_monitor.contract import parcel
-from rank_monitor.contract.descriptor import FIRST_HIGH
+from rank_monitor.contract import env, parcel
 
 _DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -49,9 +50,9 @@ class Beginning:
             tuple(map(_identity, range(3))),
             tuple(map(_flags, range(3))),
             _position(),
-            frozenset(_sockets()),
+            frozenset(_sockets().values()),
             signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            {number: _limits(number) for number in _LIMITS},
+            _all_limits(),
         )
 
     def changed(self) -> set[str]:
@@ -63,13 +64,21 @@ class Beginning:
 
     def against_another(self) -> str:
         """Why the script cannot be run once more; empty when it can."""
-        if set(_sockets()) - self.sockets:
+        if any(link not in self.sockets and not self._leads_to_monitor(number) for number, link in _sockets().items()):
             return "it has opened sockets"
         if _has_children():
             return "it has started processes"
         if tuple(map(_identity, range(3))) != self.files:
             return "it has redirected its standard streams"
         return ""
+
+    def _leads_to_monitor(self, descriptor: int) -> bool:
+        """Whether a socket is the client's connection to its monitor, which it may have made anew meanwhile."""
+        path = Path(self.order.environ.get(env.RANK_MONITOR_SOCKET, ""))
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
+            # Where the path is long, the address names the folder by a descriptor that is closed by now.
+            return other.family == socket.AF_UNIX and Path(other.getpeername()).name == path.name
+        return False
 
     def restore(self, kept: Collection[int]) -> None:
         """Undoes what outlives an exec. Works in any thread.
@@ -105,16 +114,17 @@ class Beginning:
 class FirstImport:
     """Decides at the script's first import of torch, and at that of a preloaded module; see `watch`."""
 
-    def __init__(self, order: Order, told: int, kept: Collection[int]) -> None:
+    def __init__(self, order: Order, told: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
+        self._given_back = given_back
         self._beginning = Beginning.of_now(order)
         self._told, self._kept, self._pid = told, kept, os.getpid()
         self._said = False
 
     def begin(self) -> None:
-        """Takes back what the zygote imported."""
+        """Has the script's first import of what the zygote took back be noticed."""
         if self._kept:
             parcel.hold()
-        imports.take_back(self._decide)
+        imports.watch(self._decide, self._given_back)
         os.register_at_fork(before=self._before_fork)
 
     def _before_fork(self) -> None:
@@ -159,15 +169,16 @@ class FirstImport:
             os.write(self._told, why.encode(errors="replace")[:_MAX_WORDS] + b"\n")
 
 
-def watch(order: Order, told: int, kept: Collection[int]) -> None:
+def watch(order: Order, told: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
     """From now on, until its script has ended, this process starts again where a fork is not what its script needs.
 
     Args:
         order: what this rank is.
         told: a descriptor that leads to the agent.
         kept: the channel of a function's rank to the agent.
+        given_back: called when modules that the zygote took back were given back to the script.
     """
-    FirstImport(order, told, kept).begin()
+    FirstImport(order, told, kept, given_back).begin()
 
 
 def c_environment() -> dict[bytes, bytes]:
@@ -198,11 +209,15 @@ def _flags(descriptor: int) -> int | None:
         return None
 
 
-def _limits(number: int) -> bytes:
-    """As C has them: the module `resource` is not loaded in a fresh interpreter."""
-    limits = ctypes.create_string_buffer(16)
-    ctypes.CDLL(None).getrlimit(number, limits)
-    return limits.raw
+def _all_limits() -> dict[int, bytes]:
+    """Each limit by its number, as C has it: the module `resource` is not loaded in a fresh interpreter."""
+    getrlimit = ctypes.CDLL(None).getrlimit
+    found = {}
+    for number in _LIMITS:
+        limits = ctypes.create_string_buffer(16)
+        getrlimit(number, limits)
+        found[number] = limits.raw
+    return found
 
 
 def _position() -> int | None:
@@ -213,14 +228,14 @@ def _position() -> int | None:
         return None
 
 
-def _sockets() -> list[str]:
-    """The sockets of this process by inode, but its streams and, under high numbers, what is the client's own."""
-    found = []
+def _sockets() -> dict[int, str]:
+    """The sockets of this process but its streams: their inodes by descriptor."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
         with suppress(OSError):
             link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 (it is no path)
-            if link.startswith("socket:") and 2 < int(name) < FIRST_HIGH:
-                found.append(link)
+            if link.startswith("socket:") and int(name) > 2:
+                found[int(name)] = link
     return found
 
 

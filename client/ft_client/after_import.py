@@ -18,11 +18,23 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Later(name, action))
 
 
+def act_on_loaded() -> None:
+    """Acts on modules that were put into `sys.modules` loaded, as a fork is given what its zygote imported."""
+    for waiting in [finder for finder in sys.meta_path if isinstance(finder, _Later)]:
+        waiting.act_if_loaded()
+
+
 class _Later(MetaPathFinder):
     """Waits for the one module; it is found and loaded as ever, and acted on afterwards."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self._name, self._action = name, action
+
+    def act_if_loaded(self) -> None:
+        """Waits no more where the module is there."""
+        if self._name in sys.modules:
+            sys.meta_path.remove(self)
+            self._action(sys.modules[self._name])
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

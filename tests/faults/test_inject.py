@@ -49,6 +49,26 @@ def test_ranks_that_die(start_job: StartJob) -> None:
     assert hints == [f"a fault on purpose, {at}: {fault}" for _, _, fault, at in injected(job)]
 
 
+OPTIMIZES = """
+import torch
+
+weights = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weights], lr=0.1)
+for _ in range(5):
+    optimizer.step()
+"""
+
+
+def test_steps_of_an_optimizer_in_a_fork(start_job: StartJob, tmp_path: Path) -> None:
+    """The script knows nothing of us, and torch is given to it loaded at its import."""
+    script = tmp_path / "train.py"
+    script.write_text(OPTIMIZES)
+    flags = ("--max-restarts=1", "--ft-warm-start=on", "--ft-inject=rank:0,kind:sigkill,step:3")
+    job = start_job(Plan(), 1, *flags, script=script)
+    assert job.finish(120) == 0, job.tail()
+    assert [one[3] for one in injected(job)] == ["at step 3"], job.tail()
+
+
 def test_ranks_that_hang(start_job: StartJob) -> None:
     kinds = ["sigstop", "sleep", "gil_sleep", "livelock"]
     texts = [f"rank:1,kind:{kind},section:step,step:{step}" for step, kind in enumerate(kinds, start=2)]

@@ -22,7 +22,8 @@ REFUSED = (
     LINE
     + """
 import socket, subprocess
-held = [lambda: socket.socketpair(), lambda: subprocess.Popen(["sleep", "60"]), lambda: os.dup2(1, 2)][int(rank)]()
+high = lambda: os.dup2(socket.socket().fileno(), 300)
+held = [high, lambda: subprocess.Popen(["sleep", "60"]), lambda: os.dup2(1, 2)][int(rank)]()
 import settings, torch
 sys.stdout.write(f"it goes on {os.environ['OMP_WAIT_POLICY']}\\n")
 if rank == "1":
