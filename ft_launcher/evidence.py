@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def gather(
             with contained(f"what rank {worker.global_rank} wrote of its error cannot be read"):
                 exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
                 if exception is None and end.exit_code > 0:
-                    exception, exception_at = _printed(end, ranks.stderrs[local_rank])
+                    exception, exception_at = _printed(end, found.last_output, ranks.stderrs[local_rank])
         evidence.append(
             RankEvidence(
                 rank=int(worker.global_rank),
@@ -77,12 +78,12 @@ def fault_in(
     return attribute(ends, node, stop_began, all_ranks)
 
 
-def _printed(end: RankExit, path: str) -> tuple[RankException | None, float | None]:
-    """What a rank that exited with an error printed last, where its output goes to a file."""
-    try:
-        exception = of_output(read_file(path, _MOST_OUTPUT, tail=True).decode(errors="replace"))
-    except OSError:
-        return None, None
+def _printed(end: RankExit, last_output: str, path: str) -> tuple[RankException | None, float | None]:
+    """What a rank that exited with an error printed last: as it told itself, or where its stderr goes to a file."""
+    exception = of_output(last_output)
+    if exception is None:
+        with suppress(OSError):
+            exception = of_output(read_file(path, _MOST_OUTPUT, tail=True).decode(errors="replace"))
     return (None, None) if exception is None else (exception, end.at)
 
 

@@ -36,6 +36,7 @@ from rank_monitor.contract.messages import (
     GroupMade,
     Guard,
     InterruptedAgain,
+    LastOutput,
     LimitsSet,
     Message,
     RankException,
@@ -54,6 +55,7 @@ STALL = "stall"
 _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
 _OF_THE_RANK = (
     RankException,
+    LastOutput,
     ControlRequest,
     LimitsSet,
     Guard,
@@ -96,6 +98,7 @@ class Found:
     verdict_at: float | None = None
     exception: RankException | None = None
     exception_at: float | None = None
+    last_output: str = ""
     doubt: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
     was_attached: bool = False
@@ -287,6 +290,8 @@ class NodeMonitors:
                 if seat.found.exception is None:
                     seat.found.exception, seat.found.exception_at = message, now
                 return message
+            case LastOutput():
+                seat.found.last_output = message.text
             case ResultInDoubt():
                 seat.found.doubt = message
                 return message

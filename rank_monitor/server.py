@@ -40,6 +40,7 @@ from rank_monitor.contract.messages import (
     InterruptAsked,
     InterruptedAgain,
     IterationReached,
+    LastOutput,
     LimitsSet,
     Ping,
     Progress,
@@ -61,6 +62,7 @@ from rank_monitor.verdicts import NS_PER_S
 
 _FOR_THE_AGENT = (
     RankException,
+    LastOutput,
     ControlRequest,
     LimitsSet,
     Guard,

@@ -13,14 +13,14 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from socket import socket
     from types import TracebackType
     from typing import Any
 
     from ft_client.script import Main
 
-    Report = Callable[[BaseException, TracebackType | None], None]
+    Report = Callable[[BaseException | None, TracebackType | None], None]
 
 
 FUNCTION = "--function"
@@ -29,7 +29,16 @@ FUNCTION = "--function"
 
 def load() -> None:
     """Imports what `prepare`, `run` and most scripts need of this package: once, where ranks are forks."""
-    from ft_client import collective_timeout, exception_report, own_names, process, script, short_forms  # noqa: F401
+    from ft_client import (  # noqa: F401
+        collective_timeout,
+        exception_report,
+        own_names,
+        process,
+        script,
+        short_forms,
+        stderr_tail,
+    )
+    from rank_monitor.contract import exit_codes  # noqa: F401
 
 
 def rank() -> Rank:
@@ -45,10 +54,10 @@ def prepare() -> Report:
     """Connects this process to its monitor, as the rank that the launcher started, and sets what torch is to find.
 
     Returns:
-        How to report an exception that ends the rank.
+        How to report an exception that ends the rank; None: it exits with an error, and nobody knows of an exception.
     """
     try:
-        from ft_client import collective_timeout, process
+        from ft_client import collective_timeout, process, stderr_tail
         from ft_client.exception_report import report  # now: later, the script's folder comes first in sys.path
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
@@ -58,6 +67,7 @@ def prepare() -> Report:
             nvrx_alias.install_if_asked()
         collective_timeout.apply()
         process.start(own=True)
+        stderr_tail.keep()
         return report
     except Exception as error:
         print(f"ft_client: this rank is not watched: {type(error).__name__}: {error}", file=sys.stderr)
@@ -129,28 +139,27 @@ class Rank:
         if not isinstance(error, SystemExit):
             self._tracebacks.hide_frames(theirs)
             self._tell(error, theirs)
-        elif (why := _why_exit(error, self._agreed)) is not None:
-            self._tell(why, theirs if why is error else why.__traceback__)
+        elif error.code and not (isinstance(error.code, int) and error.code in self._agreed):
+            why = _why_exit(error)
+            if why is None:
+                self._tell(None, None)
+            else:
+                self._tell(why, theirs if why is error else why.__traceback__)
 
-    def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
+    def _tell(self, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._report(error, trace)
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
 
 
-def _why_exit(wish: SystemExit, agreed: Collection[int]) -> BaseException | None:
-    """The exception that the program handled by exiting with an error, as hydra and click do; None: there is none.
+def _why_exit(wish: SystemExit) -> BaseException | None:
+    """The exception that the program handled by exiting with an error, as hydra and typer do; None: there is none.
 
     These print it themselves. `sys.exit("words")` is an error of its own.
-
-    Args:
-        agreed: exit codes by which a rank speaks to the launcher.
     """
     if isinstance(wish.code, str):
         return wish
-    if not wish.code or wish.code in agreed:
-        return None
     handled = wish.__context__ if not wish.__suppress_context__ else wish.__cause__
     if not isinstance(handled, Exception) or type(handled).__name__ == "Exit":  # click's, which only carries a code
         return None

@@ -14,17 +14,24 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ft_client import process
-from rank_monitor.contract.messages import RankException
+from ft_client import process, stderr_tail
+from rank_monitor.contract.messages import LastOutput, RankException
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000  # what JSON may make of it, times six, still fits in one message
 _PATIENCE_S = 0.2
 
 
-def report(error: BaseException, trace: TracebackType | None) -> None:
-    """Reports an uncaught exception; Ctrl-C is none. In a forked child nothing: it is not the rank."""
+def report(error: BaseException | None, trace: TracebackType | None) -> None:
+    """Reports an uncaught exception; Ctrl-C is none. In a forked child nothing: it is not the rank.
+
+    Args:
+        error: None: the rank exits with an error, and nobody knows of an exception; what it printed last is reported.
+    """
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
+        return
+    if error is None:
+        _report_output(stderr_tail.text())
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
     message = _words(error)
@@ -34,6 +41,12 @@ def report(error: BaseException, trace: TracebackType | None) -> None:
     if link is not None:
         told = RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time())
         link.post(told, time.monotonic_ns(), _PATIENCE_S)
+
+
+def _report_output(text: str) -> None:
+    link = process.current()
+    if link is not None and text:
+        link.post(LastOutput(text), time.monotonic_ns(), _PATIENCE_S)
 
 
 def _write_error_file(message: str, text: str) -> None:

@@ -103,6 +103,13 @@ class RankException(Message):
 
 
 @dataclass(frozen=True)
+class LastOutput(Message):
+    """The rank exits with an error of which it knows no exception: the end of what it printed to its stderr."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class ControlRequest(Message):
     """What the training asks of the launcher: `exclude_this_node`, `stop_job` or `restart`."""
 

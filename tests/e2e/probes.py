@@ -66,6 +66,7 @@ import ctypes, os, sys
 for stream in (sys.stdin, sys.stdout, sys.stderr):
     print(stream.name, stream.mode, stream.encoding, stream.errors, stream.line_buffering, stream.write_through,
           stream.newlines, stream.isatty(), stream.fileno(), type(stream.buffer).__name__, repr(stream))
+    print(stream.buffer)
 print(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__, sys.stdin is sys.__stdin__, repr(sys.stdin.read()))
 ctypes.CDLL(None).printf(b"by C, ")
 print("no end of line", end="")

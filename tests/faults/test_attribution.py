@@ -148,6 +148,40 @@ def test_what_a_program_says_before_it_exits_is_its_error(start_job: StartJob, t
     ]
 
 
+TELLS_THE_CONSOLE = """
+import logging, os, sys
+import click
+
+@click.command()
+def with_click():
+    raise click.ClickException("no such data set")
+
+def with_many_words():
+    logging.error("x" * 20_000)
+    try:
+        raise KeyError("lr")
+    except KeyError:
+        logging.exception("it failed")
+    sys.exit(1)
+
+del sys.argv[1:]
+[with_click, with_many_words, lambda: sys.exit(5)][int(os.environ["TORCHELASTIC_RESTART_COUNT"])]()
+"""
+
+
+@pytest.mark.parametrize("start", ["auto", "off"])
+def test_what_a_program_says_on_the_console_is_its_error(start_job: StartJob, tmp_path: Path, start: str) -> None:
+    """It exits with a code and nothing else; what it printed went through to a console that keeps nothing."""
+    flags = ("--max-restarts=2", f"--ft-warm-start={start}")
+    job = start_job(Plan(), 1, *flags, script=script(tmp_path, TELLS_THE_CONSOLE))
+    assert job.finish(120) == 5, job.tail()
+    assert [(fault["fault_class"], fault["what"]) for fault in faults(job)] == [
+        ("user error", "raised Error: no such data set"),
+        ("user error", "raised KeyError: 'lr'"),
+        ("unknown", "exited with code 5"),
+    ], job.tail()
+
+
 AGAIN = """
 import sys, traceback
 import ft_client
