@@ -82,7 +82,8 @@ class RunFolder:
                 errors.append(error.strerror or str(error))
         if not self.exists:
             hint = "Name a folder that can be written"
-            raise ConfigError("log_dir", str(self._parents[0]), "--log-dir", errors[0], hint)
+            source = "--log-dir" if self.asked_for else "the default"
+            raise ConfigError("log_dir", str(self._parents[0]), source, errors[0], hint)
         return self.path
 
     def _make_below(self, parent: Path) -> None:

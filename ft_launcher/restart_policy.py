@@ -37,7 +37,11 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do and why. `exit_code` is the launcher's, when it ends; `wait_s` comes before a restart."""
+    """What to do and why. `exit_code` is the launcher's, when it ends; `wait_s` comes before a restart.
+
+    `not_restartable`: another launcher would come to the same end. The exit code alone does not say so: the user may
+    have chosen it.
+    """
 
     action: Action
     reason: str
@@ -45,6 +49,7 @@ class Decision:
     restarts_left: int = 0
     exit_code: int | None = None
     wait_s: float = 0.0
+    not_restartable: bool = False
 
 
 def decide(
@@ -121,7 +126,7 @@ def _not_restarted(fault: Fault, history: History, settings: RestartSettings, el
         reason = f"no progress in {history.no_progress} cycles in a row: none came beyond iteration {best}"
     else:
         return None
-    return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code)
+    return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code, not_restartable=True)
 
 
 def final_codes(settings: RestartSettings) -> set[int]:

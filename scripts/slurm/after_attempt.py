@@ -70,8 +70,15 @@ def node_end(folder: Path) -> NodeEnd:
     in_doubt = fault is not None and (
         fault.get("exit_code") == ExitCode.RESUME_TO_DISAMBIGUATE or fault.get("fault_class") == FaultClass.HARDWARE
     )
+    decision = next((line for line in reversed(lines) if line.get("event") == "decision"), {})
     code = end.get("exit_code")
-    return NodeEnd(folder.name, code if isinstance(code, int) else None, " ".join(reason.split()), in_doubt)
+    return NodeEnd(
+        folder.name,
+        code if isinstance(code, int) else None,
+        " ".join(reason.split()),
+        in_doubt,
+        not_restartable=decision.get("not_restartable") is True,
+    )
 
 
 def lines_of(file: Path) -> Iterator[dict[str, Any]]:

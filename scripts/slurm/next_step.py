@@ -53,12 +53,17 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """A node's launcher. `code`: None when it ended without a word; `in_doubt`: its hardware may be at fault."""
+    """A node's launcher. `code`: None when it ended without a word; `in_doubt`: its hardware may be at fault.
+
+    `not_restartable`: it found that a restart would not help, whichever exit code it has for that
+    (`--ft-no-restart-exit-code`).
+    """
 
     node: str
     code: int | None
     reason: str = ""
     in_doubt: bool = False
+    not_restartable: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,11 @@ def decide(attempt: Attempt, history: Sequence[Outcome], terms: Terms) -> Step:
         return Step(Action.DONE, Outcome.DONE, "the training made its finished flag")
     if attempt.ended_by not in ("", TIME_LIMIT):
         return Step(Action.LEAVE, Outcome.ENDED_BY_SLURM, "Slurm ends this job: cancelled, requeued or preempted")
-    for code in sorted(codes & set(_NOT_MENDED)):
-        reason = f"exit code {code}: {_NOT_MENDED[code]}{_words_of(attempt, code)}; another job would not mend that"
+    found = _NOT_MENDED | {
+        end.code: _NOT_MENDED[int(ExitCode.NOT_RESTARTABLE)] for end in attempt.ends if end.code and end.not_restartable
+    }
+    for code in sorted(codes & set(found)):
+        reason = f"exit code {code}: {found[code]}{_words_of(attempt, code)}; another job would not mend that"
         return Step(Action.STOP, Outcome.NOT_MENDED, reason, exit_code=code)
     stayed = codes - set(_LEFT) or codes
     if stayed == {0} and not terms.flag_required:

@@ -64,6 +64,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunFolder(str(tmp_path / "file" / "logs"), "id")
 
 
+def test_a_default_folder_that_cannot_be_made_is_not_said_to_be_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("ft_launcher.logs.default_parents", lambda environ: [tmp_path / "file" / "logs"])
+    with pytest.raises(ConfigError, match="from the default"):
+        RunFolder(None, "id").make()
+
+
 @pytest.mark.parametrize(
     ("environ", "parents"),
     [

@@ -50,6 +50,10 @@ def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:
     assert follows(tmp_path, "5", "--code=0", "--flag-required").startswith("next 0 - ")
     journal(tmp_path / "preempted", "n1", end(86, "told to end by signal 15"))
     assert follows(tmp_path, "preempted", "--code=0").startswith("next 0 - preempted"), "--ft-preempted-exit-code=0"
+    stop = {"event": "decision", "action": "give up", "not_restartable": True}
+    journal(tmp_path / "same error", "n1", stop, end(7, "the same error 3 times in a row"))
+    step = follows(tmp_path, "same error", "--code=7")
+    assert step.startswith("stop 7 - exit code 7: "), "--ft-no-restart-exit-code=7"
     (tmp_path / "flag").touch()
     assert follows(tmp_path, "6", "--code=1", flag=str(tmp_path / "flag")).startswith("done 0 - ")
     history = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()[3:]]
@@ -60,6 +64,7 @@ def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:
         "failed",
         "unfinished",
         "preempted",
+        "not to be mended",
         "done",
     ]
     assert history[1]["nodes"] == {"n1": 83, "n2": 135, "n3": None} and history[1]["attempt"] == "2"
