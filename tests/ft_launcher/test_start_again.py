@@ -22,7 +22,9 @@ REFUSED = (
     LINE
     + """
 import socket, subprocess
-high = lambda: os.dup2(socket.socket().fileno(), 300)
+def high():
+    with socket.socket() as low:
+        return os.dup2(low.fileno(), 300)
 held = [high, lambda: subprocess.Popen(["sleep", "60"]), lambda: os.dup2(1, 2)][int(rank)]()
 import settings, torch
 sys.stdout.write(f"it goes on {os.environ['OMP_WAIT_POLICY']}\\n")
