@@ -58,7 +58,9 @@ class NodeAgent(RankAgent):
             reserve.fill()
             phase = self._watch_cycle()
             self._await_descriptors(reserve)
-            match phase if self._told is None else Phase.TOLD_TO_END:
+            if self._told is not None:
+                phase = Phase.TOLD_TO_END
+            match phase:
                 case Phase.SUCCEEDED:
                     result = self._succeed(group)
                 case Phase.FAILED | Phase.ASKED:

@@ -149,7 +149,9 @@ class LogPump:
     def _limit_s(self, is_woken: bool) -> float | None:
         """How long to wait for more: a line without an end is shown after a while."""
         due = min((stream.live.due() for stream in self._streams if stream.live is not None), default=math.inf)
-        limit_s = min(due - time.monotonic(), math.inf if is_woken else _PERIOD_S)
+        limit_s = due - time.monotonic()
+        if not is_woken:
+            limit_s = min(limit_s, _PERIOD_S)
         return None if limit_s == math.inf else max(0.0, limit_s)
 
     def _carry(self, ended: bool = False) -> None:
@@ -183,9 +185,12 @@ def _watch(paths: Collection[str]) -> list[int]:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
     watched = [libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY) >= 0 for path in paths]
-    if inotify >= 0 and not all(watched):
+    if inotify < 0:
+        return []
+    if not all(watched):
         os.close(inotify)
-    return [inotify] if inotify >= 0 and all(watched) else []
+        return []
+    return [inotify]
 
 
 def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:

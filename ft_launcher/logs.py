@@ -72,19 +72,19 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be made.
         """
+        if self.exists:
+            return self.path
         errors = []
-        for parent in () if self.exists else self._parents:
+        for parent in self._parents:
             try:
                 self.path = parent / self._name
                 self._make_below(parent)
-                break
+                return self.path
             except OSError as error:
                 errors.append(error.strerror or str(error))
-        if not self.exists:
-            hint = "Name a folder that can be written"
-            source = "--log-dir" if self.asked_for else "the default"
-            raise ConfigError("log_dir", str(self._parents[0]), source, errors[0], hint)
-        return self.path
+        hint = "Name a folder that can be written"
+        source = "--log-dir" if self.asked_for else "the default"
+        raise ConfigError("log_dir", str(self._parents[0]), source, errors[0], hint)
 
     def _make_below(self, parent: Path) -> None:
         if self.asked_for:

@@ -91,7 +91,8 @@ class Beginning:
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
         for number in map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}):
-            libc.signal(number, _IGNORE if number in self.order.ignored else _DEFAULT)
+            wanted = _IGNORE if number in self.order.ignored else _DEFAULT
+            libc.signal(number, wanted)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         for number, limits in self.limits.items():
             libc.setrlimit(number, limits)
@@ -136,7 +137,9 @@ class FirstImport:
         if self._said or imports.over:
             return
         what = what or f"imports {name}"
-        changed = warm_start.read_by_imports(self._beginning.changed(), imports.read) if whole else []
+        changed: list[str] = []
+        if whole:
+            changed = warm_start.read_by_imports(self._beginning.changed(), imports.read)
         if changed:
             self._start_again(f"the script changes {', '.join(changed)} before it {what}")
         elif imports.leads_elsewhere(name):
@@ -147,7 +150,9 @@ class FirstImport:
     def _start_again(self, why: str) -> None:
         self._said = True
         order = self._beginning.order
-        refusal = self._beginning.against_another() if os.getpid() == self._pid else "this is a child of the rank"
+        refusal = self._beginning.against_another()
+        if os.getpid() != self._pid:
+            refusal = "this is a child of the rank"
         self._tell(why)
         if not refusal:
             words = [sys.executable, "-u", script.bootstrap(), *order.words]

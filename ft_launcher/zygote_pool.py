@@ -49,7 +49,9 @@ class ZygotePool:
         self._told: tuple[int, int] | None = None
         self._source = ""
         self.held = zygote.open_descriptors()
-        self._first_path = None if apart or zygote.is_safe_path() else sys.path.pop(0)
+        self._first_path: str | None = None
+        if not apart and not zygote.is_safe_path():
+            self._first_path = sys.path.pop(0)
         self._path = list(sys.path)
         if not apart:
             gc.disable()
@@ -212,8 +214,12 @@ class ZygotePool:
 
     def descriptors(self) -> set[int]:
         """Readable when something is to be handled."""
-        heard = {self._told[0]} if self._told else set()
-        return heard | (self._zygote.descriptors() if self._zygote else set())
+        found = set()
+        if self._told is not None:
+            found.add(self._told[0])
+        if self._zygote is not None:
+            found |= self._zygote.descriptors()
+        return found
 
     def handle(self, timeout_s: float = 0.0) -> None:
         """Takes note of a zygote that ended, or that is ready now; waits so long for one that is not ready yet.
@@ -255,7 +261,9 @@ class ZygotePool:
         """Buries a zygote, and starts another in the background unless several were lost in a row."""
         self._zygote = None
         code = lost.bury()
-        how = f"{why} ({'signal' if code < 0 else 'code'} {abs(code)})" if why == "it ended" else why
+        how = why
+        if why == "it ended":
+            how = f"it ended (signal {-code})" if code < 0 else f"it ended (code {code})"
         if self._respawns >= _RESPAWNS:
             self._why_not = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {how}"
             logger.warning("No more zygotes: %s. Ranks start by exec.", self._why_not)
@@ -284,8 +292,10 @@ class ZygotePool:
 
     def _hear_ranks(self) -> None:
         """From the first rank on that was no fresh interpreter to its script, all are started by exec."""
+        if self._told is None:
+            return
         try:
-            lines = os.read(self._told[0], 1 << 16).decode(errors="replace").splitlines() if self._told else []
+            lines = os.read(self._told[0], 1 << 16).decode(errors="replace").splitlines()
         except BlockingIOError:
             return
         if not lines or self._why_not:
@@ -311,7 +321,10 @@ class ZygotePool:
             return "the zygote was stopped"
         if why := self._against_loaded():
             return why
-        return next(filter(None, (warm_start.against_environment(o.environ, current.environ) for o in orders)), "")
+        for order in orders:
+            if why := warm_start.against_environment(order.environ, current.environ):
+                return why
+        return ""
 
     def _await_zygote(self) -> ZygoteProcess | None:
         """The zygote, once it is ready; waits for that only if the user insists, or for the first ranks."""

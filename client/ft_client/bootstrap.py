@@ -143,8 +143,10 @@ class Rank:
             why = _why_exit(error)
             if why is None:
                 self._tell(None, None)
+            elif why is error:
+                self._tell(why, theirs)
             else:
-                self._tell(why, theirs if why is error else why.__traceback__)
+                self._tell(why, why.__traceback__)
 
     def _tell(self, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
@@ -160,7 +162,7 @@ def _why_exit(wish: SystemExit) -> BaseException | None:
     """
     if isinstance(wish.code, str):
         return wish
-    handled = wish.__context__ if not wish.__suppress_context__ else wish.__cause__
+    handled = wish.__cause__ if wish.__suppress_context__ else wish.__context__
     if not isinstance(handled, Exception) or type(handled).__name__ == "Exit":  # click's, which only carries a code
         return None
     return handled

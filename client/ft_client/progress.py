@@ -91,13 +91,13 @@ class Watchdog:
     def period_s(self) -> float:
         """Seconds from one stamp to the next: a quarter of what the monitor takes for a stall; less under a wrapper."""
         settings, guardian = self._link.settings, self._link.guardian
-        if settings is None:
-            period_s = FIRST_PERIOD_S
-        else:
-            unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
-            period_s = FIRST_PERIOD_S if unseen else _PERIOD_S
-            period_s = min(period_s, settings.stall_warning / 4) if settings.stall_warning is not None else period_s
-        return period_s if guardian is None else min(period_s, guardian.period_s)
+        unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
+        period_s = FIRST_PERIOD_S if settings is None or unseen else _PERIOD_S
+        if settings is not None and settings.stall_warning is not None:
+            period_s = min(period_s, settings.stall_warning / 4)
+        if guardian is not None:
+            period_s = min(period_s, guardian.period_s)
+        return period_s
 
     def _tick(self, now_ns: int) -> None:
         link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns

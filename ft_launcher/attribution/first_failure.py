@@ -45,9 +45,13 @@ def attribute(
         return None
     earliest = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
     missing = _missing(earliest, own, ranks, node, all_ranks)
-    first = missing or earliest
-    kind = FaultKind.HANG if missing else _kind(first)
-    cause = _of_hang(first, ranks) if missing else _cause(first, ranks, node)
+    if missing is not None:
+        first, kind, cause = missing, FaultKind.HANG, _of_hang(missing, ranks)
+    else:
+        first, kind, cause = earliest, _kind(earliest), _cause(earliest, ranks, node)
+    hint = cause.hint
+    if hint and _collateral(first) == 1:
+        hint += _to_look_at(ranks, own)
     return Fault(
         kind=kind,
         rank=first.rank,
@@ -56,7 +60,7 @@ def attribute(
         exit_code=first.exit_code if first.exit_code is not None else 1,
         what=_what(kind, first),
         where=where(first),
-        hint=cause.hint + (_to_look_at(ranks, own) if cause.hint and _collateral(first) == 1 else ""),
+        hint=hint,
         iteration=iteration(first),
         limit=earliest.verdict.limit if earliest.verdict else "",
         learned_limit=bool(earliest.verdict and earliest.verdict.learned),
@@ -168,16 +172,18 @@ def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ..
 
 
 def _raised(exception: RankException) -> str:
-    lines = exception.message.strip().splitlines()
-    return f"raised {exception.type}: {lines[0][:200] if lines else ''}"
+    lines = exception.message.strip().splitlines() or [""]
+    return f"raised {exception.type}: {lines[0][:200]}"
 
 
 def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence) -> Cause:
     """Class and hint: an exception says most, also when the rank hung or died of a signal after it."""
     if rank.exception is not None:
         cause = known_errors.of_exception(rank.exception, node)
-        by_code = hints.of_exit(rank.exit_code or 0, node) if cause == NO_CAUSE else NO_CAUSE
-        return by_code if by_code.fault_class is not FaultClass.UNKNOWN else cause
+        if cause != NO_CAUSE:
+            return cause
+        by_code = hints.of_exit(rank.exit_code or 0, node)
+        return cause if by_code.fault_class is FaultClass.UNKNOWN else by_code
     if _kind(rank) is FaultKind.HANG:
         return _of_hang(rank, ranks)
     if not rank.signal_number:
@@ -205,7 +211,9 @@ def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> s
     if late:
         return f"; behind the others: {', '.join(late[:_MOST_NAMED])}"
     silent = [f"rank {rank.rank}" for rank in ranks if rank not in own]
-    return f"; without an error: {', '.join(silent[:_MOST_NAMED])}" if 0 < len(silent) <= len(own) else ""
+    if 0 < len(silent) <= len(own):
+        return f"; without an error: {', '.join(silent[:_MOST_NAMED])}"
+    return ""
 
 
 def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
@@ -220,4 +228,4 @@ def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
         return ""
     assert rank.exception is not None
     at = place(rank.exception.traceback)
-    return rank.exception.type + (f" at {at}" if at else "")
+    return f"{rank.exception.type} at {at}" if at else rank.exception.type

@@ -61,7 +61,10 @@ class Scene:
 
 def own_frame(frames: Sequence[str]) -> str:
     """The innermost frame of the program itself, else the innermost of all; empty when there is none."""
-    return next((frame for frame in frames if _is_own(frame)), frames[0] if frames else "")
+    for frame in frames:
+        if _is_own(frame):
+            return frame
+    return frames[0] if frames else ""
 
 
 def in_collective(frames: Sequence[str]) -> bool:
@@ -91,26 +94,31 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
         verb = "wait" if len(waiting) > 1 else "waits"
         return f"{listed(held_up)}, and {_numbers(waiting)} {verb} in a collective {since}"
     if waiting and len(waiting) == len(scenes):
+        if len(waiting) > 1:
+            whole = f"{_numbers(waiting)}, all ranks of this node, wait"
+        else:
+            whole = f"{_numbers(waiting)} waits"
         where = waiting[0].own_frame
-        whole = (
-            f"{_numbers(waiting)}, all ranks of this node, wait" if len(waiting) > 1 else f"{_numbers(waiting)} waits"
-        )
         return f"{whole} in a collective {since}: {where}; they are out of step, or a rank of another node is missing"
     if held_up and len(scenes) > 1:
         return f"the main thread of rank {stalled} ran no Python {since}: {listed(held_up)}"
     alone = [scene for scene in scenes if scene.rank == stalled]
-    return f"the main thread of rank {stalled} ran no Python {since}" + (f": {listed(alone)}" if alone else "")
+    stands = f"the main thread of rank {stalled} ran no Python {since}"
+    return f"{stands}: {listed(alone)}" if alone else stands
 
 
 def listed(scenes: Sequence[Scene]) -> str:
     """Where these ranks are, in one line."""
     named = [_described(scene) for scene in scenes[:_MOST_NAMED]]
     more = len(scenes) - len(named)
-    return "; ".join([*named, *([f"{more} more ranks"] if more else [])])
+    if more:
+        named.append(f"{more} more ranks")
+    return "; ".join(named)
 
 
 def _described(scene: Scene) -> str:
-    return f"rank {scene.rank} {scene.place.value}" + (f" at {scene.own_frame}" if scene.own_frame else "")
+    text = f"rank {scene.rank} {scene.place.value}"
+    return f"{text} at {scene.own_frame}" if scene.own_frame else text
 
 
 def _numbers(scenes: Sequence[Scene]) -> str:
@@ -119,7 +127,7 @@ def _numbers(scenes: Sequence[Scene]) -> str:
         return f"rank {ranks[0]}"
     named = ", ".join(map(str, ranks[:_MOST_NAMED]))
     more = len(ranks) - _MOST_NAMED
-    return f"ranks {named}" + (f" and {more} more" if more > 0 else "")
+    return f"ranks {named} and {more} more" if more > 0 else f"ranks {named}"
 
 
 def _is_own(frame: str) -> bool:

@@ -79,7 +79,9 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
     head = store.head()
     found = _record(head)
     if lost_term == 0:
-        return None if found is not None and not found.over else _open_attempt(me, store, head, found)
+        if found is not None and not found.over:
+            return None
+        return _open_attempt(me, store, head, found)
     former = _must_be_of(store.attempt, found)
     if former.term != lost_term:
         if former.term > lost_term:  # its coordinator may have died before it wrote that
@@ -95,10 +97,12 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
 def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> Coordination | None:
     """Opens the first attempt, or the one after `last`, which is over."""
     store.enter(secrets.token_hex(4))
-    coordination = _write(me, store, head, None, {} if last is None else {last.attempt: last.over})
+    before = {} if last is None else {last.attempt: last.over}
+    coordination = _write(me, store, head, None, before)
     if coordination is None:
         return None
-    if last is not None and (over := over_of(last)) is not None:
+    over = None if last is None else over_of(last)
+    if over is not None:
         ended = f"an earlier job under this --rdzv-id ended with code {over.exit_code} ({over.reason})"
         logger.info("%s; this is a new one, with a budget of its own", ended)
     try:
@@ -121,7 +125,8 @@ def _write(
     written = store.set_head(encode(formed), head)
     if written is None:
         return None
-    store.publish({TERM: str(formed.term), BEAT: HOST if store.hosted_here else me.node})
+    beats = HOST if store.hosted_here else me.node
+    store.publish({TERM: str(formed.term), BEAT: beats})
     return Coordination(me.node, store, written, machine, me.beat_s, me.timeout_s)
 
 
