@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 120
+from tests.program import output_of
 
 PROBE = """
 import sys
@@ -47,35 +44,14 @@ WAYS = {
     "exec, a module": (*LAUNCHER, "--ft-warm-start=off", "-m", "probe", "found"),
     "forked by a zygote that is a program": ("program.py",),
 }
-
-
 GIVEN = "timeout:9"
-
-
-def python(folder: Path, *words: str, resolver: str | None = None) -> str:
-    """What a Python program prints. `resolver`: its RES_OPTIONS, whatever those of the tests are."""
-    foreign = ("FT_", "PET_", "PYTHON", "RES_OPTIONS")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    clean |= {} if resolver is None else {"RES_OPTIONS": resolver}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=clean | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "OMP_NUM_THREADS": "1"},
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def with_torch(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The modules of a fresh interpreter that has imported torch."""
     code = "import torch, sys, json; print(json.dumps(list(sys.modules)))"
-    return set(json.loads(python(tmp_path_factory.mktemp("plain"), "-c", code)))
+    return set(json.loads(output_of([sys.executable, "-c", code], tmp_path_factory.mktemp("plain"))))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -86,15 +62,16 @@ def test_what_a_script_finds_of_ours(tmp_path: Path, with_torch: set[str], way: 
         file = tmp_path / "vendor" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
-    given = GIVEN if way.endswith("module") else None
-    python(tmp_path, *WAYS[way], resolver=given)
+    is_module = way.endswith("module")
+    given = {"RES_OPTIONS": GIVEN} if is_module else {}
+    output_of([sys.executable, *WAYS[way]], tmp_path, **given)
     found: dict[str, Any] = json.loads((tmp_path / "found").read_text())
 
     assert all(Path(file).is_relative_to(tmp_path / "vendor") for file in found["found"]), found["found"]
 
-    assert found["resolver"] == given, "the bound on the launcher's own look-ups must not reach the ranks"
+    told = found["resolver"]
+    assert told == given.get("RES_OPTIONS"), "the bound on the launcher's own look-ups must not reach the ranks"
 
-    is_module = way.endswith("module")
     by_python = {"runpy"} | ({"probe"} if is_module else set())
     beyond = set(found["modules"]) - with_torch - by_python
     preloaded = {"colorsys"} if way.startswith("forked") and "program" not in way else set()

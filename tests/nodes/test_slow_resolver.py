@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 from tests.nodes import slow_resolver
 from tests.nodes.conftest import require
 from tests.nodes.netns import unavailable
+from tests.program import output_of
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240
 
 RANK = """
@@ -51,19 +49,10 @@ FOUND = [None, "127.0.0.1"]
 
 
 def run(folder: Path, *words: str) -> None:
+    """Runs a program where names are looked up slowly."""
     require(unavailable())
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_", "TORCHELASTIC_"))}
-    done = subprocess.run(
-        ["unshare", "--net", "--mount", sys.executable, slow_resolver.__file__, *words],
-        cwd=folder,
-        env=clean | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "OMP_NUM_THREADS": "1"},
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
+    within = ["unshare", "--net", "--mount", sys.executable, str(slow_resolver.__file__)]
+    output_of([*within, *words], folder, LIMIT_S)
 
 
 @pytest.mark.parametrize("start", ["on", "off"])
