@@ -236,7 +236,7 @@ class Zygote:
                 os.close(descriptor)
             order = forked_rank.Order(**fields)
             forked_rank.become(order, script.bootstrap(), self._path)
-            from ft_client import after_import, bootstrap
+            from ft_client import bootstrap
 
             self._wait_to_go(go)
         except BaseException as error:  # the edge of a process; what goes wrong here must not end the training
@@ -250,7 +250,7 @@ class Zygote:
 
         def make() -> bootstrap.Rank:
             program = bootstrap.Rank(bootstrap.main_of(words, first_path), bootstrap.prepare())
-            start_again.watch(order, told, channel, after_import.act_on_loaded)
+            start_again.watch(order, told, channel, program.act_on_loaded)
             return program
 
         return ForkedRank(make)

@@ -111,7 +111,7 @@ class Rank:
     """
 
     def __init__(self, main: Main, report: Report) -> None:
-        from ft_client import own_names, script  # now: later, the script's folder comes first in sys.path
+        from ft_client import after_import, own_names, script  # now: later, the script's folder comes first in sys.path
 
         exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")  # not there when `prepare` failed
         self._agreed = () if exit_codes is None else exit_codes.AGREED
@@ -119,6 +119,8 @@ class Rank:
         self._names = own_names
         self._report = report
         self._tracebacks = script
+        self.act_on_loaded = after_import.act_on_loaded
+        """To be called when a fork was given modules that its zygote has imported."""
 
     def __enter__(self) -> Rank:
         return self
