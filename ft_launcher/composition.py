@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
-from ft_launcher import console, nccl, one_node, report, several_nodes, unwatched
+from ft_launcher import console, descriptor_limit, nccl, one_node, report, several_nodes, unwatched
 from ft_launcher.access import Access
 from ft_launcher.agent import NodeAgent
 from ft_launcher.contained import contained
@@ -75,6 +75,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         The launcher's exit code.
     """
     become_subreaper()
+    descriptor_limit.raise_soft()
     console.install()
     signals = SignalPipe({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2})
     try:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
-from ft_launcher import function_rank, nccl, script
+from ft_launcher import descriptor_limit, function_rank, nccl, script
 from ft_launcher.rank_context import ForkedHandler, ForkedProcess, RankContext
 from ft_launcher.zygote_process import RankOrder
 from rank_monitor.contract import parcel
@@ -235,7 +235,7 @@ class FunctionContext(RankContext):
 
 def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
     assert order.channel is not None
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [
             os.fsdecode(spawn.get_executable()),
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
@@ -247,6 +247,8 @@ def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
         pass_fds=[order.channel],
         start_new_session=True,
     )
+    descriptor_limit.give_back(process.pid)
+    return process
 
 
 def _value(local_rank: int, process: FunctionProcess) -> Any:

@@ -4,7 +4,8 @@ Ranks are forks of the zygote where there is one, else programs of their own.
 
 torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
 choosing; here handlers belong to `signals.py` and stops to `process_tree.py`. Uses torch's underscored `_start`,
-`_close`, `_capture_process_failures` and `_running_local_ranks`, and `_popen` of its handler.
+`_close`, `_capture_process_failures` and `_running_local_ranks`, and `_popen` of its handler; the name
+`get_subprocess_handler` of torch's module is rebound while torch starts programs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from torch.distributed.elastic.multiprocessing import api as torch_multiprocessing
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from ft_launcher import script
+from ft_launcher import descriptor_limit, script
 from ft_launcher.background import start_ticks
 from ft_launcher.cycle_files import open_application_log
 from ft_launcher.log_pump import LogPump, streams_of
@@ -201,6 +203,14 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
         numa = self._numa.get("numa_options")
         muted, binding.disabled = binding.disabled, numa is not None
+        make_handler = torch_multiprocessing.get_subprocess_handler
+
+        def make(*args: Any, **rest: Any) -> Any:
+            handler = make_handler(*args, **rest)
+            descriptor_limit.give_back(handler.proc.pid)
+            return handler
+
+        torch_multiprocessing.get_subprocess_handler = make
         try:
             super()._start()
         except (AssertionError, RuntimeError, ValueError) as error:
@@ -210,6 +220,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             hint = "Leave it out where ranks have no GPU"
             raise ConfigError("numa_binding", mode, "--numa-binding", f"torch cannot bind: {reason}", hint) from None
         finally:
+            torch_multiprocessing.get_subprocess_handler = make_handler
             binding.disabled = muted
 
     def _start_one(self, local_rank: int) -> None:
@@ -226,6 +237,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
                     **self._numa,
                 )
                 files.pop_all()
+            descriptor_limit.give_back(self.pids()[local_rank])
         _close_streams(before)
 
     def _fork(self, local_ranks: Iterable[int]) -> bool:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 
+from ft_launcher import descriptor_limit
 from ft_launcher.health.order import Order
 from rank_monitor.contract import env
 from rank_monitor.contract.wait import readable
@@ -43,6 +44,7 @@ class CheckProcess:
         )
         assert self._process.stdout is not None
         self.pid = self._process.pid
+        descriptor_limit.give_back(self.pid)
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
         self._pidfd = os.pidfd_open(self.pid)
