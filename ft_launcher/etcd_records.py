@@ -76,6 +76,13 @@ class Records:
         """Removes the records from the first name up to, and without, the last."""
         self._transact([{"request_delete_range": {"key": self._key(first), "range_end": self._key(end)}}])
 
+    def remove(self, name: str, revision: int, ranges: Sequence[tuple[str, str]]) -> None:
+        """Removes a record, if it still has this revision, and with it those in some ranges; see `delete_range`."""
+        same = {"key": self._key(name), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+        keys = [{"key": self._key(name)}]
+        keys += [{"key": self._key(first), "range_end": self._key(end)} for first, end in ranges]
+        self._transact([{"request_delete_range": key} for key in keys], [same])
+
     def swap(self, name: str, revision: int, value: bytes) -> tuple[bool, Record | None]:
         """Writes if the record still has a revision (0: if there is none). Whether it did, and the record now.
 

@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.etcd_gateway import Gateway, Refused
-from ft_launcher.etcd_records import Records
+from ft_launcher.etcd_records import Record, Records
 from rank_monitor.contract.errors import ConfigError
 
 BACKEND = "etcd-v3"
@@ -58,6 +58,10 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
         written, now = self._records.swap("state", revision, state)
         return None if now is None else (now.value, now.revision, written)
 
+    def remove(self, token: int, first: str, end: str) -> None:
+        """Removes the state, if it still has this token, and with it the store's keys from the first to the last."""
+        self._records.remove("state", token, [(_name(first), _name(end)), ("writer/", "writer0")])
+
 
 class EtcdV3Store(Store):  # type: ignore[misc]
     """torch's store, in etcd. Whoever wraps it in a `PrefixStore` must hold it as long: torch's C++ part does not.
@@ -70,6 +74,7 @@ class EtcdV3Store(Store):  # type: ignore[misc]
     def __init__(self, records: Records) -> None:
         super().__init__()
         self._records = records
+        self._counted: dict[str, Record] = {}
         self.set_timeout(timedelta(seconds=records.gateway.read_timeout_s))
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -97,8 +102,17 @@ class EtcdV3Store(Store):  # type: ignore[misc]
         return None not in self._records.read([_name(key) for key in keys])[0]
 
     def add(self, key: str, num: int) -> int:
-        """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum."""
-        return int(self._change(key, lambda old: b"%d" % (int(old or 0) + num)) or 0)
+        """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum.
+
+        One operation where nobody else adds to it.
+        """
+        if num == 0:
+            (found,), _ = self._records.read([_name(key)])
+            return int(found.value) if found else 0
+        written = self._change(key, lambda old: b"%d" % (int(old or 0) + num), self._counted.pop(key, None))
+        assert written is not None
+        self._counted[key] = written
+        return int(written.value)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Writes if the value is the expected one, or if there is none and none (empty) was expected.
@@ -107,7 +121,7 @@ class EtcdV3Store(Store):  # type: ignore[misc]
         """
         wanted, new = _bytes(expected), _bytes(desired)
         now = self._change(key, lambda old: new if (old or b"") == wanted else None)
-        return wanted if now is None else now
+        return wanted if now is None else now.value
 
     def delete_key(self, key: str) -> bool:
         """Whether there was something to remove."""
@@ -128,22 +142,25 @@ class EtcdV3Store(Store):  # type: ignore[misc]
         found = self._records.put_and_read_span(_name(own_key), b"%d" % value, others)
         return [int(found[name]) if name in found else None for name in others]
 
-    def _change(self, key: str, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
+    def _change(
+        self, key: str, change: Callable[[bytes | None], bytes | None], record: Record | None = None
+    ) -> Record | None:
         """Writes what `change` makes of the value, unless that is None, by swaps until one finds no other in between.
 
-        Returns the value then.
+        `record`: as it was last, where that is known. Returns the record then.
         """
         name, deadline = _name(key), time.monotonic() + self.timeout.total_seconds()
-        (record,), _ = self._records.read([name])
+        if record is None:
+            (record,), _ = self._records.read([name])
         backoff_s = 0.001
         while True:
             old = None if record is None else record.value
             new = change(old)
             if new is None:
-                return old
+                return record
             written, record = self._records.swap(name, 0 if record is None else record.revision, new)
             if written:
-                return new
+                return record
             if time.monotonic() > deadline:
                 raise DistStoreError(f"{key} was changed by others all the time for {self.timeout}")
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)

@@ -116,6 +116,11 @@ class MemberAgent(NodeAgent):
             self._forgive_learned_limit(limit)
         self._move = Move(doubt_in(place.decision))
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids = super()._start_workers(worker_group)
+        worker_group.store = self._store = None  # ranks are assigned: its connection is one of the host's descriptors
+        return pids
+
     def _names(self) -> tuple[list[str], list[str]]:
         place = self._nodes.place
         assert place is not None

@@ -5,7 +5,6 @@ Asks for this node's place in each cycle, and opens the store of the cycle. Noth
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -37,7 +36,6 @@ from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
 _CONNECT_S = 30.0
-_HOST_S = 2.0
 
 
 class JobOver(RendezvousClosedError):  # type: ignore[misc]
@@ -134,10 +132,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         try:
             if self._link is None:
                 terms = self._terms
-                self._store = self._open_store()
-                self._link = Link(
-                    self._me.node, self._store, self._coordinate, self.lease, terms.beat_s, terms.timeout_s
-                )
+                store = self._open_store()
+                self._link = Link(self._me.node, store, self._coordinate, self.lease, terms.beat_s, terms.timeout_s)
                 if self._closed:  # by another thread, while this one connected
                     self._link.close(Gone(self._me.node, "its launcher ends"), terms.beat_s)
                     raise JobOver(Over(int(ExitCode.OK), "this node has left"))
@@ -208,9 +204,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     # Becoming a member.
 
-    def _coordinate(self, lost_term: int) -> Coordination | None:
-        terms, hosts = self._terms, self._store.hosted_here
-        store = self._store.another()
+    def _coordinate(self, lost_term: int, store: JobStore) -> Coordination | None:
+        terms, hosts = self._terms, store.hosted_here
         rules = replace(terms.rules, hosts=hosts, deputies=0 if hosts else terms.rules.deputies)
         if lost_term == 0 and (other := store.other_job(self._run_id)):
             hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
@@ -236,7 +231,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise JobOver(answer)
         assert isinstance(answer, Place)
         self.place = answer
-        link.entered(answer, self._terms.rules.deputies)
+        link.entered(answer, self._terms.rules.deputies, self._is_hosted_by_user(answer))
         return answer
 
     def _rename_if_deposed(self, link: Link) -> bool:
@@ -257,34 +252,32 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         if self._closed:
             raise JobOver(Over(int(ExitCode.OK), "this node has left"))
 
-    def _host_of_cycle(self, link: Link, key: str) -> bytes | None:
-        """Where rank 0 hosts the cycle's store; None: the cycle ended first."""
+    def _is_hosted_by_user(self, place: Place) -> bool:
+        """Whether the cycle's store is the one whose address all have from their command line."""
+        return place.cycle == 0 and self._first_store is not None
+
+    def _host_of_cycle(self, link: Link, cycle: int) -> bytes:
+        """Where rank 0 hosts the cycle's store; empty: the cycle ended first."""
         while self.take_end() is None:
-            try:
-                if (text := self._store.receive(key, _HOST_S)) is not None:
-                    return text
-            except StoreLost:
-                time.sleep(min(self._terms.beat_s, 0.5))
-                with contextlib.suppress(StoreLost):
-                    self._store = self._store.another()
+            if (text := link.host_of_cycle(cycle, self._terms.beat_s)) is not None:
+                return text
             self._must_be_linked(link)
-        return None
+        return b""
 
     def _enter(self, link: Link, place: Place) -> RendezvousInfo | None:
         """Opens the cycle's store, hosted by rank 0; None: the cycle ended before."""
-        if place.cycle == 0 and self._first_store is not None:
+        if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store
-            return self._info(place, PrefixStore("ft_launcher_agents", self._store.raw))
-        key = f"store/{place.cycle}"
+            return self._info(place, link.another_store())
         if place.rank == 0:
             # Static: the user's own name for the first node, which the other nodes can reach.
             host = self._first_store.host if self._first_store is not None else self._me.address
             server = self._ports.serve()
             ranks_port = 0 if self.use_agent_store else self._ports.for_rank_0()
             self.cycle_store = CycleStore(place.cycle, host, server.port, server, ranks_port)
-            self._store.publish({key: json.dumps({"host": host, "port": server.port, "ranks_port": ranks_port})})
+            link.announce(place.cycle, json.dumps({"host": host, "port": server.port, "ranks_port": ranks_port}))
             return self._info(place, server)
-        if (text := self._host_of_cycle(link, key)) is None:
+        if not (text := self._host_of_cycle(link, place.cycle)):
             return None
         found = json.loads(text)
         self.cycle_store = CycleStore(

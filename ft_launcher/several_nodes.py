@@ -20,7 +20,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from ft_launcher.cycle_store import CycleStore, PortHolder
+from ft_launcher import descriptor_limit
+from ft_launcher.cycle_store import CycleStore, PortHolder, shares_store
 from ft_launcher.job_policy import judge_by
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
 from ft_launcher.nodes.membership import Size
@@ -55,10 +56,16 @@ def use(config: Any, settings: Settings, ports: PortHolder) -> None:
         if static:
             host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
             first_store = CycleStore(0, host, port, None)
+
+        def must_do(hosts: bool) -> None:
+            shares = static or shares_store(os.environ)
+            least, most = parameters.min_nodes, parameters.max_nodes
+            descriptor_limit.must_do(least, most, config.nproc_per_node, hosts, shares)
+
         return NodeRendezvous(
             BACKEND,
             parameters.run_id,
-            lambda: open_job_store(backend, parameters),
+            lambda: open_job_store(backend, parameters, must_do),
             this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
             _terms(parameters, settings, max_restarts),
             ports,

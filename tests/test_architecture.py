@@ -37,8 +37,9 @@ module that needs an optional dependency gets a line of its own."""
 EXCEPTIONS = {
     ("ft_launcher.zygote", "ft_client.bootstrap"),
     ("ft_launcher.function_rank", "ft_client.bootstrap"),
+    ("ft_launcher.etcd_v2", "etcd"),
 }
-"""The bootstrap of a rank is called in the child that was forked for it."""
+"""The bootstrap of a rank is called in the child that was forked for it. An extra is imported where it is used."""
 
 ADAPT_TORCH = {
     "ft_client.straggler.kernels",

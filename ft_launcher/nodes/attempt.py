@@ -97,9 +97,11 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
 def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> Coordination | None:
     """Opens the first attempt, or the one after `last`, which is over."""
     store.enter(secrets.token_hex(4))
+    store.hold()
     before = {} if last is None else {last.attempt: last.over}
     coordination = _write(me, store, head, None, before)
     if coordination is None:
+        store.drop_attempt()
         return None
     over = None if last is None else over_of(last)
     if over is not None:

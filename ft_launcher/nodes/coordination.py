@@ -36,7 +36,7 @@ LONG_S = 3600.0
 """How long a thread waits for what may never come."""
 
 _SHORT_S = 0.01
-_END_S = 0.5
+_END_S, _WAKE_S = 0.5, 5.0
 _REFRESHES = 4
 """In the time of a lease, so that one or two may fail."""
 
@@ -50,6 +50,11 @@ def reply_key(node: str, seq: int) -> str:
     return f"{REPLY}/{node}/{seq}"
 
 
+def host_key(cycle: int) -> str:
+    """Where rank 0 tells its address as the host of the cycle's store; empty: the cycle ended before."""
+    return f"store/{cycle}"
+
+
 def end_key(cycle: int) -> str:
     """Where the end of a cycle is told."""
     return f"end/{cycle}"
@@ -60,7 +65,7 @@ class Coordination:
 
     Args:
         me: this node.
-        store: a connection to begin with.
+        store: a connection that it shares with the link of its node: nothing may block on it.
         head: the job's record as this node wrote it to become the coordinator.
         machine: the coordinator.
         beat_s, timeout_s: period of beats, and when a silent node is lost.
@@ -85,10 +90,10 @@ class Coordination:
         self._todo: list[Work] = []
         self._first = store
         self._turned_at, self._patience_s = time.monotonic(), timeout_s / 2 + beat_s
-        self._looked = False
+        self._looked = self._is_last = False
         self._threads = [
-            threading.Thread(target=self._keep_at, args=(loop,), daemon=True, name="ft_coordinator")
-            for loop in (self._read_inbox, self._read_beats)
+            threading.Thread(target=self._keep_at, args=words, daemon=True, name="ft_coordinator")
+            for words in ((self._read_inbox, None), (self._read_beats, store))
         ]
         self.why_ended = ""
 
@@ -133,22 +138,33 @@ class Coordination:
         """Once the job is over: waits until all others have read that and left, at most `limit_s`."""
         with self._left:
             self._left.wait_for(lambda: not self._machine.to_leave or self._closed.is_set(), limit_s)
+            self._is_last = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
+
+    def remove_records(self, store: JobStore) -> None:
+        """Removes all that the job has in the store, if nobody is left who reads it; to be called after `close`."""
+        if self._is_last and not self._hosts:
+            with contextlib.suppress(StoreLost):
+                store.remove(self._head)
 
     def close(self) -> None:
         """Ends the work, and its threads where the store answers."""
         self._closed.set()
         self._deadline_changed.set()
-        threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
+        waker = threading.Thread(target=self._wake, daemon=True, name="ft_wake")
+        waker.start()
         for thread in self._threads:
             thread.join(_END_S)
+        if self._is_last:
+            waker.join(_WAKE_S)
+            self._is_last = not waker.is_alive()  # else it would write into what was removed
 
     def _wake(self) -> None:
         """Lets the thread go that reads the inbox: one that waits in torch when Python ends would abort the process."""
         with contextlib.suppress(StoreLost):
             self._first.post(encode(Gone("", "")))
 
-    def _keep_at(self, loop: Callable[[JobStore], None]) -> None:
-        """Runs one of the loops, each time on a new connection, until this is closed or another took over.
+    def _keep_at(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
+        """Runs one of the loops, after a failure on a new connection, until this is closed or another took over.
 
         What fails at once, again and again, for as long as a node may be silent, ends this: another may do better.
         """
@@ -157,11 +173,12 @@ class Coordination:
             while self.at_work and failures.lasted_s < self._timeout_s:
                 began = time.monotonic()
                 try:
-                    store = self._first.another()
+                    store = store or self._first.another()
                     if not self._hosts:
                         self._must_have_term([store.receive(TERM, 0) or b""])
                     loop(store)
                 except StoreLost as lost:
+                    store = None
                     self.why_ended = f"the store does not answer the coordinator: {lost}"
                     if failures.failed(began, time.monotonic(), str(lost)):
                         logger.warning("%s; it tries again", self.why_ended)
@@ -247,8 +264,6 @@ class Coordination:
             if unread and unread_since == taken:
                 store.give_up_missing(taken, sent_before)
             unread_since, sent_before = taken, sent or 0
-            if unread:  # who left has said why in a message that is not read yet
-                counters = {node: beats for node, beats in counters.items() if (beats or 0) >= 0}
             now = time.monotonic()
             with self._lock:
                 lost = self._silence.read(counters, now)
@@ -274,7 +289,7 @@ class Coordination:
                 case Reply():
                     texts[reply_key(one.node, one.seq)] = encode(one.answer)
                 case CycleEnd():
-                    texts[end_key(one.cycle)] = encode(one)
+                    texts |= {host_key(one.cycle): "", end_key(one.cycle): encode(one)}
         if formed is not None:
             self._agree(store, formed)
         if texts:
@@ -293,6 +308,7 @@ class Coordination:
     def _refresh(self, store: JobStore) -> None:
         """Writes the record anew, as it is, where it would be removed otherwise."""
         if store.lease_s and time.monotonic() >= self._refresh_at:
+            store.hold()
             with self._lock:
                 assert isinstance(self._formed, Formed)
                 self._write(store, self._formed)

@@ -86,7 +86,9 @@ class Coordinator:
     def retell(self) -> list[Work]:
         """After a take-over: what the coordinator before may have agreed on and not told; harmless to tell again."""
         if self.phase is Phase.RUNNING:
-            return self._places()
+            before = self._roster.cycle - 1  # who still waits for the end of that one waits for nothing else
+            ended: list[Work] = [CycleEnd(before, How.RESTART.value, self._formation.why)] if before >= 0 else []
+            return [*ended, *self._places()]
         if self.phase is Phase.FORMING:
             return []
         how = How.SUCCEEDED if self._over.exit_code == ExitCode.OK else How.STOP

@@ -8,7 +8,6 @@ and those that wait do so for long, since torch's TCPStore prints two lines each
 
 from __future__ import annotations
 
-import base64
 import bisect
 import contextlib
 import logging
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from torch.distributed import FileStore, PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
 
 from rank_monitor.contract.errors import StoreLost
@@ -27,8 +26,9 @@ from rank_monitor.contract.foreign import whole_number
 logger = logging.getLogger(__name__)
 
 Connect: TypeAlias = "Callable[[], tuple[Any, Any]]"
-EtcdStore = etcd_store.EtcdStore
 
+HOSTED = "ft_launcher/host"
+"""There is this key from the beginning where an agent is the server of the store."""
 _JOB = "ft_launcher/job"
 _INBOX = "inbox"
 _VOID = "void"
@@ -38,7 +38,6 @@ _LOOKED_AT = 1024
 """Places of the inbox that are looked at one by one, where the counter says nothing about what is there."""
 MOST_SENT = 1 << 53
 """Counters above that no job comes to; whoever adds to one that is close to 2^63 wraps around."""
-_LAST = "-1"
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,17 @@ class JobStore:
         self.hosted_here = hosted_here
         self.lease_s = lease_s
         self.may_have_host = isinstance(store, TCPStore) and not hosted_here
-        self._many = not isinstance(store, (FileStore, EtcdStore))
-        self._plain = isinstance(store, EtcdStore)
-        self.enter("")
+        self.attempt = ""
+        self._store = PrefixStore(prefix, store)
+        self._seen: set[str] = set()
 
     def enter(self, attempt: str) -> None:
-        """Reads and writes the keys of this attempt of the job from now on."""
+        """Reads and writes the keys of this attempt of the job from now on; harmless when it does already."""
+        if attempt == self.attempt:
+            return
         self.attempt = attempt
         self._store = PrefixStore(self._prefix + attempt, self.raw)
-        self._seen: set[str] = set()
+        self._seen = set()
 
     def another(self) -> JobStore:
         """A connection of its own, for another thread.
@@ -174,17 +175,12 @@ class JobStore:
     def publish(self, texts: dict[str, str]) -> None:
         """Writes values under their keys."""
         with _lost():
-            if self._many:
-                self._store.multi_set(list(texts), list(texts.values()))
-                return
-            for key, text in texts.items():
-                self._store.set(key, text)
+            self._store.multi_set(list(texts), list(texts.values()))
 
     def drop(self, key: str) -> None:
         """Removes what nobody will read again, where the store can."""
         with _lost():
-            if not self._plain:
-                self._store.delete_key(key)
+            self._store.delete_key(key)
 
     def receive(self, key: str, limit_s: float) -> bytes | None:
         """The value of a key, waiting for it up to `limit_s`; None: it is not there."""
@@ -198,11 +194,6 @@ class JobStore:
         with _lost():
             return int(self._store.add(f"beat/{key}", 1))
 
-    def last_beat(self, key: str) -> None:
-        """Says that no further beat is to be expected."""
-        with _lost():
-            self._store.set(f"beat/{key}", _LAST)
-
     def counters(self, keys: Sequence[str], more: Sequence[str] = ()) -> tuple[dict[str, int | None], list[bytes]]:
         """The counts of beats, None for one that never beat; and the values of the keys `more`, empty for none."""
         names = [*more, *(f"beat/{key}" for key in keys)]
@@ -215,9 +206,9 @@ class JobStore:
         return dict(zip(keys, counts, strict=True)), values[: len(more)]
 
     def _beats(self, key: str, text: bytes) -> int | None:
-        """A count of beats, below zero after the last; None: there is none. What is none is begun anew."""
-        if not text or text == _LAST.encode():
-            return -1 if text else None
+        """A count of beats; None: there is none. What is none is begun anew."""
+        if not text:
+            return None
         count = whole_number(text, MOST_SENT)
         if count is None:
             logger.warning("the beats of %s in the rendezvous' store were no number: they are counted anew", key)
@@ -234,10 +225,16 @@ class JobStore:
 
     # The one record, and whose the store is.
 
+    def has_host(self) -> bool:
+        """Whether an agent is the server of the store."""
+        with _lost():
+            return self.hosted_here or (self.may_have_host and bool(self.raw.check([HOSTED])))
+
     def other_job(self, run_id: str) -> str:
         """Writes the job's id where others that use this store find it; returns another's that was first, if any."""
         with _lost():
-            first = run_id.encode() if self._plain else bytes(self.raw.compare_set(_JOB, "", run_id))
+            is_etcd = hasattr(self.raw, "hold") or hasattr(self._backend, "remove")  # it serves many jobs
+            first = run_id.encode() if is_etcd else bytes(self.raw.compare_set(_JOB, "", run_id))
         return "" if first == run_id.encode() else first.decode(errors="replace")
 
     def head(self) -> Head | None:
@@ -258,27 +255,51 @@ class JobStore:
         ours = result is not None and bytes(result[0]) == value.encode()  # also when an answer before this was lost
         return Head(result[0], result[1]) if ours else None
 
+    def hold(self) -> None:
+        """Where a store removes what is not held, has it keep the keys of the attempt for the time of the lease."""
+        if hasattr(self.raw, "hold"):
+            with _lost():
+                self.raw.hold(self._prefix + self.attempt, int(self.lease_s))
+
+    def remove(self, head: Head) -> None:
+        """Removes the record, if it still is this one, and the keys of the attempt, where nothing of a job may stay."""
+        with _lost():
+            if hasattr(self.raw, "remove_all"):  # files
+                self.raw.remove_all(self._backend._key, head.token)
+            elif hasattr(self._backend, "remove"):  # etcd-v3
+                self._backend.remove(head.token, *self._range(f"{self._prefix}{self.attempt}/"))
+            elif hasattr(self.raw, "hold"):  # etcd-v2
+                self.raw.client.delete(self._backend._key, prevIndex=head.token)
+                self.raw.remove(self._prefix + self.attempt)
+                self.raw.remove_empty(self._backend._key.rpartition("/")[0])
+
+    def drop_attempt(self) -> None:
+        """Removes what `hold` made, since another node's attempt is the job's."""
+        if hasattr(self.raw, "hold"):
+            with _lost():
+                self.raw.remove(self._prefix + self.attempt)
+
+    @staticmethod
+    def _range(prefix: str) -> tuple[str, str]:
+        return prefix, prefix.removesuffix("/") + "0"  # which follows "/"
+
     def remove_other_attempts(self) -> None:
         """Removes the keys that other attempts of this job left, where the store can list its keys."""
         own = f"{self._prefix}{self.attempt}/"
         with _lost():
-            if isinstance(self.raw, EtcdStore):
-                self._remove_from_etcd_v2(own)
-            elif hasattr(self.raw, "remove_range"):  # etcd-v3: its keys are in order, and "0" follows "/"
-                end = self._prefix.removesuffix("/") + "0"
+            if hasattr(self.raw, "folders"):  # etcd-v2
+                for attempt in self.raw.folders(self._prefix.removesuffix("/")):
+                    if attempt != self.attempt:
+                        self.raw.remove(self._prefix + attempt)
+            elif hasattr(self.raw, "remove_range"):  # etcd-v3: its keys are in order
                 self.raw.remove_range(self._prefix, own)
-                self.raw.remove_range(own.removesuffix("/") + "0", end)
+                self.raw.remove_range(self._range(own)[1], self._range(self._prefix)[1])
+            elif hasattr(self.raw, "remove_keys"):  # files
+                self.raw.remove_keys(self._prefix, own)
             elif isinstance(self.raw, TCPStore) and hasattr(self.raw, "list_keys"):  # later releases of torch
                 for key in self.raw.list_keys():
                     if key.startswith(self._prefix) and not key.startswith(own):
                         self.raw.delete_key(key)
-
-    def _remove_from_etcd_v2(self, own: str) -> None:
-        """torch's store of the v2 API has no way to remove a key, its client has; keys are in base64."""
-        for record in self.raw.client.get(self.raw.prefix).children:
-            name = base64.b64decode(record.key.rpartition("/")[2]).decode(errors="replace")
-            if name.startswith(self._prefix) and not name.startswith(own):
-                self.raw.client.delete(record.key)
 
     def _wait(self, key: str, limit_s: float) -> bool:
         if limit_s <= 0:
@@ -294,16 +315,10 @@ class JobStore:
 
     def _put_if_absent(self, key: str, text: str) -> bytes:
         """Writes unless there is a value; returns the value that is there then."""
-        if not self._plain:
-            return bytes(self._store.compare_set(key, "", text))
-        if not self._store.check([key]):  # the two who may write here are a writer taken for dead, and its finder
-            self._store.set(key, text)
-        return bytes(self._store.get(key))
+        return bytes(self._store.compare_set(key, "", text))
 
     def _get_all(self, keys: Sequence[str]) -> list[bytes]:
-        if self._many:
-            return [bytes(value) for value in self._store.multi_get(list(keys))]
-        return [bytes(self._store.get(key)) for key in keys]
+        return [bytes(value) for value in self._store.multi_get(list(keys))]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A node's link to the others: sends its messages, beats, watches the coordinator, and takes what it awaits from it.
 
-Four threads speak to the store, so that the agent never does: two here, two of `awaited.py`. The agent hears of a
-cycle's end through one descriptor. Decides nothing but when this node must think itself cut off.
+Three threads speak to the store, so that the agent never does: two here, one of `awaited.py`, on two lines. The agent
+hears of a cycle's end through one descriptor. Decides nothing but when this node must think itself cut off.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ft_launcher.nodes.attempt import AttemptEnded, check, enter_current
-from ft_launcher.nodes.awaited import Awaited
-from ft_launcher.nodes.coordination import BEAT, HOST, Coordination, end_key, reply_key
+from ft_launcher.nodes.awaited import Awaited, Box, RingingBox
+from ft_launcher.nodes.coordination import BEAT, HOST, Coordination, end_key, host_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.lines import Lines
@@ -52,7 +53,8 @@ class Link:
     Args:
         node: its id.
         store: a connection to begin with.
-        coordinate: becomes the coordinator in place of the one of the given term (0: of a new attempt), if it can.
+        coordinate: becomes the coordinator in place of the one of the given term (0: of a new attempt), if it can, on
+            a connection that it shares with this link.
         lease: renewed by each beat that is answered.
         beat_s, timeout_s: period of beats, and when a silent node is lost.
     """
@@ -61,7 +63,7 @@ class Link:
         self,
         node: str,
         store: JobStore,
-        coordinate: Callable[[int], Coordination | None],
+        coordinate: Callable[[int, JobStore], Coordination | None],
         lease: Lease,
         beat_s: float,
         timeout_s: float,
@@ -72,7 +74,8 @@ class Link:
         self.attended = False
         """Whether the agent takes ends as they come: then one that it does not take means that it stands still."""
         self._hosts = store.hosted_here
-        self._outbox: queue.SimpleQueue[NodeMessage | None] = queue.SimpleQueue()
+        self._quiet = threading.Event()
+        self._outbox: queue.SimpleQueue[NodeMessage | dict[str, str] | None] = queue.SimpleQueue()
         self._heard_at = self._checked_at = time.monotonic()
         self._next_look = self._heard_at + _LOOK_EVERY * timeout_s
         self._watches = False
@@ -80,8 +83,8 @@ class Link:
         self._rhythm = Rhythm()
         self._find_coordinator(store)
         self._lines = Lines(store, min(beat_s, 1.0))
-        self._answers = Awaited("answers", self._lines, ours=True)
-        self._ends = Awaited("ends", self._lines, ours=False)
+        self._answers, self._hosts_of_cycles, self._ends = Box(ours=True), Box(), RingingBox()
+        self._awaited = Awaited(self._lines)
         self._speaker = threading.Thread(target=self._speak, daemon=True, name="ft_node_speak")
         self._beater = threading.Thread(target=self._beat, daemon=True, name="ft_node_beat")
         self._speaker.start()
@@ -89,13 +92,14 @@ class Link:
 
     def _find_coordinator(self, store: JobStore) -> None:
         """The host of the store coordinates; on a store apart from the nodes, the node that opens the attempt."""
-        deadline = time.monotonic() + _FIRST_S
+        others_s = self._timeout_s if store.has_host() else _FIRST_S
+        deadline = time.monotonic() + others_s
         entered = enter_current(store)
         while not entered and store.may_have_host and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             entered = enter_current(store)
         while not entered:
-            self.coordination = self._coordinate(0)
+            self.coordination = self._coordinate(0, store)
             entered = enter_current(store)
         self._watches = store.receive(BEAT, _FIRST_S) != HOST.encode()
 
@@ -117,20 +121,41 @@ class Link:
     def ask(self, arrival: Arrive) -> None:
         """Sends an arrival, whose answer `answer` gives."""
         self._node = arrival.node
-        self._answers.expect(reply_key(arrival.node, arrival.seq))
+        self._awaited.expect(reply_key(arrival.node, arrival.seq), self._answers)
         self._outbox.put(arrival)
 
     def answer(self, seq: int, limit_s: float) -> bytes | None:
         """The answer to arrival number `seq`; None: none came within `limit_s`."""
         return self._answers.take(reply_key(self._node, seq), limit_s)
 
-    def entered(self, place: Place, deputies: int) -> None:
-        """This node takes part in a cycle now. Of its members, `deputies` watch the coordinator closely."""
+    def host_of_cycle(self, cycle: int, limit_s: float) -> bytes | None:
+        """Where rank 0 hosts the cycle's store, empty when the cycle ended before; None: unknown after `limit_s`."""
+        return self._hosts_of_cycles.take(host_key(cycle), limit_s)
+
+    def announce(self, cycle: int, host: str) -> None:
+        """Tells the others where this node hosts the cycle's store; returns at once."""
+        self._outbox.put({host_key(cycle): host})
+
+    def another_store(self) -> Any:
+        """torch's store of a new connection, which the caller lets go of soon.
+
+        Raises:
+            StoreLost: there can be none.
+        """
+        return self._lines.rest.open().another().raw
+
+    def entered(self, place: Place, deputies: int, hosted_by_user: bool = False) -> None:
+        """This node takes part in a cycle now. Of its members, `deputies` watch the coordinator closely.
+
+        `hosted_by_user`: the cycle's store is known to all from the command line.
+        """
         self._watch.period_s = look_every(place.nodes) * self._beat_s if place.deputy else None
         deputies = 0 if place.deputy or not self._watches else min(deputies, place.nodes - 1)
         self._rhythm.serve(place.rank, place.nodes, deputies)
         self._begin_lease()
-        self._ends.expect(end_key(place.cycle))
+        if place.rank != 0 and not hosted_by_user:
+            self._awaited.expect(host_key(place.cycle), self._hosts_of_cycles)
+        self._awaited.expect(end_key(place.cycle), self._ends)
 
     def _begin_lease(self) -> None:
         """Lets ranks run from the last answered beat on. A node that stood still until now has none: it makes one."""
@@ -178,33 +203,43 @@ class Link:
         self._heard_at = self._checked_at = now
 
     def close(self, last: NodeMessage, limit_s: float) -> None:
-        """Sends a last message and ends; a host of the store waits for the others to leave first, up to `limit_s`."""
+        """Sends a last message and ends; a coordinator waits for the others to leave first, up to `limit_s`.
+
+        After that message this node writes nothing more: whoever reads it last removes all that the job has written.
+        """
+        if not self._coordinates():
+            self._stop_beats()
         self._outbox.put(last)
         self._outbox.put(None)
         self._speaker.join(min(limit_s, self._timeout_s if self._lines.trouble is None else self._beat_s))
         if self.coordination is not None:
-            if self._hosts:
-                self.coordination.wait_for_leavers(limit_s)
+            self.coordination.wait_for_leavers(limit_s)
+            self._stop_beats()
             self.coordination.close()
+            with contextlib.suppress(StoreLost):
+                self.coordination.remove_records(self._lines.rest.open())
         self._lines.closed.set()
-        self._answers.close()
-        self._ends.close()
+        self._awaited.close()
         if self._lines.trouble is None:  # a thread that waits in torch when Python ends would abort the process
             threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
-            for thread in (self._speaker, self._beater, self._answers.thread, self._ends.thread):
+            for thread in (self._speaker, self._beater, self._awaited.thread):
                 thread.join(_END_S)
+
+    def _stop_beats(self) -> None:
+        self._quiet.set()
+        self._beater.join(_END_S)
 
     def _wake(self) -> None:
         """Lets the thread go that waits for an answer which will not come; a cycle's end comes by itself."""
         with contextlib.suppress(StoreLost):
-            self._answers.let_go(self._lines.first)
+            self._awaited.let_go(self._lines.rest.open(), self._answers)
 
     # The threads.
 
     def _beat(self) -> None:
-        """Beats, and does nothing else: on a slow line anything more would come between two beats."""
+        """Beats, and does nothing else: what others do on the line comes between two beats once at most."""
         took_s, counts = 0.0, dict[str, int]()
-        while not self._lines.closed.is_set():
+        while not self._quiet.is_set():
             sent_at, leased_at, key = time.monotonic(), self._lease.now(), self._beat_key()
             if self._hosts and not key:  # nobody beats for the store's host: whoever reaches the store, reaches it
                 self._renew(leased_at)
@@ -217,7 +252,7 @@ class Link:
                     if 0 < count <= counts.get(key, 0):  # the store has lost it, or another attempt has removed it
                         self._lines.once(self._check_attempt, "the look at the job's record")
                     counts[key] = count
-            self._lines.closed.wait(self._beat_s)
+            self._quiet.wait(self._beat_s)
 
     def _renew(self, sent_at: float) -> None:
         """The ranks may run on, unless their cycle has ended for all nodes and the agent does not take note of it."""
@@ -249,15 +284,18 @@ class Link:
                 continue
             if message is None:
                 break
-            self._post(message)
-        self._lines.until_done(lambda store: store.last_beat(self._node), "the last beat")
+            if isinstance(message, dict):
+                texts = message
+                self._lines.until_done(lambda store: store.publish(texts), "messages")  # noqa: B023
+            else:
+                self._post(message)
 
     def _post(self, message: NodeMessage) -> None:
         text = encode(message)
         self._lines.until_done(lambda store: store.post(text), "messages")
         if isinstance(message, Arrive):  # an answer to an earlier one will not come: who was asked was deposed
             key = reply_key(message.node, message.seq)
-            self._lines.until_done(lambda store: self._answers.let_go(store, before=key), "messages")
+            self._lines.until_done(lambda store: self._awaited.let_go(store, self._answers, before=key), "messages")
 
     def _look(self) -> None:
         if self._watches and not self._coordinates() and self._watch.is_due():
@@ -271,13 +309,12 @@ class Link:
     def _look_after_coordinator(self, store: JobStore) -> None:
         if (term := self._watch.silent_term(store)) is not None:
             try:
-                self.coordination = self._coordinate(term) or self.coordination
+                self.coordination = self._coordinate(term, store) or self.coordination
             except AttemptEnded as ended:
                 self._hear(store, ended.over)
 
     def _look_for_awaited(self, store: JobStore) -> None:
-        self._answers.look(store)
-        self._ends.look(store)
+        self._awaited.look(store)
 
     def _check_attempt(self, store: JobStore) -> None:
         try:
@@ -292,8 +329,9 @@ class Link:
         def end(key: str) -> str:
             return encode(CycleEnd(int(key.rpartition("/")[2]), how, over.reason, over.exit_code))
 
-        self._answers.let_go(store, text=lambda key: encode(over))
-        self._ends.let_go(store, text=end)
+        self._awaited.let_go(store, self._hosts_of_cycles)
+        self._awaited.let_go(store, self._ends, text=end)
+        self._awaited.let_go(store, self._answers, text=lambda key: encode(over))
 
     def _until_look_s(self) -> float:
         if not self._watches or self._coordinates():

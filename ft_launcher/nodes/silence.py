@@ -5,7 +5,7 @@ read as new may have been written up to one reading earlier, hence whoever reads
 all a node is lost at most `timeout_s` and half a beat after its last beat. A node that cannot beat counts from the
 moment it sent its last beat that was answered, asks itself four times a beat, and gives up two beats before
 `timeout_s`: so it is the first of the two, by a quarter of a beat at least (`own_limit_s`). Its monitors, which need
-not ask, end its ranks where it has not by then (`lease_s`). A counter below zero is a node's last word: it left.
+not ask, end its ranks where it has not by then (`lease_s`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Silence:
             counter = counters.get(node)
             new = counter is not None and counter != last
             self._last[node] = (counter, now) if new else (last, since + overslept)
-            if (counter or 0) < 0 or now - self._last[node][1] >= self._limit_s:
+            if now - self._last[node][1] >= self._limit_s:
                 lost.append(node)
                 del self._last[node]
         return lost

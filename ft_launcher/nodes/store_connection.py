@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import psutil
-from torch.distributed import FileStore, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend as create_c10d
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
-from ft_launcher.nodes.job_store import Connect, JobStore
+from ft_launcher.file_store import FolderStore
+from ft_launcher.nodes.job_store import HOSTED, Connect, JobStore
 from rank_monitor.contract import resolver
 
 _T = TypeVar("_T")
@@ -41,34 +44,45 @@ _WRONG_WORD = "Ping failed"
 """What torch says where the first word of a server is not a store's."""
 
 
-def open_job_store(backend: str, parameters: RendezvousParameters) -> JobStore:
+def open_job_store(
+    backend: str, parameters: RendezvousParameters, check: Callable[[bool], None] = lambda may_host: None
+) -> JobStore:
     """Connects to the job's store, and makes it where this node is its host.
 
     Args:
         backend: c10d, static, etcd-v2 or etcd-v3.
         parameters: as torch's registry hands them to a handler, with all of that backend's keys.
+        check: called before anything is waited for; whether this node may be the host.
 
     Raises:
         RendezvousConnectionError: it cannot be reached.
     """
     prefix = f"ft_launcher/{parameters.run_id}/"
     if backend in ("etcd-v2", "etcd-v3"):
+        check(False)
         connect = _etcd(backend, parameters)
         holder, store = connect()
         lease_s = parameters.get_as_int("ttl") or _V2_TTL_S
         own = backend == "etcd-v3"  # it refreshes its lease by itself
         return JobStore(holder, store, connect, prefix, False, 0.0 if own else float(lease_s))
     run_id = parameters.run_id
-    _await_host(backend, parameters)
+    may_host, limit_s = _may_host(backend, parameters)
+    check(may_host)
+    if not may_host:
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+        _await_listener(host, port, limit_s)
     if backend == "static":
         store = _static_store(parameters)
         holder = C10dRendezvousBackend(store, run_id)
     else:
         holder, store = _c10d_store(parameters)
-    if isinstance(store, FileStore):
-        return JobStore(holder, store, lambda: _with_record(FileStore(parameters.endpoint), run_id), prefix, False)
+    if isinstance(store, FolderStore):
+        return JobStore(holder, store, lambda: _with_record(FolderStore(store.folder), run_id), prefix, False)
     host, port = store.host, store.port
-    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), prefix, _listens(port))
+    hosts = may_host and _listens(port)
+    if hosts:
+        store.set(HOSTED, run_id)
+    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), prefix, hosts)
 
 
 def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:
@@ -82,17 +96,17 @@ def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:
 def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
     from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
     from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend as create_etcd_v2
-    from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore
+
+    from ft_launcher.etcd_v2 import EtcdV2Store
 
     prefix = parameters.get("key_prefix") or parameters.get("etcd_prefix")
     ttl_s = parameters.get_as_int("ttl")
     try:
         backend, store = create_etcd_v2(parameters)
+        folder = f"/{prefix.strip('/')}" if prefix else _V2_PREFIX
         if prefix or ttl_s:  # torch's own takes neither
-            folder = f"/{prefix.strip('/')}" if prefix else _V2_PREFIX
             backend = EtcdRendezvousBackend(store.client, parameters.run_id, f"{folder}/rendezvous", ttl_s)
-            store = EtcdStore(store.client, f"{folder}/store")
-        return backend, store
+        return backend, EtcdV2Store(store.client, f"{folder}/store")
     except RendezvousConnectionError as error:
         raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error.__cause__ or error)) from error
 
@@ -109,11 +123,11 @@ def _with_record(store: Any, run_id: str) -> tuple[Any, Any]:
     return C10dRendezvousBackend(store, run_id), store
 
 
-def _await_host(backend: str, parameters: RendezvousParameters) -> None:
-    """Waits for the node that hosts the store, unless this is the one, or may be."""
+def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, float]:
+    """Whether this is the node that hosts the store, or may be; else how long to wait for that one."""
     if parameters.get("store_type", "tcp").strip().lower() != "tcp" or not parameters.endpoint:
-        return
-    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+        return True, 0.0
+    host, _ = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
     if backend == "static":
         may_host = int(parameters.config["rank"]) == 0
         limit_s = parameters.get_as_int("timeout", 600) or 600
@@ -121,18 +135,17 @@ def _await_host(backend: str, parameters: RendezvousParameters) -> None:
         told = parameters.get_as_bool("is_host")
         may_host = _matches_machine_hostname(host) if told is None else told
         limit_s = parameters.get_as_int("read_timeout", 60) or 60
-    if not may_host:
-        _await_listener(host, port, float(limit_s))
+    return may_host, float(limit_s)
 
 
 def _c10d_store(parameters: RendezvousParameters) -> tuple[Any, Any]:
     limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
     try:
         if parameters.get("store_type", "tcp").strip().lower() != "tcp":
-            made: tuple[Any, Any] = create_c10d(parameters)
-        else:
-            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
-            made = _first_within(limit_s, lambda: create_c10d(parameters), host, port)
+            file = parameters.endpoint or tempfile.mktemp()
+            return _with_record(FolderStore(Path(f"{file}.d")), parameters.run_id)
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+        made: tuple[Any, Any] = _first_within(limit_s, lambda: create_c10d(parameters), host, port)
         return made
     except RendezvousConnectionError as error:
         if error.__cause__ is None:

@@ -73,6 +73,8 @@ class World:
                     assert self.ended, "at most one cycle runs"
                     assert one.cycle == self.cycle + 1
                     self.formed, self.cycle, self.ended = one, one.cycle, False
+                case CycleEnd() if again and one.cycle == self.cycle - 1:
+                    pass  # for whoever did not hear of it from the coordinator before
                 case CycleEnd():
                     assert one.cycle == self.cycle
                     self.ended = True

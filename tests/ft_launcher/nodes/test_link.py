@@ -33,7 +33,7 @@ def link(store: JobStore, lease: Lease) -> Iterator[Link]:
     """Of node `a`; somebody else coordinates."""
     store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
     store.publish({BEAT: "b"})
-    link = Link("a", store.another(), lambda term: None, lease, beat_s=0.2, timeout_s=60.0)
+    link = Link("a", store.another(), lambda term, store: None, lease, beat_s=0.2, timeout_s=60.0)
     yield link
     link.close(Gone("a", "the test ends"), 5.0)
 

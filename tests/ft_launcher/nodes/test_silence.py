@@ -28,10 +28,6 @@ def test_a_node_that_never_beat_is_lost_too() -> None:
     assert readings(silence(), [{"a": beats, "b": None} for beats in range(1, 6)]) == [[], [], [], [], ["b"]]
 
 
-def test_a_last_word_is_heard_at_once() -> None:
-    assert readings(silence(), [{"a": 1, "b": -1}]) == [["b"]]
-
-
 def test_a_counter_that_went_back_is_news_as_well() -> None:
     assert readings(silence(), [{"a": 9 - beats % 2, "b": beats} for beats in range(1, 20)]) == [[]] * 19
 
