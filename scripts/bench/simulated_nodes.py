@@ -1,16 +1,16 @@
 """Many nodes as threads of this process, forming cycles over a store apart: `python -m scripts.bench.simulated_nodes`.
 
-`serve` hosts the store. Else: `KIND PORT NODES FIRST COUNT` with KIND `ours` (our handler), `torch` (torch's dynamic
-handler) or `connect` (each node connects once: the floor); it runs nodes FIRST to FIRST + COUNT of NODES. A line
-`form` on standard input begins the next cycle, `idle S` counts operations for S seconds; each is answered by a line of
-JSON. Operations of a node on its store are counted where they are called.
+`serve` hosts a store. Else: `KIND PORT NODES FIRST COUNT` with KIND `ours` (our handler), `torch` (torch's dynamic
+handler) or `connect` (each node connects once: the floor); it runs nodes FIRST to FIRST + COUNT of NODES. Of ours, node
+0 hosts the store as an agent does, brings its fault and has its ranks assigned, as all do. A line `form` on standard
+input begins the next cycle, `idle S` counts operations for S seconds; each is answered by a line of JSON. Operations of
+a node on its stores are counted where they are called. The limit on descriptors is what the launcher makes of it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import threading
 import time
@@ -18,13 +18,16 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from ft_launcher import descriptor_limit
 from ft_launcher.cycle_store import PortHolder
 from ft_launcher.node_rendezvous import NodeRendezvous, Terms
 from ft_launcher.nodes.job_store import JobStore
@@ -37,6 +40,16 @@ from rank_monitor.contract.wait import readable
 HOST = "127.0.0.1"
 PATIENT_S = 600
 BEAT_S, TIMEOUT_S = 2.0, 60.0
+SWITCH_S = 1.0
+"""Threads hand over the interpreter when they wait for the store. Each of those that want it looks for it every 5 ms
+otherwise: with hundreds of nodes in a process, which no job has, that takes the whole machine."""
+RANKS = 8
+SPEC = SimpleNamespace(role="default", local_world_size=RANKS)
+FAULT = {
+    "what": "a rank failed",
+    "detail": [f"a line {number} of a traceback, as long as they are" for number in range(64)],
+}
+"""What a node brings of a fault: about 3 KiB, as with the last lines of a rank."""
 
 operations: Counter[str] = Counter()
 
@@ -75,26 +88,31 @@ class OurNode:
     """A node with our handler."""
 
     def __init__(self, port: int, nodes: int, index: int) -> None:
-        parameters = RendezvousParameters("c10d", f"{HOST}:{port}", "job", nodes, nodes, is_host="0")
+        hosts = index == 0
+        parameters = RendezvousParameters("c10d", f"{HOST}:{port}", "job", nodes, nodes, is_host=str(int(hosts)))
 
         def connected() -> JobStore:
             store = open_job_store("c10d", parameters)
-            return CountedJobStore(store._backend, store.raw, store._connect, store._prefix, False)
+            return CountedJobStore(store._backend, store.raw, store._connect, store._prefix, hosts)
 
         rules = Rules(Size(nodes, nodes), join_s=PATIENT_S)
-        me = Arrive(f"n{index:05d}", 0, f"n{index}", HOST, 8, f"{index:05d}")
+        me = Arrive(f"n{index:05d}", 0, f"n{index}", HOST, RANKS, f"{index:05d}")
         terms = Terms(rules, _judge, BEAT_S, TIMEOUT_S)
         self._handler = NodeRendezvous("c10d", "job", connected, me, terms, PortHolder(HOST, None, None))
         self._fails = index == 0
 
     def form(self) -> int:
-        """Forms the next cycle, ending the one before; the rank."""
+        """Forms the next cycle, ending the one before, and has the node's ranks assigned; the first of them."""
         if self._handler.place is not None:
             if self._fails:
-                self._handler.tell(How.RESTART, "the next one, please")
+                self._handler.tell(How.FAILED, "a rank failed")
             while self._handler.take_end() is None:
                 readable(self._handler.descriptors(), 1.0)
-        return int(self._handler.next_rendezvous().rank)
+            self._handler.bring(FAULT | {"collateral": not self._fails})
+        info = self._handler.next_rendezvous()
+        assign: Any = SimpleElasticAgent._assign_worker_ranks
+        workers = assign(None, Counted(info.store), info.rank, info.world_size, SPEC)
+        return int(workers[0].global_rank) // RANKS
 
 
 class TorchNode:
@@ -142,6 +160,7 @@ def serve() -> None:
 def simulate(kind: str, port: int, total: int, first: int, count: int) -> None:
     """Runs the nodes, as standard input says."""
     made = KINDS[kind]
+    sys.setswitchinterval(SWITCH_S)
     with ThreadPoolExecutor(count) as pool:
         nodes = list(pool.map(lambda index: made(port, total, index), range(first, first + count)))
         print(json.dumps({"ready": True}), flush=True)
@@ -159,8 +178,7 @@ def simulate(kind: str, port: int, total: int, first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    descriptor_limit.raise_soft()
     if sys.argv[1] == "serve":
         serve()
     else:

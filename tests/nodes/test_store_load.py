@@ -1,0 +1,130 @@
+"""What nodes ask of the job's store, to form a cycle and while nothing happens, by its own count if it has one.
+
+The nodes are threads of this process with real stores. `python -m scripts.bench P11` forms cycles of up to 1,024.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from ft_launcher.cycle_store import PortHolder
+from ft_launcher.node_rendezvous import NodeRendezvous, Terms
+from ft_launcher.nodes.membership import Size
+from ft_launcher.nodes.messages import How
+from ft_launcher.nodes.store_connection import open_job_store
+from ft_launcher.nodes.terms import Rules
+from rank_monitor.contract.wait import readable
+from scripts.bench import simulated_nodes
+from tests.etcd_server import EtcdServer, running_etcd
+from tests.faults.job import free_port
+from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+
+BEAT_S, BEATS = 0.5, 8
+MOST_TO_FORM = 13
+"""Operations of a node, with its share of the coordinator's; a beat may be among them."""
+MOST_IDLE = 2.0
+
+
+def operations_to_form(count: int) -> float:
+    """Of each node, in a cycle that follows another: with its fault, and the assignment of ranks."""
+    port = free_port()
+    nodes = [simulated_nodes.OurNode(port, count, index) for index in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        for _ in range(2):
+            simulated_nodes.operations.clear()
+            assert sorted(pool.map(lambda one: one.form(), nodes)) == list(range(count))
+        formed = sum(simulated_nodes.operations.values())
+        list(pool.map(lambda one: one._handler.leave("the test ends"), nodes))
+    return formed / count
+
+
+def test_the_operations_of_a_node_do_not_grow_with_the_job() -> None:
+    few, many = operations_to_form(4), operations_to_form(16)
+    assert many <= MOST_TO_FORM
+    assert many <= 1.25 * few
+
+
+@contextmanager
+def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[NodeRendezvous]]:
+    """So many nodes of a job in its first cycle, which ends in success."""
+    parameters = RendezvousParameters(backend, endpoint, "load", count, count, **conf)
+    terms = Terms(Rules(Size(count, count)), judge, BEAT_S, 60.0)
+    nodes = [
+        NodeRendezvous(
+            "ft-nodes",
+            "load",
+            lambda: open_job_store(backend, parameters),
+            node(f"n{index}", 0),
+            terms,
+            PortHolder("127.0.0.1", None, None),
+        )
+        for index in range(count)
+    ]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda one: one.next_rendezvous(), nodes))
+        yield nodes
+        for one in nodes:
+            one.tell(How.SUCCEEDED, "")
+        for one in nodes:
+            while (end := one.take_end()) is None:
+                readable(one.descriptors(), 1.0)
+            assert end.how == How.SUCCEEDED
+        list(pool.map(lambda one: one.leave("done", 30.0), nodes))
+
+
+def ask(etcd: EtcdServer, path: str, body: dict[str, Any] | None = None) -> str:
+    """What etcd itself says."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    data = None if body is None else json.dumps(body).encode()
+    with opener.open(urllib.request.Request(f"http://{etcd.endpoint}/{path}", data), timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def taken(etcd: EtcdServer, backend: str) -> float:
+    """The operations that etcd has taken, by its own count."""
+    name = "etcd_http_received_total" if backend == "etcd-v2" else "grpc_server_started_total"
+    counts = (line.rpartition(" ")[2] for line in ask(etcd, "metrics").splitlines() if line.startswith(name))
+    return sum(map(float, counts))
+
+
+def left(etcd: EtcdServer, backend: str) -> object:
+    """What is kept in etcd, falsely if nothing."""
+    if backend == "etcd-v2":
+        return json.loads(ask(etcd, "v2/keys/?recursive=true"))["node"].get("nodes")
+    return json.loads(ask(etcd, "v3/kv/range", {"key": "AA==", "range_end": "AA=="})).get("kvs")
+
+
+@pytest.mark.parametrize("backend", ["etcd-v2", "etcd-v3"])
+@pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
+def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(backend: str, count: int) -> None:
+    with running_etcd() as etcd:
+        with job(backend, etcd.endpoint, count):
+            time.sleep(2 * BEAT_S)
+            before, began = taken(etcd, backend), time.monotonic()
+            time.sleep(BEATS * BEAT_S)
+            spent, beats = taken(etcd, backend) - before, (time.monotonic() - began) / BEAT_S
+            assert spent / count / beats <= MOST_IDLE
+            assert left(etcd, backend)
+        assert not left(etcd, backend)
+
+
+def test_a_store_in_files_does_not_grow_and_is_gone_after_the_job(tmp_path: Path) -> None:
+    def files() -> dict[str, int]:
+        return {file.name: file.stat().st_size // 16 for file in tmp_path.glob("store.d/=*")}
+
+    with job("c10d", str(tmp_path / "store"), 3, store_type="file"):
+        time.sleep(4 * BEAT_S)
+        before = files()
+        time.sleep(BEATS * BEAT_S)
+        assert before and files() == before
+    assert list(tmp_path.iterdir()) == []
