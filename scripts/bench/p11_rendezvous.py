@@ -125,7 +125,7 @@ def floor(nodes: int, outcome: Outcome) -> None:
 SCENARIO = Scenario(
     keys=("P11",),
     title="simulated nodes form a cycle",
-    marks="linear: the time of a node within 2 x; at least 10 x faster than torch's at 256 nodes; idle: at most 1 operation a node and beat",
+    marks="linear: a node's time within 2 x; 10 x faster than torch's at 256 nodes; idle: 1 operation a node and beat",
     sizes=(64, 256, 512, 1024),
     once=once,
     floor=floor,
