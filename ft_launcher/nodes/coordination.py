@@ -140,11 +140,11 @@ class Coordination:
             self._left.wait_for(lambda: not self._machine.to_leave or self._closed.is_set(), limit_s)
             self._is_last = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
 
-    def remove_records(self, store: JobStore) -> None:
+    def remove_records(self, open_store: Callable[[], JobStore]) -> None:
         """Removes all that the job has in the store, if nobody is left who reads it; to be called after `close`."""
         if self._is_last and not self._hosts:
             with contextlib.suppress(StoreLost):
-                store.remove(self._head)
+                open_store().remove(self._head)
 
     def close(self) -> None:
         """Ends the work, and its threads where the store answers."""

@@ -216,8 +216,7 @@ class Link:
             self.coordination.wait_for_leavers(limit_s)
             self._stop_beats()
             self.coordination.close()
-            with contextlib.suppress(StoreLost):
-                self.coordination.remove_records(self._lines.rest.open())
+            self.coordination.remove_records(self._lines.rest.open)
         self._lines.closed.set()
         self._awaited.close()
         if self._lines.trouble is None:  # a thread that waits in torch when Python ends would abort the process
