@@ -15,6 +15,7 @@ from tests.etcd_server import EtcdServer, running_etcd
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job
 from tests.faults.training import Plan, Strike
+from tests.nodes.test_store_load import left
 
 LIMIT_S = 150
 WORLD = 2
@@ -58,6 +59,7 @@ def train(jobs: list[Job], etcd: EtcdServer, backend: str, plan: Plan, folder: P
     for node in nodes:
         nothing_left(node)
     result_is_fault_free(nodes[0], WORLD)
+    assert backend == "etcd" or not left(etcd, backend), "torch's legacy handler leaves its records"
 
 
 @pytest.mark.parametrize("backend", ["etcd-v2"])
