@@ -90,7 +90,7 @@ class Coordination:
         self._todo: list[Work] = []
         self._first = store
         self._turned_at, self._patience_s = time.monotonic(), timeout_s / 2 + beat_s
-        self._looked = self._is_last = False
+        self._looked = self._is_last = self._lost_any = False
         self._threads = [
             threading.Thread(target=self._keep_at, args=words, daemon=True, name="ft_coordinator")
             for words in ((self._read_inbox, None), (self._read_beats, store))
@@ -129,6 +129,7 @@ class Coordination:
                     for text in store.read_inbox(self._machine.read, 0)[0]:
                         self._perform(store, self._take(text))
                 if before.coordinator != self._me:
+                    self._lost_any = True
                     self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
         except _Deposed:
             return False
@@ -138,10 +139,14 @@ class Coordination:
         """Once the job is over: waits until all others have read that and left, at most `limit_s`."""
         with self._left:
             self._left.wait_for(lambda: not self._machine.to_leave or self._closed.is_set(), limit_s)
-            self._is_last = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
+            all_left = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
+            self._is_last = all_left and not self._lost_any
 
     def remove_records(self, open_store: Callable[[], JobStore]) -> None:
-        """Removes all that the job has in the store, if nobody is left who reads it; to be called after `close`."""
+        """Removes all that the job has in the store, if nobody is left who reads it; to be called after `close`.
+
+        A node that was lost may be back later: it finds the record, which goes with its lease.
+        """
         if self._is_last and not self._hosts:
             with contextlib.suppress(StoreLost):
                 open_store().remove(self._head)
@@ -268,6 +273,7 @@ class Coordination:
             with self._lock:
                 lost = self._silence.read(counters, now)
                 next_look = self._silence.next_reading(now)
+                self._lost_any |= bool(lost)
                 for node in lost:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))

@@ -22,7 +22,7 @@ from ft_launcher.nodes.terms import Rules
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 PATIENT_S = 60.0
-BEAT_S, TIMEOUT_S = 0.1, 1.5
+BEAT_S, TIMEOUT_S = 0.1, 3.0
 
 _T = TypeVar("_T")
 
