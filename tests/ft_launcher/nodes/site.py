@@ -19,10 +19,13 @@ from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import CycleEnd
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.nodes.terms import Rules
+from rank_monitor.contract import resolver
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 PATIENT_S = 60.0
 BEAT_S, TIMEOUT_S = 0.1, 3.0
+
+resolver.bound_process()  # as in a launcher: the store's server looks up who connects, and answers nobody meanwhile
 
 _T = TypeVar("_T")
 
