@@ -11,6 +11,7 @@ import os
 import signal
 from multiprocessing.connection import Connection
 
+from rank_monitor.contract import resolver
 from tests.client.inprocess.job import PRELOAD
 from tests.faults.job import kill
 
@@ -44,6 +45,7 @@ def _serve(ready: Connection, port: int, node: int | None) -> None:
         os.close(descriptor)
     from torch.distributed import TCPStore
 
+    resolver.bound_process()  # as in a launcher that hosts: the server looks up who connects, and is deaf meanwhile
     server = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
     ready.send(server.port)
     ready.close()
