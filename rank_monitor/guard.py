@@ -10,9 +10,10 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.messages import Guard
 from rank_monitor.limits import nanoseconds
 
-RUNNING, UNGUARDED, RESTARTING, OVER = "running", "unguarded", "restarting", "over"
-PHASES = (RUNNING, UNGUARDED, RESTARTING, OVER)
+RUNNING, UNGUARDED, FINALIZING, RESTARTING, OVER = "running", "unguarded", "finalizing", "restarting", "over"
+PHASES = (RUNNING, UNGUARDED, FINALIZING, RESTARTING, OVER)
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
+END_OF_FINALIZE = "end of finalize and health_check"
 _LONGEST_S = 1e9
 
 
@@ -36,6 +37,11 @@ class Wrapper:
     def is_restarting(self) -> bool:
         """Whether it waits with deadlines of its own: nothing is judged."""
         return self.said.phase == RESTARTING
+
+    @property
+    def is_finalizing(self) -> bool:
+        """Whether what is called after the interruption runs: nothing but its end is owed."""
+        return self.said.phase == FINALIZING
 
     @property
     def patience_ns(self) -> int:

@@ -204,6 +204,8 @@ class HangDetector:
         if not self.watch.wrapper.is_there:
             number = self._settings.rank_termination_signal
             return dump + self._condemn(first, now_ns, number, self._grace_ns, [Kill()])
+        if first.limit == HARD:
+            return dump + self._condemn_guarded(first, now_ns)
         if self._alarm is not State.INTERRUPTED:
             self._step(Event.ASK)
             return [*dump, Interrupt(self._verdict(first, now_ns, condemned=False))]
@@ -216,7 +218,11 @@ class HangDetector:
             return []
         if missed.limit == SOFT:
             missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.said.hard_timeout_s, at_ns=at_ns)
-        grace_ns = nanoseconds(wrapper.said.grace_s)
+        return self._condemn_guarded(missed, now_ns)
+
+    def _condemn_guarded(self, missed: Deadline, now_ns: int) -> list[Action]:
+        """A rank with a wrapper gets SIGTERM, and after the wrapper's grace that again with SIGKILL."""
+        grace_ns = nanoseconds(self.watch.wrapper.said.grace_s)
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [Signal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:

@@ -22,9 +22,9 @@ from rank_monitor.contract.messages import (
     Progress,
     Sections,
 )
-from rank_monitor.guard import Wrapper
+from rank_monitor.guard import END_OF_FINALIZE, Wrapper
 from rank_monitor.limits import Limits, nanoseconds
-from rank_monitor.verdicts import SECTION, SOFT, Deadline
+from rank_monitor.verdicts import HARD, SECTION, SOFT, Deadline
 
 STEP, WARMUP = "step", "warmup"
 _MAX_PAUSES = 64
@@ -221,6 +221,9 @@ class Watch:
     def _deadlines(self) -> list[Deadline]:
         if self.ended or self.start is None or self.wrapper.is_restarting:
             return []
+        if self.wrapper.is_finalizing:
+            hard_s = self.wrapper.said.hard_timeout_s
+            return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=END_OF_FINALIZE)]
         # A process that sends no stamps (it could start no thread) owes none; one that is cut off may hang.
         has_stamps = self._stamp_ns is not None or not self.connected
         owed, soft_s = self.wrapper.owed(has_stamps, self._stamp_ns or 0), self.wrapper.said.soft_timeout_s

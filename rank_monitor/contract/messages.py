@@ -122,8 +122,10 @@ class Guard(Message):
     """An in-process wrapper guards the training from now on.
 
     `phase`: `running` (its function runs: no progress of the main thread for `soft_timeout_s` interrupts it, for
-    `hard_timeout_s` kills it), `unguarded` (it runs, and only limits of heartbeats and sections apply), `restarting`
-    (the wrapper is at work and waits with deadlines of its own: nothing is judged; what was open is closed), or `over`.
+    `hard_timeout_s` kills it), `unguarded` (it runs, and only limits of heartbeats and sections apply), `finalizing`
+    (it was interrupted, and what is called then must end within `hard_timeout_s`, else the rank is killed),
+    `restarting` (the wrapper is at work and waits with deadlines of its own: nothing is judged; what was open is
+    closed), or `over`.
     """
 
     phase: str

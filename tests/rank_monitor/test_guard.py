@@ -17,7 +17,9 @@ from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline
 
 T = STARTED_S
 RUNNING = Guard("running", 60.0, 90.0, 4.0)
-UNGUARDED, RESTARTING, OVER = (replace(RUNNING, phase=phase) for phase in ("unguarded", "restarting", "over"))
+UNGUARDED, FINALIZING, RESTARTING, OVER = (
+    replace(RUNNING, phase=phase) for phase in ("unguarded", "finalizing", "restarting", "over")
+)
 HELLO = Hello(RANK_PID, guarded=True)
 
 
@@ -72,6 +74,24 @@ def test_no_progress_interrupts_then_kills() -> None:
     assert line.until(T + 143.99) == []
     assert line.until(T + 144) == [Signal(signal.SIGTERM), Kill()]
     assert line.detector.next_deadline() is None
+
+
+def test_what_is_called_after_the_interruption_has_the_hard_timeout_whatever_the_main_thread_does() -> None:
+    """There is nothing to interrupt: the rank is not asked."""
+    line = running()
+    line.say(FINALIZING, T + 10)
+    stamp(line, T + 99)
+    assert killed_at(line, T + 100) == "hard_timeout"
+    assert line.until(T + 104) == [Signal(signal.SIGTERM), Kill()]
+
+
+def test_what_is_called_after_the_interruption_ends_what_was_asked() -> None:
+    line = running()
+    assert asked_at(line, T + 61) == ("soft_timeout", 60.0)
+    line.say(FINALIZING, T + 70)
+    line.say(RESTARTING, T + 80)
+    assert line.until(T + 500) == []
+    assert line.detector.state is not State.INTERRUPTED
 
 
 def test_what_is_said_of_both() -> None:

@@ -202,7 +202,10 @@ class Call:
                 self._part.end_by(InternalError(f"the abort took longer than {within_s:g} s"))
             if event in (Event.LATE, Event.LOST, Event.DONE):
                 return event
-        return self._part.recover()
+        self._guard.finalizing()
+        event = self._part.recover()
+        self._guard.restarting()
+        return event
 
     def _account(self) -> Event:
         self._iteration.account(self._entry())

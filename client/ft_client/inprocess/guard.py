@@ -19,7 +19,7 @@ from rank_monitor.contract.messages import InterruptAsked, InterruptedAgain, Mes
 
 logger = logging.getLogger(__name__)
 
-_RUNNING, _UNGUARDED, _RESTARTING, _OVER = "running", "unguarded", "restarting", "over"
+_RUNNING, _UNGUARDED, _FINALIZING, _RESTARTING, _OVER = "running", "unguarded", "finalizing", "restarting", "over"
 _PATIENCE_S = 0.1
 _MAX_STACK = 4096
 _STAMPS_PER_TIMEOUT = 8  # a stamp may be two periods old before its lack means anything
@@ -73,6 +73,10 @@ class Guard:
         """The function is about to be interrupted: what ends from now on teaches no limit. From any thread."""
         if (client := RankMonitorClient.active) is not None:
             client.stop_learning()
+
+    def finalizing(self) -> None:
+        """The function has ended after a fault, and what the user has called then runs: it must end in time."""
+        self._say(_FINALIZING, monotonic_ns())
 
     def restarting(self) -> None:
         """The wrapper is at work: nothing is judged."""

@@ -6,15 +6,17 @@ Each piece of it ends with an event of the restart machine. Knows no store and n
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.bounded_call import call_within
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import called
-from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError
+from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
 from ft_client.inprocess.failure import below_ours, let_go, was_never_called
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.interrupt import Interrupted, Interrupter
@@ -74,13 +76,32 @@ class Part:
         if self._is_over:  # this rank left before the others came to an end
             return
         with self._wrapper.atomic():
-            try:
-                called("abort", self._arguments.abort, self._state.freeze())
-            except BaseException as error:
-                logger.exception("rank %s: abort failed", self._state.rank)
-                self._abort_ended = None if isinstance(error, Exception) else error
+            self._abort()
             again = (lambda: None) if self._arguments.abort is None else cut_again
             self._interrupter.interrupt(again)
+
+    def _abort(self) -> None:
+        """Calls the abort. When that takes longer than hard_timeout this rank leaves: who waits may not be free."""
+        frozen, limit = self._state.freeze(), self._arguments.hard_timeout
+        ended = threading.Event()
+
+        def abort() -> None:
+            try:
+                called("abort", self._arguments.abort, frozen)
+            finally:
+                ended.set()
+
+        try:
+            if self._arguments.abort is not None:
+                call_within(limit, abort, "abort")
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not ended.is_set():
+                late = f"the abort took longer than hard_timeout={limit.total_seconds():g} s"
+                logger.error("rank %s: %s", self._state.rank, late)
+                self._abort_ended = InternalError(late)
+                return
+            logger.exception("rank %s: abort failed", self._state.rank)
+            self._abort_ended = None if isinstance(error, Exception) else error
 
     def recover(self) -> Event:
         """After the interruption: leaves nothing of this iteration to the next. FAILED ends this rank."""

@@ -102,8 +102,8 @@ def main(
         arguments["rank_assignment"] = Compose(MaxActiveWorldSize(active), ActivateAllRanks(), ShiftRanks())
     if retry is not None:
         arguments["initialize"] = RetryController(**retry)
-    if fault == "in finalize hang":
-        arguments["finalize"] = hanging(entry in on, note)
+    if fault.endswith(" hang") and fault.startswith("in "):
+        arguments[fault.split()[1]] = hanging(entry in on)
     elif fault.startswith("in "):
         arguments[fault.removeprefix("in ")] = failing_once(entry in on, note)
     wrapped = Wrapper(**arguments)(function)
@@ -127,12 +127,12 @@ def failing_once(is_here: bool, note: Note) -> Callable[[FrozenState], FrozenSta
     return callback
 
 
-def hanging(is_here: bool, note: Note) -> Callable[[FrozenState], FrozenState]:
-    """A callback that takes longer than the others wait, on one rank."""
+def hanging(is_here: bool) -> Callable[[FrozenState], FrozenState]:
+    """A callback that hangs, on one rank."""
 
     def callback(state: FrozenState) -> FrozenState:
         if is_here:
-            time.sleep(6)
+            time.sleep(LONG_S)
         return state
 
     return callback
@@ -209,6 +209,7 @@ FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
     "livelock": spin_after_a_ping,
     "straggles": lambda call, note: time.sleep(LONG_S),
     "in finalize hang": raise_exception,
+    "in abort hang": raise_exception,
     "": lambda call, note: None,
     "in initialize": lambda call, note: None,
     "in health_check": lambda call, note: None,
