@@ -11,6 +11,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
 from tests.faults.job import Job
 from tests.faults.training import Plan
+from tests.ft_launcher.conftest import needs
 
 NAMED = "--signals-to-handle=SIGTERM,SIGUSR1"
 OTHER = "--ft-preemption-signal=SIGUSR2"
@@ -32,6 +33,7 @@ time.sleep(3600)
 
 def start(start_job: StartJob, folder: Path, handled: str, *flags: str) -> Job:
     """A job of two ranks with these handlers, which are in place."""
+    needs(*flags)
     script = folder / "script.py"
     script.write_text(SCRIPT.format(handled=handled))
     job = start_job(Plan(), 2, *flags, script=script)

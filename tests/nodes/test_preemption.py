@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.job import ROOT
 from tests.faults.training import Plan
+from tests.ft_launcher.conftest import needs
 from tests.nodes.agents import Agent, Agents
 from tests.nodes.conftest import StartAgents
 
@@ -118,13 +119,15 @@ def test_ranks_that_do_not_stop_by_themselves(on_loopback: StartAgents, tmp_path
 
 
 def test_a_named_signal_reaches_the_ranks_of_all_nodes_as_itself(on_loopback: StartAgents, tmp_path: Path) -> None:
+    named = "--signals-to-handle=SIGTERM,SIGUSR1"
+    needs(named)
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(print('got USR1', flush=True)))\n"
         "print('runs', flush=True)\ntime.sleep(3600)\n"
     )
-    agents = on_loopback(2, Plan(), *PAIR, "--signals-to-handle=SIGTERM,SIGUSR1", nproc=1, script=script)
+    agents = on_loopback(2, Plan(), *PAIR, named, nproc=1, script=script)
     agents.until(lambda: all("runs" in agent.output for agent in agents), "the ranks")
     agents[1].process.send_signal(signal.SIGUSR1)
     agents.end(PREEMPTED, PREEMPTED)
