@@ -62,8 +62,9 @@ class InProcess:
     ) -> None:
         self._store, self._ports, self._workers, self._ranks = store, ports, workers, ranks
         self._monitors, self._recorder = monitors, recorder
+        self._rejoins = settings.start.rejoin
         start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
-        self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin, final_codes(settings.restart))
+        self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin != "false", final_codes(settings.restart))
         self._threads = StoreThreads(store.host, store.port)
         self._departures = Departures(self._threads, settings.stop.workers_stop_timeout)
         self._servers: dict[str, dict[int, object]] = {}
@@ -217,7 +218,7 @@ class InProcess:
         """Starts one rank anew, beside the others."""
         started_ns = time.monotonic_ns()
         try:
-            pid = self._ranks.start_again(local_rank, {env.REJOIN: "1"})
+            pid = self._ranks.start_again(local_rank, {env.REJOIN: self._rejoins})
         except (OSError, NoWarmStart) as error:
             self._recorder.stays_away(self._store.cycle, rank, f"it cannot be started: {error}")
             return

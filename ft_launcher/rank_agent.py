@@ -168,6 +168,7 @@ class RankAgent(LocalElasticAgent):  # type: ignore[misc]
             rank_env.update(info_environment(settings.record, os.environ))
             rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self._move))
             socket_path, stack_file = self._monitors.socket_path(local_rank), self._monitors.stack_file(local_rank)
+            rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
             ours = rank_environment(tag, self._cycle, socket_path, stack_file, settings.monitor.stack_signal)
             rank_env.update(ours)
             if self._store_of_cycle is not None and self._store_of_cycle.ranks_port:

@@ -212,7 +212,7 @@ class Recorder:
         self._keep()
         self._counts["restarts_in_process"] += 1
         self.journal.write("in_process_restart", cycle=cycle, iteration=iteration, took_s=round(took_s, 6), why=why)
-        words = ", ".join(f"rank {one.get('rank')}: {one.get('interruption')}" for one in why[:_MOST_REASONS])
+        words = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
         report.show(
             f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
             + (f" ({words})" if words else "")

@@ -101,6 +101,12 @@ def next_step(decision: Decision) -> str:
     return step if decision.exit_code is None else f"{step}; exit code {decision.exit_code}"
 
 
+def of_interruption(record: Mapping[str, Any]) -> str:
+    """What a rank wrote of a fault in process, in a few words."""
+    consequence = " in consequence" if record.get("collateral") else ""
+    return f"rank {record.get('rank')}: {record.get('interruption')}{consequence}"
+
+
 def of_rung_one(restarts_in_process: int, started_again: int, taken_over: int) -> str:
     """What rung 1 did in a run, in one line."""
     return (

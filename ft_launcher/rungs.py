@@ -302,7 +302,9 @@ class Rungs:
         return any(seat.said and seat.state == FINALIZED and prefix in (None, seat.said.prefix) for seat in self._seats)
 
     def _gave_up(self, local_rank: int) -> str:
-        return f"the wrapper of {self._name(local_rank)} gave up"
+        said = self._seats[local_rank].said
+        why = f": {said.reason}" if said is not None and said.reason else ""
+        return f"the wrapper of {self._name(local_rank)} gave up{why}"
 
     def _name(self, local_rank: int) -> str:
         return f"rank {self._ranks[local_rank]}"

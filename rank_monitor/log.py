@@ -5,9 +5,11 @@ A full or closed standard error loses lines; the watch goes on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import stat
+import time
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _MAX_LINE = 2000
@@ -21,6 +23,34 @@ class Log:
         self.level = level
         self.name = name
         self._descriptor = _own_descriptor()
+        self._file = -1
+
+    def copy_to(self, path: str) -> None:
+        """Writes what is worth knowing of the rank into a file, too; empty: into none any more.
+
+        Raises:
+            OSError: it cannot be written, or is no regular file.
+        """
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if not path:
+            return
+        file = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
+        )
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(f"{path} is no regular file")
+        self._file = file
+
+    def copy(self, text: str) -> None:
+        """Into that file alone."""
+        if self._file < 0:
+            return
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.name}: {_printable(text)}\n"
+        with contextlib.suppress(OSError):
+            os.write(self._file, line.encode(errors="backslashreplace"))
 
     def info(self, text: str) -> None:
         """What happened."""
@@ -31,16 +61,19 @@ class Log:
         self._write("WARNING", text)
 
     def _write(self, level: str, text: str) -> None:
+        self.copy(text)
         if _LEVELS[level] < _LEVELS[self.level]:
             return
-        if not text.isprintable():
-            text = text.encode("unicode_escape").decode()
-        line = f"[{level}] [{self.name}] {text[:_MAX_LINE]}\n"
+        line = f"[{level}] [{self.name}] {_printable(text)}\n"
         try:
             if self._descriptor != _STDERR or _takes(_STDERR):
                 os.write(self._descriptor, line.encode(errors="backslashreplace"))
         except OSError:
             pass
+
+
+def _printable(text: str) -> str:
+    return (text if text.isprintable() else text.encode("unicode_escape").decode())[:_MAX_LINE]
 
 
 def _own_descriptor() -> int:

@@ -42,6 +42,7 @@ from rank_monitor.contract.messages import (
     IterationReached,
     LastOutput,
     LimitsSet,
+    LogTo,
     Ping,
     Progress,
     RankException,
@@ -166,10 +167,15 @@ class RankMonitorServer:
             ProtocolError: it is not the rank's to send, or its values make no sense.
         """
         message = received.message
+        if isinstance(message, LogTo):
+            self._copy_log_to(message.path)
+            return
         if not isinstance(message, _OF_THE_WATCH + _FOR_THE_AGENT):
             raise ProtocolError(f"{type(message).__name__} is not for a rank to send")
         self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch
+        if isinstance(message, Restarter):
+            self._log.copy(f"iteration {message.iteration}: {message.state}")
         if isinstance(message, _FOR_THE_AGENT):
             self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
@@ -222,12 +228,23 @@ class RankMonitorServer:
             self._process = None
 
     def _rank_exited(self) -> None:
-        if self._process is None or not self._process.ended():
+        process = self._process
+        if process is None or not process.ended():
             return  # an event of the descriptor that had this number a moment ago
         self._socket.drain()  # its last words
         self._socket.drop()  # a child of it may still hold the connection
+        self._log.copy(f"process {process.pid} has ended")
         self._forget_process()
         self._act(self._detector.on_exit(time.monotonic_ns()))
+
+    def _copy_log_to(self, path: str) -> None:
+        try:
+            self._log.copy_to(path)
+        except (OSError, ValueError) as problem:
+            self._complain(f"monitor_process_logfile: {problem}")
+            return
+        watched = self._process.pid if self._process is not None else 0
+        self._log.copy(f"watches process {watched}; this is process {os.getpid()}")
 
     # The agent.
 
@@ -237,6 +254,7 @@ class RankMonitorServer:
             case CycleStart() as start:
                 self._log.name = f"RankMonitorServer:{start.rank}"
                 self._speaker = 0
+                self._log.copy_to("")
                 self._socket.begin(0 if start.reconnect else start.started_ns)
                 self._act(self._detector.on_message(received, now_ns))
                 self._watch_process(start.rank_pid)

@@ -15,6 +15,7 @@ from ft_launcher import hints
 from ft_launcher.attribution.error_text import chain, raised_by_program
 from ft_launcher.fault_class import NO_CAUSE, Cause, FaultClass
 from ft_launcher.hints import NodeEvidence
+from rank_monitor.contract.lost_peer import MOST_SEARCHED, is_lost_peer
 from rank_monitor.contract.messages import RankException
 
 _USER, _MEMORY, _HARDWARE = FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.HARDWARE
@@ -27,22 +28,14 @@ _WAITED = re.compile(
     r"|Application timeout caused pair closure",
     re.IGNORECASE,
 )
-_PEER_LOST = re.compile(
-    r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|reset by peer"
-    r"|remote (process|side|peer)|ncclRemoteError|NCCL.{0,200}abort|recvValue failed|sendBytes failed|recvBytes failed"
-    r"|socket has failed to connect to|while trying to connect to|connectFullMesh failed|Got completion from peer",
-    re.IGNORECASE,
-)
+_GAVE_UP = "ft_client.inprocess.exception.RestartAbort"
+"""What all ranks raise when restarts in process end; that of the rank whose fault it was has a cause."""
 _LOADER = re.compile(r"DataLoader worker .{0,200}killed by signal: (.{1,40}?)\.")
 _SHARED_MEMORY = re.compile(
     r"(/torch_|/dev/shm|shared memory).{0,400}No space left|No space left.{0,400}/dev/shm"
     r"|shared memory segment /dev/shm|unable to mmap \d{1,20} bytes from file </torch_",
     re.DOTALL | re.IGNORECASE,
 )
-
-_MOST_SEARCHED = 8192
-"""Characters of one exception's text that are searched. What an error is stands at its beginning; what follows are
-values and C++ frames."""
 
 _GPU_FULL = "the GPU's memory is full: the batch is too large, or another process has memory on this GPU"
 _KERNEL = "a fault of a kernel, or of the GPU: run with CUDA_LAUNCH_BLOCKING=1, and on another node"
@@ -135,12 +128,12 @@ def is_about_peers(exception: RankException) -> float:
 
 
 def _tells_of_peers(words: str) -> bool:
-    words = words[:_MOST_SEARCHED]
-    return bool(_PEER_LOST.search(words) or _WAITED.search(words))
+    words = words[:MOST_SEARCHED]
+    return bool(is_lost_peer(words) or _WAITED.search(words) or words.startswith(_GAVE_UP))
 
 
 def _by_words(words: str, node: NodeEvidence) -> Cause | None:
-    words = words[:_MOST_SEARCHED]
+    words = words[:MOST_SEARCHED]
     if words.partition(":")[0] in _PROGRAM and "shared object file" not in words:
         return Cause(_USER)
     if (worker := _LOADER.search(words)) is not None:
@@ -154,7 +147,7 @@ def _by_words(words: str, node: NodeEvidence) -> Cause | None:
         return Cause(_HANG, "a rank did not take part in the collective in time: it died, hangs, or is out of step")
     if (known := next((cause for pattern, cause in _WORDS if pattern.search(words)), None)) is not None:
         return known
-    if _PEER_LOST.search(words):
+    if is_lost_peer(words):
         return Cause(_INFRASTRUCTURE, "the other end is gone: another rank or service ended first, or the network did")
     return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rank_monitor.contract import injection, kinds
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.escalation import Limits
 from rank_monitor.contract.settings import setting
 
 
@@ -72,7 +73,11 @@ class StartSettings:
     inprocess: str = setting(
         "auto", kinds.choice("auto", "off"), "ranks with an in-process wrapper restart in process first"
     )
-    rejoin: bool = setting(True, kinds.BOOLEAN, "a rank that died in process is started again as a spare")
+    rejoin: str = setting(
+        "true",
+        kinds.REJOIN,
+        "a rank that died in process is started again, and joins at the next restart; now: at once",
+    )
     port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")
     dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
     alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours")
@@ -111,6 +116,12 @@ class RestartSettings:
     backoff: tuple[float, float] = setting((0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young")
     same_error_limit: int = setting(3, kinds.COUNT, "identical user errors before giving up; 0: never")
     max_no_progress_cycles: int = setting(3, kinds.COUNT, "cycles without progress before giving up; 0: never")
+    max_no_progress_restarts: int = setting(
+        10, kinds.COUNT, "restarts in process without progress, in a row, before fresh ranks; 0: never"
+    )
+    soft_timeout_limit: int = setting(
+        3, kinds.COUNT, "hangs right after a restart in process, in a row, before fresh ranks; 0: never"
+    )
     min_progress_iterations: int = setting(1, kinds.COUNT, "iterations that count as progress")
     checkpoint_iteration_file: str | None = setting(
         None, kinds.PATH_OR_NONE, "file that holds the last saved iteration, which then measures progress"
@@ -118,6 +129,13 @@ class RestartSettings:
     no_restart_exit_codes: tuple[int, ...] = setting((), kinds.CODES, "exit codes of ranks that end the job")
     no_restart_exit_code: int = setting(93, kinds.EXIT_CODE, "the launcher's code then")
     exit_code: str = setting("ranks", kinds.choice("ranks", "one"), "pass on the ranks' code, or 1")
+
+    @property
+    def in_process_limits(self) -> Limits:
+        """When restarts in process end."""
+        return Limits(
+            self.same_error_limit, self.max_no_progress_restarts, self.soft_timeout_limit, self.min_progress_iterations
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
 DEBUG = "FT_DEBUG"
 RESULT_IN_DOUBT = "FT_RESULT_IN_DOUBT"
 """JSON of `ResultInDoubt`: why the ranks moved, and where the one in doubt ran before."""
+IN_PROCESS_LIMITS = "FT_IN_PROCESS_LIMITS"
+"""JSON of `escalation.Limits`: when restarts in process end."""
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
@@ -46,6 +48,7 @@ SET_FOR_RANKS = frozenset(
         STACK_FILE,
         LIMIT_MULTIPLIERS,
         RESULT_IN_DOUBT,
+        IN_PROCESS_LIMITS,
         REJOIN,
     },
 )

@@ -5,7 +5,8 @@ a standalone rank. Works on any store with torch's operations, takes no lock and
 operation, so that whoever is killed between two of them leaves nothing that the next one cannot complete.
 
     note      where the function finds the iteration's store server; offered by who serves it (`iteration_stores.py`)
-    started   "fault", or "go" and the note: released when every rank came to the start
+    started   "fault", or "go" and the note: released when every rank came to the start; or "end" and why there is to be
+              no further iteration
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
     closed    `Closed`: released when every rank came to the end of a failed iteration, or is terminated
     records   why the iteration was interrupted
@@ -16,7 +17,7 @@ A released key is written once, by compare-and-set. Who came to a barrier stands
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -26,7 +27,7 @@ from rank_monitor.contract.foreign import parse_json, whole_number
 from rank_monitor.contract.json_record import from_json
 from rank_monitor.contract.roll import MOST_MEMBERS, Entry, Roll, Store, leave_out, ranges_of, ranks_in, release
 
-GO, FAULT, DONE = "go", "fault", "done"
+GO, FAULT, DONE, END = "go", "fault", "done", "end"
 _MAX_RECORDS = 64
 _MOST_ITERATIONS = 1 << 31
 """A restart takes milliseconds: so many would take months."""
@@ -104,11 +105,17 @@ class Iteration:
         """Tells what the ranks get at the start; a later offer counts, as long as they have not started."""
         self._store.set(self._note, note)
 
-    def arrive(self, entry: Entry) -> None:
-        """Comes to the start. The last one releases it, with the note; it waits for one to be offered."""
+    def arrive(self, entry: Entry, why_end: Callable[[], str] = str) -> None:
+        """Comes to the start. The last one releases it, with the note; it waits for one to be offered.
+
+        Args:
+            why_end: called by the last one: why there is to be no further iteration, empty where there is.
+        """
         if self.start.complete(entry, entry.world_size):
             self._make_current()
-            release(self._store, self.started, GO + self._store.get(self._note).decode())
+            reason = why_end()
+            note = self._store.get(self._note).decode()
+            release(self._store, self.started, END + reason if reason else GO + note)
             self._must_be_kept()
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:

@@ -97,6 +97,15 @@ def _boolean(raw: object) -> bool:
     raise ValueError("must be true or false (yes/no, 1/0)")
 
 
+def _rejoin(raw: object) -> str:
+    if str(raw).strip().lower() == "now":
+        return "now"
+    try:
+        return "true" if _boolean(raw) else "false"
+    except ValueError:
+        raise ValueError("must be true, false or now") from None
+
+
 def _text(raw: object) -> str:
     if not isinstance(raw, (str, int, float)) or isinstance(raw, bool):
         raise ValueError("must be text")
@@ -238,6 +247,7 @@ COUNT = Kind("whole number", _count)
 COUNT_OR_NONE = _or_none(COUNT)
 NCCL_MODE = Kind("0|1|2|3|true|none", _nccl_mode)
 BOOLEAN = Kind("true|false", _boolean)
+REJOIN = Kind("true|false|now", _rejoin)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
 PATH_OR_NONE = _or_none(Kind("path", _text))
 WORDS = Kind("a,b,...", lambda raw: () if is_none_word(raw) else _words(raw))

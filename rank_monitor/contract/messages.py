@@ -164,7 +164,8 @@ class Restarter(Message):
     `state`: `joining` (respawned, and not let in yet), `initialized`, `handling_starting` (a fault is dealt with),
     `handling_completed`, `finalized` (the function is done on all ranks), `left` (this rank leaves and has told the
     others), `aborted` (this rank gives up). `member`: its rank at entry. `prefix`: of its keys in the cycle's store,
-    empty when it uses another. `limit_s`: from `handling_starting` to `handling_completed` at most.
+    empty when it uses another. `limit_s`: from `handling_starting` to `handling_completed` at most. `reason`: why it
+    gives up.
     """
 
     state: str
@@ -172,6 +173,14 @@ class Restarter(Message):
     iteration: int
     prefix: str
     limit_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LogTo(Message):
+    """The file in which an in-process wrapper wants what the monitor sees of this rank."""
+
+    path: str
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def main() -> None:
     """One rank."""
     folder, member = Path(sys.argv[-1]), os.environ["RANK"]
     given: dict[str, Any] = json.loads(os.environ[FAULT])
-    options = {name: seconds(value) for name, value in given.pop("seconds", {}).items()}
+    options = {name: seconds(value) for name, value in given.pop("seconds", {}).items()} | given.pop("options", {})
     result = mains.main(lambda note: None, **{**given, "on": tuple(given["on"])}, options=options)
     write(folder / "results" / member, json.dumps(result))
 

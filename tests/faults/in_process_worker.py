@@ -67,6 +67,8 @@ def _hold(call: str) -> None:
         _cling()
     if what == "exit" and int(who) == MEMBER:
         sys.exit(3)
+    if what == "vanish" and int(who) == MEMBER:
+        os._exit(3)
 
 
 def _cling() -> None:

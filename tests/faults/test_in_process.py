@@ -90,7 +90,9 @@ def test_a_dead_rank_is_started_again_and_joins_at_the_next_restart(
     assert (fault["rank"], fault["exit_code"], fault["what"]) == (1, -9, "died of SIGKILL")
     first, second = job.journal("in_process_restart")
     assert first["why"] == [{"rank": 1, "interruption": "TERMINATED"}] and first["iteration"] == 1
-    assert second["why"][0] == {"rank": 0, "interruption": "EXCEPTION"} and second["iteration"] == 2
+    why = second["why"][0]
+    assert (why["rank"], why["member"], why["interruption"], second["iteration"]) == (0, 0, "EXCEPTION", 2)
+    assert why["error"].startswith("Told at ") and "collateral" not in why
     assert [line["iteration"] for line in job.journal("joined")] == [2]
     for text in ("rank 1 (pid", "handled in process", "restarted in process", "was started again"):
         assert text in job.output
@@ -109,6 +111,19 @@ def test_a_rank_that_leaves_is_a_loss_and_is_not_started_again(start_job: StartJ
     say(job, "0-1", "go")
     assert ends_well(job)["started_again"] == 0
     assert job.journal("in_process_fault")[0]["exit_code"] == 3
+
+
+def test_one_that_vanishes_is_started_again_and_joins_at_once_where_that_is_wanted(start_job: StartJob) -> None:
+    """`os._exit` asks no wrapper: a death, whatever the code."""
+    job = start_job(Plan(), 2, "--max-restarts=0", "--ft-rejoin=now", script=SCRIPT)
+    first = holding(job, "0-0", {0, 1})
+    say(job, "0-0", "vanish 1")
+    again = holding(job, "0-2", {0, 1})
+    assert again[0] == first[0] and again[1] != first[1]
+    say(job, "0-2", "go")
+    assert ends_well(job)["started_again"] == 1
+    assert job.journal("in_process_fault")[0]["exit_code"] == 3
+    assert [line["why"][0]["interruption"] for line in job.journal("in_process_restart")] == ["TERMINATED", "JOINING"]
 
 
 def test_a_rank_that_was_not_let_in_ends_with_the_others(start_job: StartJob) -> None:

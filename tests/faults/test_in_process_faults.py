@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,35 @@ def test_the_others_go_on(
     assert job.journal("finished_without")[0]["ranks"] == fault["on"]
 
 
-def test_a_spare_takes_over(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, results = run(start_job, monkeypatch, 4, fault="SIGKILL", on=[0], active=2)
+def test_a_fault_that_comes_again_is_left_to_fresh_ranks(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = {"fault": "exception", "on": [1], "times": 100, "options": {"same_error_limit": None}}
+    monkeypatch.setenv(FAULT, json.dumps(fault))
+    job = start_job(Plan(), 2, "--max-restarts=1", "--ft-same-error-limit=2", script=SCRIPT)
+    assert job.finish() == 1, job.tail()
+    nothing_left(job)
+    reasons = [line["reason"] for line in job.journal("taken_over")]
+    assert len(reasons) == 2, "one for each cycle"
+    for reason in reasons:
+        assert re.search(r"gave up: the same fault 2 times in a row: ValueError at .* on rank 1", reason)
+    assert [(one["action"], one["charged"]) for one in job.journal("decision")] == [
+        ("restart", True),
+        ("give up", False),
+    ]
+    assert {one["rank"] for one in job.journal("fault")} == {1}, "whose error it was"
+    assert [line["iteration"] for line in job.journal("in_process_restart")] == [1, 1]
+
+
+def test_a_spare_takes_over(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the monitors saw of it stands where the wrapper wants it."""
+    options = {"monitor_process_logfile": str(tmp_path / "monitor-{rank}")}
+    _, results = run(start_job, monkeypatch, 4, fault="SIGKILL", on=[0], active=2, options=options)
     assert results == {1: [0, 2, 1], 2: [1, 2, 1], 3: None}
+    seen = [(tmp_path / f"monitor-{rank}").read_text() for rank in range(4)]
+    assert re.search(
+        r"RankMonitorServer:0: watches process \d+.*initialized.*process \d+ has ended", seen[0], re.DOTALL
+    )
+    assert "finalized" not in seen[0]
+    assert re.search(r"iteration 1: handling_completed.*iteration 1: finalized", seen[1], re.DOTALL)
 
 
 def test_two_die_at_once(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ def _variables(environment: Mapping[str, str]) -> list[str]:
     found = []
     if environment.get("NCCL_NVLS_ENABLE") != "0":
         found.append("NVLink SHARP is not off and does not survive an abort: set NCCL_NVLS_ENABLE=0")
+    if environment.get("NCCL_NET_PLUGIN", "").strip().lower() != "none":
+        found.append("a network plugin of NCCL may hang when it is aborted: set NCCL_NET_PLUGIN=none")
     if _is_on(environment, "TORCH_NCCL_RETHROW_CUDA_ERRORS"):
         found.append(
             "NCCL's watchdog ends the process at the first CUDA or NCCL error, before a restart can begin: "

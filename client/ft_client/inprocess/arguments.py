@@ -43,11 +43,13 @@ def _default_assignment() -> Callable[[RankAssignmentCtx], RankAssignmentCtx]:
 class Arguments(Timeouts):
     """The arguments of `Wrapper`. Store and abort have no default here: what they need does not belong in this room.
 
+    The three limits end the restarts; 0: never. None: what the launcher says, else the defaults of its options.
+
     A callback is an instance of its class, a `Compose` of such, or any other function; never a class.
 
     Raises:
         TypeError: an argument has the wrong type; the text names it.
-        ValueError: as `Timeouts`; or a path of the monitor process is relative.
+        ValueError: as `Timeouts`; a path of the monitor process is relative, or a limit below 0.
     """
 
     store_factory: Callable[..., Any]
@@ -62,6 +64,9 @@ class Arguments(Timeouts):
     rank_filter: Callable[[State], State] | None = None
     monitor_process_logfile: str | None = None
     monitor_process_pidfile: str | None = None
+    same_error_limit: int | None = None
+    no_progress_limit: int | None = None
+    soft_timeout_limit: int | None = None
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -74,6 +79,8 @@ class Arguments(Timeouts):
             raise TypeError(f"enabled={self.enabled!r} is not a bool")
         for name, kind in _KINDS.items():
             _check_callback(name, kind, getattr(self, name))
+        for name in ("same_error_limit", "no_progress_limit", "soft_timeout_limit"):
+            _check_limit(name, getattr(self, name))
         for name in ("monitor_process_logfile", "monitor_process_pidfile"):
             _check_path(name, getattr(self, name))
 
@@ -96,6 +103,15 @@ def _check_callback(name: str, kind: type, value: object) -> None:
     is_other_kind = isinstance(value, (Callback, RankAssignment, RankFilter)) and not isinstance(value, kind)
     if not callable(value) or isinstance(value, type) or is_other_kind:
         raise TypeError(f"{name}={value!r} is not an instance of {kind.__name__}")
+
+
+def _check_limit(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is not a whole number")
+    if value < 0:
+        raise ValueError(f"{name}={value!r} is below 0")
 
 
 def _check_path(name: str, value: object) -> None:

@@ -6,6 +6,8 @@ import enum
 import json
 from dataclasses import dataclass
 
+from rank_monitor.contract.escalation import COLLATERAL
+
 
 class Interruption(enum.Enum):
     """Why an iteration ends before its function does."""
@@ -24,15 +26,33 @@ class Interruption(enum.Enum):
     """Its heartbeat stopped."""
     MONITOR_PROCESS_EXCEPTION = enum.auto()
     """Its monitor process failed."""
+    JOINING = enum.auto()
+    """No fault: it was started again, and is to take part at once."""
 
 
 @dataclass(frozen=True)
 class InterruptionRecord:
-    """One rank, by its number in the iteration, and what happened there."""
+    """One rank, by its number in the iteration, and what happened there.
+
+    Attributes:
+        member: its number at entry, where whoever writes it knows that.
+        error: of an exception: its type, where it was raised, and in which iteration of the training.
+        is_collateral: it is the consequence of a fault elsewhere.
+    """
 
     rank: int
     interruption: Interruption
+    member: int | None = None
+    error: str = ""
+    is_collateral: bool = False
 
     def to_json(self) -> str:
         """One JSON object, which the node agent writes into its journal."""
-        return json.dumps({"rank": self.rank, "interruption": self.interruption.name})
+        known: dict[str, object] = {"rank": self.rank, "interruption": self.interruption.name}
+        if self.member is not None:
+            known["member"] = self.member
+        if self.error:
+            known["error"] = self.error
+        if self.is_collateral:
+            known[COLLATERAL] = True
+        return json.dumps(known)

@@ -22,20 +22,24 @@ from ft_client.inprocess.assignment import RankDiscarded
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.coordination import Coordination
+from ft_client.inprocess.escalating import Escalating, reported_iteration
 from ft_client.inprocess.exception import InternalError, RestartAbort
+from ft_client.inprocess.failure import in_words
 from ft_client.inprocess.feed import Feed
 from ft_client.inprocess.gather import GatherAbandoned
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.iteration_environment import IterationEnvironment
 from ft_client.inprocess.machine import ENDS, Event, Phase, step
 from ft_client.inprocess.part import Part
-from ft_client.inprocess.state import State
+from ft_client.inprocess.state import Mode, State
 from ft_client.inprocess.store_host import own_address, serve_anywhere
 from rank_monitor.contract.iteration import Closed, Iteration, tidy
 from rank_monitor.contract.iteration_stores import note_of
+from rank_monitor.contract.messages import NO_ITERATION
 from rank_monitor.contract.roll import Entry
 
 logger = logging.getLogger("ft_client.inprocess")
+_MAX_REASON = 400
 
 
 class Call:
@@ -68,6 +72,7 @@ class Call:
         self._part = Part(arguments, function, state, guard)
         self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
         self._environment = IterationEnvironment()
+        self._escalating = Escalating(arguments, coordination.store, guard)
         first = state.iteration + (closed is not None)
         self._feed = Feed(coordination.watched, first, self._member, self._interrupt)
         self._server: Any = None
@@ -127,6 +132,7 @@ class Call:
         """Frees the main thread from iteration `number`."""
         self._part.known_fault = number
         self._guard.fault_seen()
+        self._escalating.interrupted()
         self._assigning.abandon(number)
         self._part.interrupt()
 
@@ -151,7 +157,8 @@ class Call:
             host = own_address(self._coordination.towards)
             self._server, port = serve_anywhere(host)
             self._iteration.offer(note_of(host, port))
-        self._iteration.arrive(self._entry())
+        self._iteration.arrive(self._entry(), lambda: self._escalating.why_end(self._state.iteration))
+        self._escalating.forget()
         return self._next(self._barrier_s)
 
     def _prepare(self) -> Event:
@@ -164,6 +171,8 @@ class Call:
         if state.iteration:
             self._tell("handling_completed")
         self._guard.running()
+        if state.mode is Mode.ACTIVE:
+            self._escalating.began()
         return self._part.prepare()
 
     def _run(self) -> Event:
@@ -188,7 +197,10 @@ class Call:
     # A fault.
 
     def _report(self) -> Event:
-        self._iteration.interrupt(self._record(Interruption.EXCEPTION))
+        error, reached = self._part.fault, reported_iteration()
+        if reached != NO_ITERATION:
+            error += f" at iteration {reached}"
+        self._iteration.interrupt(self._record(Interruption.EXCEPTION, error, self._part.is_collateral))
         return Event.FAILED
 
     def _recover(self) -> Event:
@@ -243,20 +255,22 @@ class Call:
         self._feed.stopped = True
         self._part.terminate()
         self._feed.join(self._barrier_s)
-        self._tell("aborted" if isinstance(self._part.error, RestartAbort) else "left")
+        if isinstance(self._part.error, RestartAbort):
+            self._tell("aborted", in_words(self._part.error))
+        else:
+            self._tell("left")
         self._guard.over()
         return Event.ENDED
 
     # Within.
 
-    def _tell(self, state: str) -> None:
+    def _tell(self, state: str, reason: str = "") -> None:
         """Tells the monitor, and through it the launcher."""
-        self._guard.report(
-            state, self._member, self._state.iteration, self._coordination.prefix, self._arguments.restart_limit_s
-        )
+        prefix, limit_s = self._coordination.prefix, self._arguments.restart_limit_s
+        self._guard.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])
 
-    def _record(self, interruption: Interruption) -> str:
-        return InterruptionRecord(self._state.rank or 0, interruption).to_json()
+    def _record(self, interruption: Interruption, error: str = "", is_collateral: bool = False) -> str:
+        return InterruptionRecord(self._state.rank or 0, interruption, self._member, error, is_collateral).to_json()
 
     def _entry(self) -> Entry:
         return Entry(self._member, self._state.rank or 0, self._state.world_size)
@@ -271,6 +285,8 @@ class Call:
             case feed.Started(note):
                 self._note = note
                 return Event.STARTED
+            case feed.End(reason):
+                return self._part.end_by(RestartAbort(reason))
             case feed.Fault(number):
                 self._faulted = number
                 return Event.INTERRUPTED

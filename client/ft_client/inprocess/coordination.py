@@ -11,13 +11,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ft_client import process
 from ft_client.inprocess import connections
-from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.arguments import Arguments, path_of
 from ft_client.inprocess.companion import Companion
 from ft_client.inprocess.guarded_call import GuardedCall
 from ft_client.inprocess.state import State
@@ -40,8 +40,9 @@ class Coordination:
 
     `store` and `watched` are the call's keys through two connections, since a thread that waits blocks its own.
     `prefix`: of these keys, where the launcher can reach them; else empty. `towards`: where the ranks' hosts see each
-    other; None: there is only one host. `is_served`: the stores of iterations are served apart from the ranks. `kept`:
-    what must live as long as the stores.
+    other; None: there is only one host. `is_served`: the stores of iterations are served apart from the ranks.
+    `logfile`: where this rank's monitor is to write; empty: nowhere, or it does already. `kept`: what must live as long
+    as the stores.
     """
 
     store: Any
@@ -50,6 +51,7 @@ class Coordination:
     towards: Address | None
     companion: Companion | None
     is_served: bool
+    logfile: str = ""
     kept: tuple[Any, ...] = field(default=(), repr=False)
 
     def must_serve(self, state: State) -> bool:
@@ -90,7 +92,8 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
     """
     with resolver.bounded_towards(str(arguments.store_kwargs.get("host_name") or os.environ.get("MASTER_ADDR", ""))):
         if is_launched():
-            return _meet_at_agent(arguments, make_store)
+            logfile = _opened(arguments.monitor_process_logfile, state)
+            return replace(_meet_at_agent(arguments, make_store), logfile=logfile)
         return _meet_alone(arguments, make_store, state)
 
 
@@ -109,6 +112,19 @@ def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coord
     if os.environ.get("RANK") == "0":
         raw.set(number, prefix.rpartition("/")[2])
     return _over(raw, connect, arguments, prefix, (host, port), reachable=True, is_served=True)
+
+
+def _opened(path: str | None, state: State) -> str:
+    """The path for this rank, where a file can be written; empty: there is to be none.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if path is None:
+        return ""
+    file = path_of(path, state.rank or 0)
+    file.open("a").close()
+    return str(file)
 
 
 def _of_launcher() -> Address:
@@ -156,7 +172,7 @@ def _over(
     second = _second(raw, make_store)
     raw.set_timeout(arguments.barrier_timeout)
     store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
-    return Coordination(store, watched, prefix if reachable else "", where, companion, is_served, (raw, second))
+    return Coordination(store, watched, prefix if reachable else "", where, companion, is_served, kept=(raw, second))
 
 
 def _next_prefix(base: str, number: int | None = None) -> str:

@@ -6,6 +6,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from rank_monitor.contract.lost_peer import is_lost_peer
+
 _HERE = Path(__file__).parent
 
 
@@ -23,6 +25,34 @@ def was_never_called(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return isinstance(error, TypeError) and trace is not None and _is_ours(trace)
+
+
+def is_about_lost_peer(error: BaseException) -> bool:
+    """Whether an exception of torch's only says that the connection to another rank broke: that rank is the cause.
+
+    An exception is what the first of those is that caused it.
+    """
+    seen = set[int]()
+    while error.__cause__ is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__cause__
+    is_torchs = type(error) is RuntimeError or type(error).__module__.startswith("torch")
+    return is_torchs and is_lost_peer(f"{type(error).__name__}: {in_words(error)}")
+
+
+def place_of(error: BaseException) -> str:
+    """Type and innermost line of an exception."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def in_words(error: BaseException) -> str:
+    """The text of an exception, whatever its `__str__` does."""
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"<no words: str() raised {type(problem).__name__}>"
 
 
 def let_go(error: BaseException | None) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iteration import DONE, GO, Closed, Iteration, first_kept
+from rank_monitor.contract.iteration import DONE, END, GO, Closed, Iteration, first_kept
 
 logger = logging.getLogger(__name__)
 _EVER = datetime.timedelta(days=3650)
@@ -27,6 +27,13 @@ class Started:
     """Every rank came to the start."""
 
     note: str
+
+
+@dataclass(frozen=True)
+class End:
+    """Every rank came to the start, and there is to be no further iteration."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Lost:
     problem: Exception
 
 
-News = Started | Fault | Done | Closed | Lost
+News = Started | End | Fault | Done | Closed | Lost
 
 
 class Feed(threading.Thread):
@@ -91,6 +98,8 @@ class Feed(threading.Thread):
             return False
         if started.startswith(GO):
             self.news.put(Started(started.removeprefix(GO)))
+        elif started.startswith(END):
+            self.news.put(End(started.removeprefix(END)))
         if self._await(iteration.outcome) == DONE:
             self.news.put(Done())
             return False

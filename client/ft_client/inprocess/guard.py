@@ -15,7 +15,7 @@ from ft_client import process
 from ft_client.inprocess.timeouts import Timeouts
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import messages
-from rank_monitor.contract.messages import InterruptAsked, InterruptedAgain, Message, Ping, Progress, Restarter
+from rank_monitor.contract.messages import InterruptAsked, InterruptedAgain, LogTo, Message, Ping, Progress, Restarter
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,12 @@ class Guard:
 
     Args:
         timeouts: the wrapper's.
+        logfile: where the monitor writes what it sees; empty: nowhere.
         interrupted: called with the reason, in the watchdog's thread, when the monitor asks for a restart: the function
             made no progress. May take milliseconds; what it raises is logged.
     """
 
-    def __init__(self, timeouts: Timeouts, interrupted: Callable[[str], None]) -> None:
+    def __init__(self, timeouts: Timeouts, interrupted: Callable[[str], None], logfile: str = "") -> None:
         self.period_s = math.inf
         self._soft_s = timeouts.soft_timeout.total_seconds()
         self._hard_s = timeouts.hard_timeout.total_seconds()
@@ -47,6 +48,9 @@ class Guard:
         """The last restart (or the time before the call), then when the function was called, and what became of it."""
         self._restarter: tuple[Restarter, int] | None = None
         self._pinged_ns = self._ping_sent_ns = 0
+        self._log_to = (LogTo(logfile), monotonic_ns()) if logfile else None
+        if self._log_to is not None:
+            self._send(*self._log_to)
 
     # Called by the wrapper.
 
@@ -94,10 +98,10 @@ class Guard:
         """The function reports progress; the watchdog passes it on with its stamps."""
         self._pinged_ns = monotonic_ns()
 
-    def report(self, state: str, member: int, iteration: int, prefix: str, limit_s: float) -> None:
+    def report(self, state: str, member: int, iteration: int, prefix: str, limit_s: float, reason: str = "") -> None:
         """Tells the node's agent what the wrapper does; the arguments are `Restarter`'s."""
         now_ns = monotonic_ns()
-        self._restarter = Restarter(state, member, iteration, prefix, limit_s), now_ns
+        self._restarter = Restarter(state, member, iteration, prefix, limit_s, reason), now_ns
         self._send(self._restarter[0], now_ns)
 
     def interrupted_again(self, iteration: int, waited_s: float, why: str, stack: str) -> None:
@@ -108,6 +112,11 @@ class Guard:
         """What the launcher says of it; None: nothing."""
         settings = self._link.settings if self._link is not None else None
         return settings.interrupt_grace if settings is not None else None
+
+    @property
+    def has_pinged(self) -> bool:
+        """Whether the function, as it was called last, has called `ping()`."""
+        return self._pinged_ns > 0
 
     # Called by the link and the watchdog.
 
@@ -124,7 +133,8 @@ class Guard:
             told.append((Progress(link.stamp_ns), monotonic_ns()))
         if pinged_ns:
             told.append((Ping(), pinged_ns))
-        return [*told, *self._phases, *([self._restarter] if self._restarter else [])]
+        first = [self._log_to] if self._log_to is not None else []
+        return [*first, *told, *self._phases, *([self._restarter] if self._restarter else [])]
 
     def asked(self, message: InterruptAsked, sent_ns: int) -> None:
         """The monitor asks for a restart; one that was asked of an earlier call is none of this one's."""

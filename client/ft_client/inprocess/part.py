@@ -17,7 +17,7 @@ from ft_client.inprocess.bounded_call import call_within
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import called
 from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
-from ft_client.inprocess.failure import below_ours, let_go, was_never_called
+from ft_client.inprocess.failure import below_ours, in_words, is_about_lost_peer, let_go, place_of, was_never_called
 from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.machine import Event
@@ -35,13 +35,16 @@ class Part:
         state: of this rank; what its function raised is noted there.
         guard: the link to the monitor.
 
-    `known_fault`: the last iteration of which this rank knows that it is interrupted. `error`: what ends this rank.
+    `known_fault`: the last iteration of which this rank knows that it is interrupted. `fault`: type and place of the
+    last exception here; `is_collateral`: it was the consequence of a fault elsewhere. `error`: what ends this rank.
     """
 
     def __init__(
         self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, guard: Guard
     ) -> None:
         self.known_fault = -1
+        self.fault = ""
+        self.is_collateral = False
         self.result: Any = None
         self.error: BaseException | None = None
         self._arguments, self._function, self._state = arguments, function, state
@@ -199,16 +202,26 @@ class Part:
         if not isinstance(error, Exception) or was_never_called(error):
             return self.end_by(error)
         state = self._state
-        is_own = self.known_fault < state.iteration
-        if is_own:
+        is_first = self.known_fault < state.iteration
+        lost_peer = is_about_lost_peer(error)
+        words = f"{type(error).__name__}: {in_words(error)}"
+        if not is_first:
+            logger.info("rank %s: failed in consequence: %s", state.rank, words)
+        elif lost_peer:
+            logger.warning(
+                "rank %s, iteration %d: a connection to another rank broke, which is no fault of this one: %s",
+                state.rank,
+                state.iteration,
+                words,
+            )
+        else:
             told = (type(error), error, below_ours(error.__traceback__))
             logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
-        else:
-            logger.info("rank %s: failed in consequence: %s: %s", state.rank, type(error).__name__, error)
+        self.fault, self.is_collateral = place_of(error), lost_peer or not is_first
         let_go(error)
         error.__traceback__ = below_ours(
             error.__traceback__
         )  # what is above refers to the call, for as long as it is kept
         self._cause = error
-        state.fn_exception = error if is_own else None
+        state.fn_exception = None if self.is_collateral else error
         return Event.FAILED

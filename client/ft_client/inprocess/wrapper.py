@@ -112,7 +112,7 @@ class Wrapper:
             if call is not None:
                 call.soft_timeout(reason)
 
-        guard = Guard(self.arguments, interrupted)
+        guard = Guard(self.arguments, interrupted, coordination.logfile)
         closed = None
         entry = "joining" if is_respawned() else "initialized"
         guard.restarting()

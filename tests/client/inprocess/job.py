@@ -32,13 +32,16 @@ def seconds(number: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=number)
 
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "last_call_wait": seconds(0),
     "soft_timeout": seconds(60),
     "hard_timeout": seconds(90),
     "barrier_timeout": seconds(100),
+    "same_error_limit": 0,
+    "no_progress_limit": 0,
+    "soft_timeout_limit": 0,
 }
-"""Arguments under which no timeout is reached, unless the test wants one."""
+"""Arguments under which no limit is reached, unless the test wants one."""
 
 
 @dataclass

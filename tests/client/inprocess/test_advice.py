@@ -11,6 +11,7 @@ from ft_client.inprocess.timeouts import Timeouts
 
 GOOD = {
     "NCCL_NVLS_ENABLE": "0",
+    "NCCL_NET_PLUGIN": "none",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }
@@ -36,6 +37,9 @@ def test_nothing_without_nccl() -> None:
     [
         ({"NCCL_NVLS_ENABLE": None}, "NCCL_NVLS_ENABLE=0"),
         ({"NCCL_NVLS_ENABLE": "2"}, "NCCL_NVLS_ENABLE=0"),
+        ({"NCCL_NET_PLUGIN": None}, "NCCL_NET_PLUGIN=none"),
+        ({"NCCL_NET_PLUGIN": "ofi"}, "NCCL_NET_PLUGIN=none"),
+        ({"NCCL_NET_PLUGIN": "NONE"}, None),
         ({"TORCH_NCCL_RETHROW_CUDA_ERRORS": None}, "TORCH_NCCL_RETHROW_CUDA_ERRORS=0"),
         ({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "TRUE"}, "TORCH_NCCL_RETHROW_CUDA_ERRORS=0"),
         ({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "False"}, None),
@@ -90,5 +94,5 @@ def test_versions(nccl: tuple[int, ...], torch: str, said: str | None) -> None:
 
 def test_each_is_one_line() -> None:
     warnings = advice({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"}, (2, 20, 0), "2.6.0", TIMEOUTS, seconds(1))
-    assert len(warnings) == 7
+    assert len(warnings) == 8
     assert not any("\n" in warning or warning.endswith(".") for warning in warnings)

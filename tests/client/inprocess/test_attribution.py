@@ -21,4 +21,5 @@ def test_the_documented_kinds() -> None:
         "TERMINATED",
         "UNRESPONSIVE",
         "MONITOR_PROCESS_EXCEPTION",
+        "JOINING",
     }
