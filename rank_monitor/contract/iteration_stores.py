@@ -7,6 +7,7 @@ for it. The host is the agent that hosts the ranks' store, or the companion of r
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from collections.abc import Callable, MutableMapping
@@ -17,6 +18,8 @@ from rank_monitor.contract.iteration import DONE, Iteration, current
 from rank_monitor.contract.roll import Store
 
 _EVER = datetime.timedelta(days=3650)
+_SETTLED = datetime.timedelta(seconds=0.25)
+"""From the start of an iteration: making a server takes 1 ms of CPU, which the ranks need to begin."""
 _PROBLEM = "problem"
 
 
@@ -50,6 +53,8 @@ def serve_iterations(
     while True:
         iteration = Iteration(store, number)
         store.wait([iteration.started], _EVER)
+        with contextlib.suppress(RuntimeError):  # what a store raises when time is up; one that is lost raises again
+            store.wait([iteration.outcome], _SETTLED)
         offer(number + 1)
         servers.pop(number - 1, None)
         store.wait([iteration.outcome], _EVER)
