@@ -18,7 +18,7 @@ from rank_monitor.contract.iteration import DONE, Iteration, current
 from rank_monitor.contract.roll import Store
 
 _EVER = datetime.timedelta(days=3650)
-_SETTLED = datetime.timedelta(seconds=0.25)
+_SETTLED = datetime.timedelta(seconds=0.1)
 """From the start of an iteration: making a server takes 1 ms of CPU, which the ranks need to begin."""
 _PROBLEM = "problem"
 
