@@ -14,7 +14,7 @@ def test_the_same_fault_again_and_again_ends_the_call() -> None:
     for one in told.values():
         assert one.error.startswith("RestartAbort: the same fault 3 times in a row: ValueError at "), one
         assert one.error.endswith(" on rank 1")
-    assert [note[1] for note in told[0].notes] == [0, 1, 2]
+    assert [note[1] for note in told[1].notes] == [0, 1, 2]
 
 
 def test_so_does_a_hang_right_after_each_restart() -> None:
