@@ -407,12 +407,12 @@ def test_a_rank_that_is_a_child_of_what_was_started(node: Node) -> None:
 
 
 def test_a_rank_that_ended_before_its_monitor_heard_of_it(node: Node) -> None:
-    node.monitor(limited(connect_timeout=0.3))
+    node.monitor(limited(connect_timeout=1.5))
     rank = node.puppet()
     rank.order("leave", 3)
     rank.wait()
     node.start(rank)
-    time.sleep(0.5)  # longer than the limit: only then could a wrong verdict show
+    time.sleep(1.8)  # longer than the limit: only then could a wrong verdict show
     assert not snapshot(node).connected
     node.watched()
 
