@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ft_launcher import descriptor_limit, zygote
+from ft_launcher import zygote
 from ft_launcher.forked_rank import ForkedRank
 from ft_launcher.process_tree import subreaper
 from rank_monitor.contract import env
@@ -122,6 +122,8 @@ class ZygoteProcess:
             raise
         finally:
             theirs.close()
+        from ft_launcher import descriptor_limit  # here: a fork has no more modules than its script imports
+
         descriptor_limit.give_back(process.pid)  # long before it is asked for a rank
         return cls(process.pid, os.pidfd_open(process.pid), ours, environ, process)
 
