@@ -49,7 +49,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -1,6 +1,7 @@
 """ft_launcher: torchrun's command line, with ranks that are watched and restarted.
 
-Nothing is loaded before it is asked for: importing this package must not import torch.
+Attributes are imported at their first use: importing this package must not import torch, since the environment for
+torch's import is prepared first (`cli.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The program `ft_launcher`: from the words of a command line to an exit code.
+"""The program `ft_launcher`: from the arguments of a command line to an exit code.
 
-The order is its point: what must be done before torch is imported comes first. Parsing, settings and the run have
-their own files.
+Does its steps in the order that matters: what must happen before torch is imported comes first. Parsing, settings and
+the run are in files of their own.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ft_launcher import prescan
-from ft_launcher.options import UsageError
-from ft_launcher.zygote_pool import ZygotePool
+from ft_launcher.settings import prescan
+from ft_launcher.settings.options import UsageError
+from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
-    from ft_launcher.command_line import Parsed
-    from ft_launcher.config import Resolved
-    from ft_launcher.forked_rank import ForkedRank
-    from ft_launcher.torch_config import Job
+    from ft_launcher.settings.command_line import Parsed
+    from ft_launcher.settings.job_settings import Job
+    from ft_launcher.settings.sources import Resolved
+    from ft_launcher.zygote.forked_rank import ForkedRank
 
 SUBCOMMANDS = frozenset({"validate"})
 _PEER = "nvidia_resiliency_ext"
@@ -44,7 +44,7 @@ def program() -> NoReturn:
 def launch() -> ForkedRank:
     """Runs the launcher and ends this process; returns only in ranks, which have the stack of the caller.
 
-    It leaves at once: an interpreter with torch loaded takes 0.4 s to take itself apart.
+    Ends by `os._exit`: to finalize an interpreter with torch loaded takes 0.4 s.
     """
     _open_standard_streams()
     words = sys.argv[1:]
@@ -53,12 +53,16 @@ def launch() -> ForkedRank:
         with _errors_shown():
             _must_have_folder()
             seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
-            rank = zygotes.begin(seen.against_forks) if seen.starts_ranks and not is_subcommand(words) else None
+            if seen.starts_ranks and not is_subcommand(words):
+                rank = zygotes.begin(seen.against_forks)
+            else:
+                rank = None
         if rank is not None:
             return rank
         main(words, seen, zygotes)
     except SystemExit as ended:
         code = ended.code
+    # `os._exit` skips what a normal end of the interpreter does: exit functions, and flushing logs and streams.
     atexit._run_exitfuncs()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -68,9 +72,10 @@ def launch() -> ForkedRank:
 
 
 def _open_standard_streams() -> None:
-    """Opens the null device where descriptors 0 to 2 are closed: a socket with such a number would be written to.
+    """Opens the null device where descriptors 0 to 2 are closed.
 
-    Python has None for these streams then, which log handlers and the zygote could not write to.
+    Otherwise a socket could get such a number, and output would be written to it. Python sets these streams to None,
+    which log handlers and the zygote cannot write to.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -91,10 +96,13 @@ def main(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> NoRet
 
     Args:
         words: the command line without the program's name.
-        seen: what was seen of it before torch was imported.
+        seen: the result of its scan before torch was imported.
     """
     with _errors_shown():
-        code = _subcommand(words) if is_subcommand(words) else _job(words, seen, zygotes)
+        if is_subcommand(words):
+            code = _subcommand(words)
+        else:
+            code = _job(words, seen, zygotes)
     sys.exit(code)
 
 
@@ -122,7 +130,7 @@ def _errors_shown() -> Iterator[None]:
 
 
 def _reply(error: Exception) -> None:
-    """Writes torch's reply file, where the launcher has one: torch is imported only then."""
+    """Writes torch's reply file, if the launcher was given one; torch is imported only then."""
     if os.environ.get("TORCHELASTIC_ERROR_FILE") and not isinstance(error, UsageError):
         from ft_launcher.composition import write_reply
 
@@ -130,7 +138,7 @@ def _reply(error: Exception) -> None:
 
 
 def _must_have_folder() -> None:
-    """In a folder that was removed, importing torch ends the interpreter without a word of why (its MKL does).
+    """Checks that the current folder exists: in a removed one, the import of torch ends the process silently (by MKL).
 
     Raises:
         UsageError: the current folder is gone.
@@ -143,26 +151,29 @@ def _must_have_folder() -> None:
 
 
 def is_subcommand(words: Sequence[str]) -> bool:
-    """Whether the first word is a command of ours and no script: `ft_launcher -- validate` always runs a script."""
+    """Whether the first argument is a subcommand and not a script. `ft_launcher -- validate` always runs a script."""
     return bool(words) and words[0] in SUBCOMMANDS and not Path(words[0]).exists()
 
 
 def _subcommand(words: Sequence[str]) -> int:
-    from ft_launcher.validate import validate
+    from ft_launcher.commands.validate import validate
 
     validate.main(args=list(words[1:]), prog_name=f"ft_launcher {words[0]}", standalone_mode=False)
     return int(ExitCode.OK)
 
 
 def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
-    """Runs a job, or tells what it would be; returns the exit code."""
-    from ft_launcher import torch_log
-    from ft_launcher.runtime import Runtime
-    from rank_monitor.contract import resolver
+    """Runs a job, or describes it for a dry run. Returns the exit code."""
+    from ft_launcher.ranks.runtime import Runtime
+    from ft_launcher.record import torch_log
+    from rank_monitor.contract.processes import resolver
 
     resolver.bound_process()  # the zygote was forked before: ranks have nothing of it, nor of the next
     torch_log.quiet()
-    runtime = Runtime.start() if seen.starts_ranks else None
+    if seen.starts_ranks:
+        runtime = Runtime.start()
+    else:
+        runtime = None
 
     def prepare(parsed: Parsed, resolved: Resolved) -> None:
         if runtime is not None and not resolved.settings.start.dry_run:
@@ -189,25 +200,25 @@ def make_job(
     environ: MutableMapping[str, str],
     once_read: Callable[[Parsed, Resolved], None] = lambda parsed, resolved: None,
 ) -> Job:
-    """The job of a command line. Imports torch.
+    """Makes the job of a command line. Imports torch.
 
     Args:
-        once_read: called when the words and settings are known and torch has looked for nothing on this machine yet.
+        once_read: called when command line and settings are known, and torch has not examined this machine yet.
 
     Raises:
-        ConfigError: something is wrong with it.
-        SystemExit: it asks for help, which was printed.
+        ConfigError: an option or setting is wrong.
+        SystemExit: it asked for help, which was printed.
     """
-    from ft_launcher import command_line, config, torch_config
+    from ft_launcher.settings import command_line, job_settings, sources
 
     parsed = command_line.parse(words)
-    resolved = config.resolve(parsed, environ, _peer_note())
+    resolved = sources.resolve(parsed, environ, _peer_note())
     once_read(parsed, resolved)
-    return torch_config.make_job(parsed, resolved, seen, environ)
+    return job_settings.make_job(parsed, resolved, seen, environ)
 
 
 def _peer_note() -> tuple[str, ...]:
-    """Which program this is, where another package installs one of the same name."""
+    """Returns a note on which program this is, where another package installs one of the same name."""
     if importlib.util.find_spec(_PEER) is None:
         return ()
     from ft_launcher import __version__
@@ -216,7 +227,7 @@ def _peer_note() -> tuple[str, ...]:
 
 
 def _tell(job: Job) -> int:
-    from ft_launcher.dry_run import describe
+    from ft_launcher.commands.dry_run import describe
 
     for warning in job.warnings:
         print(f"ft_launcher: {warning}", file=sys.stderr)

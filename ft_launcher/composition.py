@@ -1,7 +1,7 @@
-"""Puts the launcher together, runs it, and turns its outcome into an exit code. The composition root.
+"""Makes the parts of the launcher, runs it, and turns its outcome into an exit code. The composition root.
 
 torch's own `launch_agent` builds the rendezvous and runs the agent; the name of the agent class in its module is
-rebound to ours meanwhile, so that nothing of it is copied.
+rebound to ours for that time, so that none of its code is copied.
 """
 
 from __future__ import annotations
@@ -25,40 +25,47 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
-from ft_launcher import console, descriptor_limit, nccl, one_node, report, several_nodes, unwatched
-from ft_launcher.access import Access
-from ft_launcher.agent import NodeAgent
-from ft_launcher.contained import contained
-from ft_launcher.cycle_files import CycleInfo
-from ft_launcher.cycle_store import PortHolder, shares_store
+from ft_launcher.agent import unwatched
+from ft_launcher.agent.member_agent import MemberAgent
+from ft_launcher.agent.node_agent import NodeAgent
+from ft_launcher.agent.parts import NodeParts
+from ft_launcher.cycle.fault_drill import Injected
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.injected import Injected
-from ft_launcher.logs import CycleLogs, RunFolder
-from ft_launcher.member_agent import MemberAgent
-from ft_launcher.node_parts import NodeParts
-from ft_launcher.node_rendezvous import NodeRendezvous
-from ft_launcher.process_tree import become_subreaper
-from ft_launcher.recorder import Recorder
-from ft_launcher.rendezvous_check import is_file_store
-from ft_launcher.runtime import Runtime
-from ft_launcher.signals import SignalPipe, numbers_of
-from ft_launcher.torch_config import Job
-from ft_launcher.zygote_pool import ZygotePool
-from rank_monitor.contract import env, resolver
-from rank_monitor.contract.config import StopSettings
-from rank_monitor.contract.errors import ConfigError, FtError
+from ft_launcher.processes import descriptor_limit
+from ft_launcher.processes.process_tree import become_subreaper
+from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.ranks import nccl
+from ft_launcher.ranks.runtime import Runtime
+from ft_launcher.record import console, report
+from ft_launcher.record.access import Access
+from ft_launcher.record.contained import contained
+from ft_launcher.record.cycle_files import CycleInfo
+from ft_launcher.record.logs import CycleLogs, RunFolder
+from ft_launcher.record.recorder import Recorder
+from ft_launcher.rendezvous import one_node, several_nodes
+from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
+from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.settings.job_settings import Job
+from ft_launcher.settings.rendezvous_check import is_file_store
+from ft_launcher.settings.signal_names import numbers_of
+from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract import env
+from rank_monitor.contract.errors import ConfigError, FtError, one_line
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.settings.config import StopSettings
 
 logger = logging.getLogger("ft_launcher")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
+# torch's default of `--master-port`.
 _STATIC_PORT = 29500
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: exit code and reason; what functions returned, by global rank; what ended it, if anything."""
+    """The outcome of a run: exit code and reason, return values of functions by global rank, and the error, if any."""
 
     code: int
     reason: str
@@ -74,6 +81,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     Returns:
         The launcher's exit code.
     """
+    # Before threads exist that start ranks: orphans become this process' children, and ranks get the user's limit.
     become_subreaper()
     descriptor_limit.raise_soft()
     console.install()
@@ -88,20 +96,23 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
 
 
 def exit_code_of(outcome: Outcome, settings: StopSettings) -> int:
-    """What the process exits with. Journal and nodes keep to the codes of the table, whose meaning is fixed."""
-    return settings.preempted_exit_code if outcome.code == ExitCode.PREEMPTED else outcome.code
+    """Returns the exit code of the process. The user can replace that of a preemption; journal and nodes use the fixed
+    codes of docs/exit_codes.md."""
+    if outcome.code == ExitCode.PREEMPTED:
+        return settings.preempted_exit_code
+    return outcome.code
 
 
 def ending_signals(job: Job) -> tuple[int, ...]:
-    """The signals to the launcher that end the job."""
+    """Returns the signals to the launcher that end the job."""
     return numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS))
 
 
 def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe, within: bool = False) -> Outcome:
-    """Runs the job and writes its story.
+    """Runs the job and records it. Blocks until its end.
 
     Args:
-        within: inside a user's program: its children are none of ours, and the caller shows what ended the run.
+        within: inside a user's program, whose children are not the launcher's; the caller reports what ended the run.
 
     Raises:
         FtError: it cannot begin.
@@ -135,7 +146,10 @@ def _run_recorded(
         ports = _choose_rendezvous(job)
         together = bool(job.settings.record.per_cycle_applog_prefix)
         if job.logs_specs_name is None or together:
-            redirects = Std.ALL if together else job.redirects
+            if together:
+                redirects = Std.ALL
+            else:
+                redirects = job.redirects
             config.logs_specs = CycleLogs(run_folder, runtime.folder, redirects, job.tee, job.local_ranks_filter)
         folders = [str(runtime.folder), *filter(None, [job.log_dir])]
         parts = NodeParts(
@@ -176,10 +190,13 @@ def _run_recorded(
 
 @contextmanager
 def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
-    """While this lasts, torch's `launch_agent` makes agents of ours; `made` collects them."""
+    """Context in which torch's `launch_agent` makes agents of ours; `made` collects them."""
 
     def make(*args: Any, **kwargs: Any) -> NodeAgent:
-        kind = MemberAgent if isinstance(kwargs["spec"].rdzv_handler, NodeRendezvous) else NodeAgent
+        if isinstance(kwargs["spec"].rdzv_handler, NodeRendezvous):
+            kind = MemberAgent
+        else:
+            kind = NodeAgent
         made.append(kind(*args, parts=parts, **kwargs))
         return made[-1]
 
@@ -219,7 +236,7 @@ def _reply(handler: Any, error: BaseException) -> None:
 def _outcome(
     launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None], summary: Callable[[ChildFailedError], str]
 ) -> Outcome:
-    """What the run came to, with an exit code for where the agent has none of its own."""
+    """Runs `launch` and returns the outcome, with the exit code to use where the agent has none."""
     try:
         values = launch()
     except ChildFailedError as error:
@@ -228,7 +245,7 @@ def _outcome(
     except SignalException as error:
         return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        reason = f"the rendezvous failed: {_one_line(error)}"
+        reason = f"the rendezvous failed: {one_line(error)}"
         show(f"ft_launcher: {reason}. Check --rdzv-endpoint or --master-addr, and the other nodes")
         return Outcome(int(ExitCode.RENDEZVOUS_FAILED), reason, error=error)
     except ConfigError as error:
@@ -242,7 +259,7 @@ def _outcome(
         show(f"ft_launcher: {reason}")
         return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
     except Exception as error:
-        reason = f"{type(error).__name__}: {_one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         show(f"ft_launcher: error of the launcher itself: {reason}")
         show(traceback.format_exc())
         return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
@@ -250,15 +267,16 @@ def _outcome(
 
 
 def _choose_rendezvous(job: Job) -> PortHolder:
-    """Puts a rendezvous of ours in the place of torch's, where one fits; returns who holds the ranks' port.
+    """Replaces torch's rendezvous by one of ours where there is one; returns the holder of the ranks' port.
 
-    A job of one node needs none. One of several runs ours over torch's store; a backend that torch does not ship runs
-    as it is.
+    A job of one node needs no rendezvous. Several nodes run ours over torch's store. A backend that torch does not
+    ship is used unchanged.
 
     Raises:
         RendezvousConnectionError: the endpoint's host does not resolve.
     """
     config, port_range = job.launch_config, job.settings.start.port_range
+    # Under torchrun the ranks' store is at the given endpoint with the static rendezvous only.
     static = config.rdzv_backend == "static"
     master, port = "127.0.0.1", None
     if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
@@ -288,9 +306,10 @@ def _must_resolve(host: str, endpoint: str) -> None:
 
 
 def _set_up_logging(job: Job) -> None:
-    """Our own log lines go to stderr, and to a file where one is asked for."""
+    """Sends our own log lines to stderr, and to a file if one is configured."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if logfile := job.settings.record.nvrx_logfile:
+    logfile = job.settings.record.nvrx_logfile
+    if logfile:
         try:
             if not Path(logfile).exists():
                 Access(job.settings.record.log_group_access).create(Path(logfile))
@@ -305,7 +324,3 @@ def _set_up_logging(job: Job) -> None:
     logger.setLevel("DEBUG" if os.environ.get(env.DEBUG) else job.settings.monitor.log_level)
     for warning in job.warnings:
         logger.warning(warning)
-
-
-def _one_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

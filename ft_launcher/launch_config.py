@@ -1,7 +1,7 @@
 """torch's `LaunchConfig` with every setting of ours as one more keyword.
 
-Which settings exist is the contract's; `config.py` merges keywords with YAML and environment as it does options of a
-command line. Uses torch's underscored attributes of `DefaultLogsSpecs`.
+The contract declares which settings exist; `settings/sources.py` merges keywords with YAML and environment in the same
+way as options of a command line. Uses torch's underscored attributes of `DefaultLogsSpecs`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
-from ft_launcher import config, options
-from ft_launcher.command_line import Parsed
-from rank_monitor.contract.config import GROUPS
+from ft_launcher.settings import options, sources
+from ft_launcher.settings.command_line import Parsed
+from rank_monitor.contract.settings.config import GROUPS
 
 _SOURCE = "LaunchConfig"
 _FIELDS = tuple(field.name for field in fields(TorchLaunchConfig))
@@ -25,10 +25,10 @@ _FIELDS = tuple(field.name for field in fields(TorchLaunchConfig))
 
 @dataclass(frozen=True)
 class Keywords(Parsed):
-    """Keywords in the place of a command line."""
+    """Keywords of `LaunchConfig` in the form of a parsed command line."""
 
     def source_of(self, dest: str) -> str:
-        """Where a value came from, in words."""
+        """Returns the source of every value: `LaunchConfig`."""
         return _SOURCE
 
 
@@ -59,16 +59,16 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         super().__init__(*args, **{name: value for name, value in least.items() if name not in given}, **keywords)
         self.resolved()
 
-    def resolved(self) -> config.Resolved:
-        """The settings that hold, with the source of each.
+    def resolved(self) -> sources.Resolved:
+        """Returns the merged settings, with the source of each.
 
         Raises:
             ConfigError: every wrong value of any source.
         """
-        return config.resolve(self.keywords(), os.environ)
+        return sources.resolve(self.keywords(), os.environ)
 
     def keywords(self) -> Keywords:
-        """What was given, in the form of a command line: torch's options by their names there."""
+        """Returns the given values in the form of a parsed command line, torch's options by their names there."""
         ours: dict[str, Any] = {key: _plain(value) for key, value in vars(self)["_given"].items()}
         theirs = {name: getattr(self, name) for name in _FIELDS}
         more = {
@@ -82,12 +82,14 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         return Keywords(Namespace(**theirs | more), ours, dict.fromkeys(ours, _SOURCE), {}, frozenset(_FIELDS))
 
     def __getattr__(self, name: str) -> Any:
-        if (key := _key(name)) is None:
+        key = _key(name)
+        if key is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(getattr(self.resolved().settings, _ATTRIBUTE_OF[key]), key)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if (key := _key(name)) is None:
+        key = _key(name)
+        if key is None:
             super().__setattr__(name, value)
             return
         before = vars(self)["_given"]
@@ -106,17 +108,24 @@ _ATTRIBUTE_OF = {
 
 def _key(name: str) -> str | None:
     key = options.ALIASES.get(name, name)
-    return key if key in options.GROUP_OF else None
+    if key in options.GROUP_OF:
+        return key
+    return None
 
 
 def _plain(value: object) -> object:
-    """A value as YAML would have it: numbers for enums, text for paths."""
+    """Returns a value as YAML would have it: the value of an enum, text for a path."""
     if isinstance(value, Enum):
         return value.value
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
 
 
 def log_places(specs: DefaultLogsSpecs) -> tuple[str | None, Any, Any, set[int] | None]:
-    """Log folder (None: none), redirects, tee and filter of torch's own log specifications."""
-    folder = None if specs._root_log_dir in (None, os.devnull) else str(specs._root_log_dir)
+    """Returns log folder (None for no logs), redirects, tee and filter of torch's own log specifications."""
+    if specs._root_log_dir in (None, os.devnull):
+        folder = None
+    else:
+        folder = str(specs._root_log_dir)
     return folder, specs._redirects, specs._tee, specs._local_ranks_filter

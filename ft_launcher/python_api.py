@@ -1,7 +1,7 @@
 """`launch`: the whole launcher inside a user's program, for a function or a script.
 
-What it finds there - signal handlers, environment, log handlers, children - it leaves as it found it. Runs nothing by
-itself: `composition.py` does, with parts that suit a program that has torch, threads and children already.
+Restores signal handlers, environment and log handlers of the program afterwards, and leaves its children alone.
+`composition.py` runs the job, with parts that suit a program that already has torch, threads and children.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ft_launcher import composition, function_rank, script
-from ft_launcher.command_line import Blame
-from ft_launcher.config import Resolved
+from ft_launcher import composition
 from ft_launcher.launch_config import LaunchConfig, log_places
-from ft_launcher.rendezvous_check import check_members, check_rendezvous
-from ft_launcher.rendezvous_keys import Settled
-from ft_launcher.restart_policy import about_policy
-from ft_launcher.runtime import Runtime
-from ft_launcher.signals import SignalPipe, named_signals
-from ft_launcher.torch_config import SIGNALS, Job, check_event_handler, check_numbers
-from ft_launcher.zygote_pool import ZygotePool
+from ft_launcher.policy.restart_policy import about_policy
+from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.ranks import function_rank
+from ft_launcher.ranks.runtime import Runtime
+from ft_launcher.settings import script
+from ft_launcher.settings.command_line import Blame
+from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers
+from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
+from ft_launcher.settings.rendezvous_keys import Settled
+from ft_launcher.settings.signal_names import named_signals
+from ft_launcher.settings.sources import Resolved
+from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.exit_codes import ExitCode
 
 _SOURCE = "launch()"
 _VARIABLES = ("TORCHELASTIC_SIGNALS_TO_HANDLE",)
-"""What torch sets in this process for its own use."""
+"""Variables that torch sets in this process for its own use."""
 
 _running = threading.Lock()
 
 
 class LaunchError(FtError):
-    """The job did not end well although no rank of this node failed; `exit_code` is what the command exits with."""
+    """The job failed although no rank of this node did; `exit_code` is that of the command `ft_launcher`."""
 
 
 class RankTraceback(Exception):
@@ -56,26 +59,26 @@ class RankTraceback(Exception):
 
 
 def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callable[..., dict[int, Any]]:
-    """The launcher for a function or a script: `launch(train, LaunchConfig(nproc_per_node=2))("config.yaml")`.
+    """Returns the launcher for a function or a script: `launch(train, LaunchConfig(nproc_per_node=2))("config.yaml")`.
 
-    Call what it returns with the positional arguments; it returns when the job has ended. Ranks are watched, restarted
-    and recorded as by the command `ft_launcher`. Runs one after the other are fine, two at once in one process are not.
+    The returned callable takes the positional arguments, and returns when the job has ended. Ranks are watched,
+    restarted and recorded as by the command `ft_launcher`. Only one run at a time is possible in one process.
 
-    How things travel: by fork nothing does, the rank has it all. By spawn and forkserver the function is found by its
-    name, so that it must stand at the top of a module or script (whose start is under `if __name__ == "__main__":`),
-    and arguments are pickled as multiprocessing does it. Pickles are safe here because nobody else can write them: a
-    parcel is sealed memory without a name, handed through a socketpair that only this process and its own rank hold.
-    What a function returns comes back by the same way, pickled by value; both ends run the same user's own code.
+    With start method fork, a rank has function and arguments already. With spawn and forkserver the function is found
+    by its name, so that it must be at the top level of a module or script (whose start is under
+    `if __name__ == "__main__":`), and arguments are pickled as in multiprocessing. No other program can write these
+    pickles: each is in sealed memory without a name, passed through a socketpair that only this process and its own
+    rank hold. The return value of a function is sent back in the same way, pickled by value.
 
-    A rank ends when its function has returned. If its process does not end then, for a thread of its own, say, it is
-    stopped after `workers_stop_timeout`, and has succeeded. `sys.exit(0)` returns None; `os._exit(0)` is a failure.
+    A rank ends when its function has returned. If its process does not end then, for instance because of a thread, it
+    is stopped after `workers_stop_timeout`, and has succeeded. `sys.exit(0)` returns None; `os._exit(0)` is a failure.
 
-    In the main thread the signals of `signals_to_handle` end the job. In another thread Python allows no handlers: the
-    job runs without, and what the program does at a signal is its own affair.
+    In the main thread the signals of `signals_to_handle` end the job. In another thread Python allows no handlers:
+    signals are then left to the program.
 
     Args:
         entrypoint: a function; a Python script; or a command, as `sys.executable` with `"-u", "script.py"`.
-        config: how, and how many.
+        config: nodes and ranks, and all settings.
 
     Returns:
         A callable: positional arguments -> global rank -> what the function returned, for the ranks of this node (None
@@ -83,10 +86,10 @@ def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callab
 
     Raises:
         ChildFailedError: torch's; ranks failed and are not restarted any more. Its cause has the rank's own traceback.
-        SignalException: torch's; this process was told to end.
-        ConfigError: a value is wrong, or the function cannot travel.
-        Exception: what else ended the launcher, such as torch's RendezvousError. Each has the attribute `exit_code`,
-            what the command would have exited with.
+        SignalException: torch's; this process got a signal to end.
+        ConfigError: a value is wrong, or the function cannot be sent to another process.
+        Exception: any other error of the launcher, such as torch's RendezvousError. Each has the attribute `exit_code`,
+            that of the command in the same case.
     """
     if not isinstance(config, LaunchConfig):
         raise TypeError(f"launch(entrypoint, config) needs a ft_launcher.LaunchConfig, not {type(config).__name__}")
@@ -107,7 +110,10 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
         with _as_found():
             outcome = _conduct(entrypoint, config, args)
     except FtError as wrong:
-        code = ExitCode.BAD_CONFIG if isinstance(wrong, ConfigError) else ExitCode.LAUNCHER_ERROR
+        if isinstance(wrong, ConfigError):
+            code = ExitCode.BAD_CONFIG
+        else:
+            code = ExitCode.LAUNCHER_ERROR
         raise _with_code(wrong, int(code)) from None
     finally:
         _running.release()
@@ -128,10 +134,16 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
         signals = SignalPipe(composition.ending_signals(job) if in_main else ())
         function = not isinstance(job.entrypoint, str)
         if not function or config.start_method == "spawn":
-            words = job.args[1:] if job.is_script else ()
+            if job.is_script:
+                words = job.args[1:]
+            else:
+                words = ()
             zygotes.prepare_apart([job.script] if function else words, function, job.settings.start, runtime.tag)
         outcome = composition.conduct(job, runtime, zygotes, signals, within=True)
-        late = [] if isinstance(outcome.error, SignalException) else signals.read()
+        if isinstance(outcome.error, SignalException):
+            late = []
+        else:
+            late = signals.read()
     finally:
         zygotes.close()
         runtime.close()
@@ -144,7 +156,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
 
 @contextlib.contextmanager
 def _as_found() -> Iterator[None]:
-    """Afterwards, environment and log handlers are what they were."""
+    """Context that restores environment and log handlers at its end."""
     variables = {name: os.environ.get(name) for name in _VARIABLES}
     logger = logging.getLogger("ft_launcher")
     handlers, propagate, level = logger.handlers, logger.propagate, logger.level
@@ -169,19 +181,24 @@ def _with_code(error: BaseException, code: int) -> BaseException:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """The traceback of the rank that failed first, where it left one."""
+    """Returns the traceback of the rank that failed first, if it left one."""
     if isinstance(error, ChildFailedError):
         message = error.get_first_failure()[1].message
-        text = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
-        return RankTraceback(text) if text else None
+        if isinstance(message, dict):
+            text = message.get("extraInfo", {}).get("py_callstack", "")
+        else:
+            text = ""
+        if text:
+            return RankTraceback(text)
+        return None
     return error.__cause__
 
 
 def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: LaunchConfig) -> Job:
-    """What `launch` runs.
+    """Makes the job that `launch` runs.
 
     Raises:
-        ConfigError: a value is wrong, the script is not there, or the function cannot travel.
+        ConfigError: a value is wrong, the script does not exist, or the function cannot be sent to another process.
     """
     resolved = config.resolved()
     if resolved.settings.start.dry_run:
@@ -190,6 +207,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     if config.warm_start == "on" and config.start_method != "spawn" and callable(entrypoint):
         raise ConfigError("warm_start", "on", resolved.sources["warm_start"], "goes with start_method='spawn' only")
     ours = copy.copy(config)
+    # A copy, since the run changes its configuration, and the user may launch with the same one again.
     ours.rdzv_configs = dict(settled.conf)
     ours.run_id = config.run_id or uuid.uuid4().hex
     own_logs = type(config.logs_specs) is not DefaultLogsSpecs
@@ -227,19 +245,21 @@ def _check(config: LaunchConfig, resolved: Resolved) -> Settled:
 
 
 def _named_signals(config: LaunchConfig) -> frozenset[int]:
-    """The signals of a configuration that names others than torch's default."""
+    """Returns the signals that a configuration names, if they are not torch's default."""
     default: Any = {field.name: field.default for field in fields(config)}.get(SIGNALS, "")
     asked = getattr(config, SIGNALS, default)
     with Blame(config.keywords()).of(SIGNALS):
-        return frozenset() if asked == default else named_signals(asked)
+        if asked == default:
+            return frozenset()
+        return named_signals(asked)
 
 
 def _what_runs(
     entrypoint: Callable[..., Any] | str, args: Sequence[Any], start_method: str
 ) -> tuple[Any, Sequence[Any], str, bool]:
-    """Entry point and arguments for torch, what it is called, and whether no Python of ours runs it."""
+    """Returns entry point and arguments for torch, the name of the program, and whether no Python of ours runs it."""
     if not isinstance(entrypoint, str):
-        entry = function_rank.Entry(entrypoint)
+        entry = function_rank.FunctionEntry(entrypoint)
         if start_method != "fork":
             function_rank.check(entry, args)
         return entry, args, repr(entry), False

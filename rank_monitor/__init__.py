@@ -1,4 +1,4 @@
-"""The monitor of one rank: a small process beside it that tells a hang, and says where.
+"""The monitor of one rank: a small process beside it that detects a hang and reports where it is.
 
 Standard library only; nothing here may import torch. What other packages may import is `rank_monitor.contract`.
 """

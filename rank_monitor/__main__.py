@@ -1,4 +1,7 @@
-"""Entry of the template, and of a monitor that is started by itself: a JSON object says which, and what it gets."""
+"""Entry point of the template, and of a monitor that is started without one.
+
+`contract/processes/spawn.py` passes a JSON object as the last argument; its keys say which of the two to run.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,22 @@ import json
 import socket
 import sys
 
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.settings import from_json
-from rank_monitor.job import Job
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import from_json
+from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.server import RankMonitorServer
-from rank_monitor.template import Template, ignore_signals, name_process
+from rank_monitor.template import TemplateProcess, ignore_signals, name_process
 
 
 def main() -> None:
-    """Runs what the last argument asks for."""
+    """Runs the template or the monitor that the last argument describes."""
     order = json.loads(sys.argv[-1])
-    job = Job(order["tag"], order["runtime_dir"])
+    job = MonitoredJob(order["tag"], order["runtime_dir"])
     ignore_signals()
     if "launcher" in order:
         name_process("ft_template")
-        Template(order["launcher"], job, order.get("sweeper")).run()
+        TemplateProcess(order["launcher"], job, order.get("sweeper")).run()
     else:
         settings = from_json(MonitorSettings, order["settings"], "the launcher")
         name_process(f"ft_monitor{order['local_rank']}")

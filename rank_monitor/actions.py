@@ -1,11 +1,11 @@
-"""What the detector can ask for: one frozen dataclass each. Performed by `server.py`."""
+"""The actions that `HangDetector` returns: one frozen dataclass each. `server.py` performs them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rank_monitor.contract.launcher_messages import Verdict
+from rank_monitor.contract.wire.launcher_messages import Verdict
 
 
 @dataclass(frozen=True)
@@ -15,33 +15,33 @@ class DumpStacks:
 
 @dataclass(frozen=True)
 class SendVerdict:
-    """Tell the agent; the server adds process, frames and pid. Comes before the signal."""
+    """Send a verdict to the agent; the server adds process, frames and pid. Precedes the signal to the rank."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Ask the in-process wrapper to restart; killed if that does not help in time."""
+    """Ask the in-process wrapper to restart. The rank is killed if it does not restart in time."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Signal:
-    """SIGCONT, then `number`."""
+    """Send SIGCONT, then `number`: a stopped process handles no other signal than SIGKILL."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL."""
+    """Send SIGKILL."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the log."""
+    """Write a line to the log."""
 
     text: str
 

@@ -1,6 +1,6 @@
-"""The monitor's end of the channel to the node agent. An agent that does not read holds up nothing.
+"""The monitor's end of the channel to the node agent. Nothing here blocks while the agent does not read.
 
-Knows how messages travel, not what they mean.
+`RankMonitorServer` uses it. It sends and receives messages and does not interpret them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.codec import Received
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.launcher_messages import Snapshot, Verdict
-from rank_monitor.contract.messages import Message
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.wire.messages import Message
 from rank_monitor.loop import Loop
 
+# A bound on memory while the agent does not read: at most 256 messages of 60,000 bytes, 15 MB.
 _MAX_UNSENT = 256
 _BURST_BYTES = 512 * 1024
 """Bytes of one kind of message that a rank may send at once: eight of the largest there can be."""
@@ -29,7 +30,7 @@ launcher from everything else."""
 
 @dataclass
 class ByteBudget:
-    """How much one kind of message may still be passed on: a bucket that refills with time. Knows no clock."""
+    """How many bytes of one kind of message may still be passed on: a token bucket. The caller gives the time."""
 
     left: float = _BURST_BYTES
     at_s: float = 0.0
@@ -45,7 +46,7 @@ class ByteBudget:
 
 
 class AgentChannel:
-    """What waits for an agent that is busy is kept, up to a bound; then the oldest is lost.
+    """Sends to the agent and receives from it. Messages that wait are queued up to a bound; then the oldest is lost.
 
     Args:
         loop: where the descriptor is watched.
@@ -71,7 +72,7 @@ class AgentChannel:
         loop.watch(connection.fileno(), self._on_ready)
 
     def tell(self, message: Message) -> None:
-        """Sends a message, now or when the agent reads."""
+        """Sends a message now, or queues it until the agent reads."""
         self._sequence += 1
         try:
             data = codec.encode(message, self._sequence, time.monotonic_ns())
@@ -80,7 +81,7 @@ class AgentChannel:
         self._send(data)
 
     def forward(self, message: Message, data: bytes) -> None:
-        """Sends a message of the rank as it came, unless the rank sends more of its kind than an agent should read."""
+        """Passes on the bytes of a rank's message, unless the rank exceeds the budget of this kind of message."""
         if self._budgets.setdefault(type(message), ByteBudget()).take(len(data), time.monotonic()):
             self._send(data)
         else:

@@ -1,9 +1,10 @@
-"""Tells a hang: messages and time in, actions and the next deadline out. Pure.
+"""Detects a hang: messages and time in, actions and the next deadline out. Pure.
 
-Facts and deadlines are the watch's (`watch.py`); here is when they alarm, and what follows. Knows no socket, process
-or clock: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, messages carry the rank's (one clock per machine).
+`RankMonitorServer` calls it. Facts and deadlines are in `watch.py`; here is when a deadline raises an alarm, and what
+follows. No socket, process or clock is used: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, messages carry
+the rank's (one clock per machine).
 
-    WAITING --attach--> WATCHED --detach--> DETACHED        by the rank's own word
+    WAITING --attach--> WATCHED --detach--> DETACHED        as the rank reports
         \\________________ | _______________/
                      no alarm
                            | a deadline is close: stacks                    RESET (new cycle, end of the
@@ -22,21 +23,24 @@ from enum import Enum
 
 from rank_monitor import verdicts
 from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, SendVerdict, Signal
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.launcher_messages import CycleEnd, CycleStart, Verdict
-from rank_monitor.contract.messages import Heartbeat
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
+from rank_monitor.contract.wire.messages import Heartbeat
 from rank_monitor.limits import nanoseconds
 from rank_monitor.verdicts import HARD, NS_PER_S, SOFT, Deadline
-from rank_monitor.watch import Watch
+from rank_monitor.watch import RankWatch
 
+# A dump of the stacks takes about 1 ms. Asked for this early, it is there at the deadline, on a busy machine as well,
+# and the kill is not late.
 _LEAD_NS = NS_PER_S // 10
+# The pulse is half of the slack: with a slack of 0 the monitor would never sleep.
 _MIN_SLACK_NS = NS_PER_S // 10
 
 
-class State(Enum):
-    """Where a rank is on the ladder; see the diagram above."""
+class DetectorState(Enum):
+    """The state of a rank; see the diagram above."""
 
     WAITING = "waiting"
     WATCHED = "watched"
@@ -47,8 +51,8 @@ class State(Enum):
     KILLED = "killed"
 
 
-class Event(Enum):
-    """What can happen to an alarm."""
+class DetectorEvent(Enum):
+    """The events that change an alarm."""
 
     LEAD = "a deadline is close"
     ASK = "a deadline passed and the rank can restart in process"
@@ -58,20 +62,20 @@ class Event(Enum):
     RESET = "another cycle, the end of one, or the rank is gone"
 
 
-ALARMS: dict[tuple[State | None, Event], State | None] = {
-    (None, Event.LEAD): State.SUSPECT,
-    (None, Event.ASK): State.INTERRUPTED,
-    (None, Event.DUE): State.CONDEMNED,
-    (State.SUSPECT, Event.CLEAR): None,
-    (State.SUSPECT, Event.ASK): State.INTERRUPTED,
-    (State.SUSPECT, Event.DUE): State.CONDEMNED,
-    (State.SUSPECT, Event.RESET): None,
-    (State.INTERRUPTED, Event.CLEAR): None,
-    (State.INTERRUPTED, Event.DUE): State.CONDEMNED,
-    (State.INTERRUPTED, Event.RESET): None,
-    (State.CONDEMNED, Event.OVER): State.KILLED,
-    (State.CONDEMNED, Event.RESET): None,
-    (State.KILLED, Event.RESET): None,
+ALARMS: dict[tuple[DetectorState | None, DetectorEvent], DetectorState | None] = {
+    (None, DetectorEvent.LEAD): DetectorState.SUSPECT,
+    (None, DetectorEvent.ASK): DetectorState.INTERRUPTED,
+    (None, DetectorEvent.DUE): DetectorState.CONDEMNED,
+    (DetectorState.SUSPECT, DetectorEvent.CLEAR): None,
+    (DetectorState.SUSPECT, DetectorEvent.ASK): DetectorState.INTERRUPTED,
+    (DetectorState.SUSPECT, DetectorEvent.DUE): DetectorState.CONDEMNED,
+    (DetectorState.SUSPECT, DetectorEvent.RESET): None,
+    (DetectorState.INTERRUPTED, DetectorEvent.CLEAR): None,
+    (DetectorState.INTERRUPTED, DetectorEvent.DUE): DetectorState.CONDEMNED,
+    (DetectorState.INTERRUPTED, DetectorEvent.RESET): None,
+    (DetectorState.CONDEMNED, DetectorEvent.OVER): DetectorState.KILLED,
+    (DetectorState.CONDEMNED, DetectorEvent.RESET): None,
+    (DetectorState.KILLED, DetectorEvent.RESET): None,
 }
 """Alarm (None: no alarm) and event -> alarm. What is not listed changes nothing."""
 
@@ -85,8 +89,8 @@ class HangDetector:
         self._pulse_ns = self._slack_ns // 2
         self._grace_ns = nanoseconds(settings.termination_grace_time)
         self._last_words: list[Action] = []
-        self.watch = Watch(settings, None, 0)
-        self._alarm: State | None = None
+        self.watch = RankWatch(settings, None, 0)
+        self._alarm: DetectorState | None = None
         self._step_since_ns = self._step_ns = 0
         self._stall_dumped_ns: int | None = None
         self._wake_ns: int | None = None
@@ -94,16 +98,18 @@ class HangDetector:
         self._called_ns = 0
 
     @property
-    def state(self) -> State:
-        """Where the rank is now."""
+    def state(self) -> DetectorState:
+        """The state of the rank now: that of the alarm if there is one."""
         if self._alarm is not None:
             return self._alarm
         if self.watch.detached:
-            return State.DETACHED
-        return State.WATCHED if self.watch.attached else State.WAITING
+            return DetectorState.DETACHED
+        if self.watch.attached:
+            return DetectorState.WATCHED
+        return DetectorState.WAITING
 
     def on_message(self, received: Received, now_ns: int) -> list[Action]:
-        """Takes a message of the rank, or one of the agent about its cycle.
+        """Handles a message of the rank, or one of the agent about its cycle.
 
         Raises:
             ProtocolError: its values make no sense; nothing changed.
@@ -114,7 +120,7 @@ class HangDetector:
             actions += self._begin(message, now_ns)
         elif isinstance(message, CycleEnd):
             self.watch.end()
-            self._step(Event.RESET)
+            self._step(DetectorEvent.RESET)
         else:
             self.watch.note(message, received.sent_ns, now_ns)
         self._after_change(now_ns)
@@ -128,28 +134,28 @@ class HangDetector:
         return self._note_oversleep(now_ns)
 
     def on_lost(self, now_ns: int) -> list[Action]:
-        """The rank's connection closed while its process lives."""
+        """Handles the end of the rank's connection while its process lives."""
         actions = self._note_oversleep(now_ns)
         self.watch.lost(now_ns)
         self._after_change(now_ns)
         return actions
 
     def on_exit(self, now_ns: int) -> list[Action]:
-        """The rank's process ended."""
+        """Handles the end of the rank's process."""
         actions = self._note_oversleep(now_ns)
         self.watch.exited()
-        self._step(Event.RESET)
+        self._step(DetectorEvent.RESET)
         self._after_change(now_ns)
         return actions
 
     def on_tick(self, now_ns: int) -> list[Action]:
-        """Judges. To be called at `next_deadline()`, after all messages that wait have been taken."""
+        """Judges the deadlines. To be called at `next_deadline()`, after all waiting messages have been handled."""
         actions = self._note_oversleep(now_ns)
-        if self._alarm is State.CONDEMNED:
+        if self._alarm is DetectorState.CONDEMNED:
             if now_ns >= self._stepped():
-                self._step(Event.OVER)
+                self._step(DetectorEvent.OVER)
                 actions += self._last_words
-        elif self._alarm is not State.KILLED:
+        elif self._alarm is not DetectorState.KILLED:
             actions += self._judge(now_ns)
             actions += self._judge_stall(now_ns)
         self._arm()
@@ -164,55 +170,59 @@ class HangDetector:
         if not self._running:
             return None
         pulse_ns = self._called_ns + self._pulse_ns
-        return pulse_ns if self._wake_ns is None else min(self._wake_ns, pulse_ns)
+        if self._wake_ns is None:
+            return pulse_ns
+        return min(self._wake_ns, pulse_ns)
 
     def patience_ns(self) -> int:
-        """How long a message of the rank may lie unread: a small part of any limit, and nothing during an alarm."""
-        return 0 if self._alarm is not None else self.watch.limits.patience_ns
+        """How long a message of the rank may stay unread: a small part of any limit, and 0 during an alarm."""
+        if self._alarm is not None:
+            return 0
+        return self.watch.limits.patience_ns
 
     # How it decides.
 
     def _begin(self, start: CycleStart, now_ns: int) -> list[Action]:
-        self._step(Event.RESET)
+        self._step(DetectorEvent.RESET)
         self._stall_dumped_ns = None
         try:
-            self.watch = Watch(self._settings, start, now_ns)
+            self.watch = RankWatch(self._settings, start, now_ns)
         except ProtocolError as error:
-            self.watch = Watch(self._settings, dataclasses.replace(start, limits=None), now_ns)
+            self.watch = RankWatch(self._settings, dataclasses.replace(start, limits=None), now_ns)
             return [Note(f"the limits of cycle {start.cycle} are not used: {error}")]
         return []
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: DetectorEvent) -> None:
         self._alarm = ALARMS.get((self._alarm, event), self._alarm)
 
     def _after_change(self, now_ns: int) -> None:
-        if self._alarm in (State.SUSPECT, State.INTERRUPTED):
+        if self._alarm in (DetectorState.SUSPECT, DetectorState.INTERRUPTED):
             first = self.watch.first_deadline()
             if first is None or now_ns < first.at_ns - _lead(first):
-                self._step(Event.CLEAR)
+                self._step(DetectorEvent.CLEAR)
         self._arm()
 
     def _judge(self, now_ns: int) -> list[Action]:
         first = self.watch.first_deadline()
         if first is None or now_ns < first.at_ns - _lead(first):
-            self._step(Event.CLEAR)
+            self._step(DetectorEvent.CLEAR)
             return []
         dump: list[Action] = [DumpStacks()] if self._alarm is None and self._settings.dump_stacks else []
         if now_ns < first.at_ns:
-            self._step(Event.LEAD)
+            self._step(DetectorEvent.LEAD)
             return dump
         if not self.watch.wrapper.is_there:
             number = self._settings.rank_termination_signal
             return dump + self._condemn(first, now_ns, number, self._grace_ns, [Kill()])
         if first.limit == HARD:
             return dump + self._condemn_guarded(first, now_ns)
-        if self._alarm is not State.INTERRUPTED:
-            self._step(Event.ASK)
+        if self._alarm is not DetectorState.INTERRUPTED:
+            self._step(DetectorEvent.ASK)
             return [*dump, Interrupt(self._verdict(first, now_ns, condemned=False))]
         return self._judge_asked(first, now_ns)
 
     def _judge_asked(self, missed: Deadline, now_ns: int) -> list[Action]:
-        """The wrapper was asked to restart the training, and that has not begun."""
+        """Judges a rank whose wrapper was asked to restart the training and has not begun to."""
         wrapper = self.watch.wrapper
         if now_ns < (at_ns := missed.at_ns + wrapper.patience_ns):
             return []
@@ -221,12 +231,12 @@ class HangDetector:
         return self._condemn_guarded(missed, now_ns)
 
     def _condemn_guarded(self, missed: Deadline, now_ns: int) -> list[Action]:
-        """A rank with a wrapper gets SIGTERM, and after the wrapper's grace that again with SIGKILL."""
+        """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's grace SIGTERM and SIGKILL."""
         grace_ns = nanoseconds(self.watch.wrapper.said.grace_s)
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [Signal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
-        self._step(Event.DUE)
+        self._step(DetectorEvent.DUE)
         self._step_since_ns, self._step_ns, self._last_words = now_ns, grace_ns, last
         return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), Signal(number)]
 
@@ -244,22 +254,27 @@ class HangDetector:
         return actions
 
     def _stepped(self) -> int:
-        """When the present step of an alarm is over, pauses not counted."""
+        """When the present step of an alarm is over. Pauses extend it."""
         return self._step_since_ns + self._step_ns + self.watch.paused_since(self._step_since_ns)
 
     def _arm(self) -> None:
-        self._running = not self.watch.ended and self._alarm is not State.KILLED
+        self._running = not self.watch.ended and self._alarm is not DetectorState.KILLED
         if not self._running:
             self._wake_ns = None
             return
-        if self._alarm is State.CONDEMNED:
+        if self._alarm is DetectorState.CONDEMNED:
             self._wake_ns = self._stepped()
             return
         wakes = []
-        if (first := self.watch.first_deadline()) is not None:
-            after_ns = self.watch.wrapper.patience_ns if self._alarm is State.INTERRUPTED else 0
+        first = self.watch.first_deadline()
+        if first is not None:
+            if self._alarm is DetectorState.INTERRUPTED:
+                after_ns = self.watch.wrapper.patience_ns
+            else:
+                after_ns = 0
             wakes.append(first.at_ns + after_ns - (_lead(first) if self._alarm is None else 0))
-        if (stall := self.watch.stall()) is not None:
+        stall = self.watch.stall()
+        if stall is not None:
             dumped = self._stall_dumped_ns == stall.since_ns
             wakes.append(stall.at_ns - (0 if dumped else _lead(stall)))
         self._wake_ns = min(wakes, default=None)

@@ -1,4 +1,7 @@
-"""The job a monitor belongs to, and its end when the launcher was killed: nothing of it may be left."""
+"""The job a monitor belongs to. Ends all its processes when the launcher was killed.
+
+Monitors, the template and the sweeper call it.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,35 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from rank_monitor.contract import env, runtime_folder
-from rank_monitor.contract.sweep import kill, processes_of, sweep
+from rank_monitor.contract import env
+from rank_monitor.contract.processes import runtime_folder
+from rank_monitor.contract.processes.sweep import kill, processes_of, sweep
 from rank_monitor.log import Log
 
+# Only a process that waits in the kernel outlives SIGKILL; nothing here can end it sooner.
 _SWEEP_S = 10.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """The tag of its processes, and the folder that goes with the launcher."""
+class MonitoredJob:
+    """The tag in the environment of the job's processes, and the runtime folder of its launcher."""
 
     tag: str
     runtime_dir: str
 
     def end_cycle(self, cycle: int, log: Log) -> None:
-        """Kills every process that the ranks of a cycle are or have started on this machine."""
-        if left := sweep(self.tag, _SWEEP_S, {env.CYCLE: str(cycle)}):
+        """Kills the ranks of a cycle on this machine and every process they started. Blocks for up to 10 s."""
+        left = sweep(self.tag, _SWEEP_S, {env.CYCLE: str(cycle)})
+        if left:
             log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
 
     def end(self, log: Log) -> None:
-        """Kills every process of the job on this machine and removes its runtime folder.
+        """Kills every process of the job on this machine and removes its runtime folder. Blocks for up to 10 s.
 
-        Its other monitors do the same by themselves; one that was stopped is continued, so that it can.
+        The other monitors do the same; one that was stopped is continued, so that it can.
         """
-        if left := sweep(self.tag, _SWEEP_S):
+        left = sweep(self.tag, _SWEEP_S)
+        if left:
             log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
         runtime_folder.remove(Path(self.runtime_dir))
         for pid in processes_of(self.tag, key=env.SIDECAR_OF):

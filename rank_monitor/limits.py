@@ -1,6 +1,6 @@
-"""The limits in force for one rank: as configured, until the training sets its own. Pure.
+"""The limits in force for one rank: the configured ones, until the training sets its own. Pure.
 
-Knows no time and no message but the one that sets limits.
+`watch.py` uses them. Durations are seconds; the only message that is read here is `LimitsSet`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import LimitsSet
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.messages import LimitsSet
 from rank_monitor.rest import LONGEST_NS
 
+# A rank is read at least this many times within its smallest limit.
 _PARTS = 4
-_LONGEST_S = 1e9
-"""Thirty years are for ever; much more is no number of nanoseconds."""
+LONGEST_S = 1e9
+"""About 32 years: longer than any training. Nanoseconds of a larger number may not fit into 64 bits."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class WatchLimits:
     """Limits in seconds (None: no limit). `learned` names those that were learned, as in `LimitsSet`."""
 
     initial: float | None
@@ -32,7 +33,7 @@ class Limits:
     learned: frozenset[str] = frozenset()
 
     @classmethod
-    def configured(cls, settings: MonitorSettings) -> Limits:
+    def configured(cls, settings: MonitorSettings) -> WatchLimits:
         """The limits a cycle begins with."""
         return cls(
             settings.initial_rank_heartbeat_timeout,
@@ -42,7 +43,7 @@ class Limits:
         )
 
     @classmethod
-    def of_message(cls, message: LimitsSet) -> Limits:
+    def of_message(cls, message: LimitsSet) -> WatchLimits:
         """The limits the training set.
 
         Raises:
@@ -57,7 +58,7 @@ class Limits:
         )
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Limits:
+    def of_json(cls, values: Mapping[str, Any]) -> WatchLimits:
         """The limits of a `LimitsSet` whose fields are `values`.
 
         Raises:
@@ -80,7 +81,7 @@ class Limits:
 
     @functools.cached_property
     def patience_ns(self) -> int:
-        """How long it makes no difference to any limit if a message is read later than it came, in nanoseconds."""
+        """How long a message may stay unread without harm to any limit, in nanoseconds."""
         return min([LONGEST_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
 
     def _all(self) -> list[float]:
@@ -102,5 +103,5 @@ def _checked(name: str, value: object) -> float | None:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A duration for arithmetic with moments."""
-    return round(min(seconds, _LONGEST_S) * 1e9)
+    """A duration in seconds as whole nanoseconds, for arithmetic with moments. At most `LONGEST_S`."""
+    return round(min(seconds, LONGEST_S) * 1e9)

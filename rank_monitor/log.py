@@ -12,6 +12,8 @@ import stat
 import time
 
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+# A line of ASCII then stays below PIPE_BUF (4096 bytes): up to that a write to a pipe is atomic (pipe(7)), and lines of
+# several monitors do not mix in one pipe.
 _MAX_LINE = 2000
 _STDERR = 2
 
@@ -26,7 +28,7 @@ class Log:
         self._file = -1
 
     def copy_to(self, path: str) -> None:
-        """Writes what is worth knowing of the rank into a file, too; empty: into none any more.
+        """Also writes the log to the file at `path`, in place of a file that was set before; empty: to no file.
 
         Raises:
             OSError: it cannot be written, or is no regular file.
@@ -36,6 +38,7 @@ class Log:
             self._file = -1
         if not path:
             return
+        # The rank chooses the path: opening a FIFO must not block, and a link must not lead to another file.
         file = os.open(
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
         )
@@ -45,7 +48,7 @@ class Log:
         self._file = file
 
     def copy(self, text: str) -> None:
-        """Into that file alone."""
+        """Writes a line to that file alone."""
         if self._file < 0:
             return
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.name}: {_printable(text)}\n"
@@ -53,11 +56,11 @@ class Log:
             os.write(self._file, line.encode(errors="backslashreplace"))
 
     def info(self, text: str) -> None:
-        """What happened."""
+        """Logs an event."""
         self._write("INFO", text)
 
     def warning(self, text: str) -> None:
-        """What somebody should know of."""
+        """Logs what the user should know."""
         self._write("WARNING", text)
 
     def _write(self, level: str, text: str) -> None:
@@ -73,11 +76,17 @@ class Log:
 
 
 def _printable(text: str) -> str:
-    return (text if text.isprintable() else text.encode("unicode_escape").decode())[:_MAX_LINE]
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode()
+    return text[:_MAX_LINE]
 
 
 def _own_descriptor() -> int:
-    """Standard error; a pipe or terminal opened anew, so that not blocking is for us alone."""
+    """A descriptor of standard error that does not block.
+
+    O_NONBLOCK belongs to the open file description, which other processes share (fcntl(2)). So a pipe or terminal is
+    opened again through /proc; a regular file never blocks, and is used as it is.
+    """
     try:
         if stat.S_ISREG(os.fstat(_STDERR).st_mode):
             return _STDERR

@@ -1,5 +1,7 @@
-"""Descriptors and what is called when they are ready. The kernel's epoll without more: a monitor wakes often, and
-`selectors` would cost it a tenth of its time and memory."""
+"""An event loop: calls functions when descriptors are ready. Used by monitors and by the template.
+
+It uses epoll directly: a monitor wakes often, and `selectors` would cost it a tenth of its time and memory.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ import select
 import time
 from collections.abc import Callable
 
+# A monitor has at most 14 descriptors: agent, listener, rank, pidfd, lease, and nine connections without a hello. epoll
+# is level-triggered here, so what did not fit is returned by the next call.
 _MAX_EVENTS = 16
 
 
 class Loop:
-    """Not to be used across a fork: both processes would share its descriptors."""
+    """The descriptors that are watched, each with its callback. Not to be used across a fork: epoll is shared then."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -21,7 +25,7 @@ class Loop:
     def watch(
         self, descriptor: int, callback: Callable[[], None], writable: bool = False, readable: bool = True
     ) -> None:
-        """Calls `callback` whenever the descriptor can be read or written, as asked for, and when it has ended."""
+        """Calls `callback` when the descriptor is readable or writable, as asked for, and when its peer has closed."""
         events = (select.EPOLLIN if readable else 0) | (select.EPOLLOUT if writable else 0)
         known = self._events.get(descriptor)
         self._callbacks[descriptor], self._events[descriptor] = callback, events
@@ -31,20 +35,22 @@ class Loop:
             self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
-        """No longer watched; harmless if it was not. To be called before the descriptor is closed."""
+        """Stops watching a descriptor; harmless if it was not watched. To be called before the descriptor is closed."""
         if self._callbacks.pop(descriptor, None) is not None:
             del self._events[descriptor]
             self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Waits for the first event, at most so long, and calls back for all.
+        """Waits for the first event, at most `timeout_s` seconds (None: no limit), and calls the callbacks.
 
-        The kernel counts whole milliseconds: it is asked for those, and the rest is slept when it is called again.
+        The timeout of epoll_wait(2) is in whole milliseconds. So whole ones are waited here, and the rest is slept at
+        the next call.
         """
         if timeout_s is not None:
             whole_ms = int(timeout_s * 1000)
             if whole_ms == 0:
                 time.sleep(timeout_s)
+            # Python rounds the timeout up to whole milliseconds; half a millisecond less gives exactly `whole_ms`.
             timeout_s = max(0.0, whole_ms - 0.5) / 1000
         for descriptor, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
             callback = self._callbacks.get(descriptor)
@@ -52,6 +58,6 @@ class Loop:
                 callback()
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Closes epoll's descriptor; those that were watched stay open."""
         self._epoll.close()
         self._callbacks.clear()

@@ -1,6 +1,6 @@
-"""The rank as a process of the operating system: signals through its pidfd, its stacks, what /proc says of it.
+"""The rank as a process of the operating system: signals through its pidfd, its stacks, its state in /proc.
 
-Decides nothing, and never waits longer than it says.
+`RankMonitorServer` uses it. It decides nothing, and blocks only as long as a docstring says.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import Any
 
 from rank_monitor.stacks import is_whole, main_thread_frames
 
+# Twenty times what a dump usually takes. Longer, and the verdict would go out late.
 _JUST_ASKED_S = 0.02
 _ON_REQUEST_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this."""
 _POLL_S = 0.001
+# A file that has not grown for this many polls is taken as complete: a dump that was cut off has no last line.
 _QUIET_POLLS = 5
+# A bound, since the rank can write to this file as well. faulthandler dumps at most 100 threads of 100 frames each.
 _MAX_DUMP = 1 << 20
 
 
@@ -37,11 +40,11 @@ class RankProcess:
         self._no_stacks = "not asked for"
 
     def close(self) -> None:
-        """Lets go of the process."""
+        """Closes the pidfd."""
         os.close(self.pidfd)
 
     def ended(self) -> bool:
-        """Whether it is gone."""
+        """Whether the process has ended. Does not block."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
@@ -59,9 +62,10 @@ class RankProcess:
         return self._asked_at is not None and self._asked_at >= moment
 
     def ask_stacks(self, number: int, file: str) -> None:
-        """Has the process append its stacks to `file`, where it said it would on signal `number`.
+        """Sends signal `number`, on which the process appends its stacks to `file`.
 
-        Nothing is sent when that could kill it (no handler), or when it could not answer; `facts` says so.
+        Nothing is sent when the signal could kill the process (no handler), or when it could not answer; `facts` then
+        gives the reason.
         """
         self._asked_at = None
         status = _status(self.pid)
@@ -70,6 +74,7 @@ class RankProcess:
             self._no_stacks = "none: the process is stopped"
         elif state[:1] == "D":
             self._no_stacks = "none: the process waits in the kernel"
+        # The default action of a real-time signal ends the process. In the mask, bit n - 1 is signal n (proc(5)).
         elif not int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1:
             self._no_stacks = f"none: the process has no handler for signal {number}"
         else:
@@ -85,7 +90,10 @@ class RankProcess:
         size, quiet = 0, 0
         while time.monotonic() < self._asked_at + _ON_REQUEST_S:
             before, size = size, _size(self._file)
-            quiet = quiet + 1 if size == before > self._offset else 0
+            if size == before > self._offset:
+                quiet = quiet + 1
+            else:
+                quiet = 0
             if quiet >= _QUIET_POLLS or (quiet and is_whole(_read_from(self._file, self._offset))):
                 break
             time.sleep(_POLL_S)
@@ -113,9 +121,11 @@ class RankProcess:
         }
         if status.get("Threads", "").isdigit():
             facts["threads"] = int(status["Threads"])
-        if (wchan := _read(f"/proc/{self.pid}/wchan").strip()) not in ("", "0"):
+        wchan = _read(f"/proc/{self.pid}/wchan").strip()
+        if wchan not in ("", "0"):
             facts["wchan"] = wchan
-        if kernel := _read(f"/proc/{self.pid}/stack").split("\n"):
+        kernel = _read(f"/proc/{self.pid}/stack").split("\n")
+        if kernel:
             facts["kernel_stack"] = [line.partition(" ")[2] for line in kernel[:12] if line]
         return facts
 

@@ -1,6 +1,7 @@
-"""Who may speak for the rank: one connection, of our own user, that said hello first. The rest is refused.
+"""The monitor's end of the rank's socket: accepts one connection, of the same user, that begins with a hello.
 
-Knows how messages arrive, not what they mean. A stray connection never replaces a live one; a dead one is replaced.
+Other connections are refused. `RankMonitorServer` uses it. It receives messages and does not interpret them. A stray
+connection never replaces a live one; a dead one is replaced.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.channel import Peer
-from rank_monitor.contract.codec import Received
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.messages import Hello, Message, Refused
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.channel import Peer
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.messages import Hello, Message, Refused
 from rank_monitor.loop import Loop
 from rank_monitor.rest import rest_ns
 
+# Each connection costs the monitor a descriptor, and any process of the same user can open one. Above this number the
+# oldest without a hello is closed.
 _MAX_UNGREETED = 8
+# A rank that sends faster than its monitor reads must not keep the monitor from judging.
 _MAX_BATCH = 500
+# How much is read before a refused connection is closed; its peer may go on sending.
 _MAX_UNREAD = 16
 _BUFFER = bytearray(codec.MAX_MESSAGE + 1)  # one for the process: a monitor has one rank, and shares untouched pages
 
@@ -34,10 +39,10 @@ class RankSocket:
         listener: owned by the agent; used here only within a cycle, so that no message comes before its cycle.
         beat: called with the moment each heartbeat was sent.
         heard: called with every other message of the rank, as decoded and as bytes.
-        greeted: called with who connected, before its hello is heard; raises ProtocolError to refuse.
+        greeted: called with the peer's credentials, before its hello is passed on; raises ProtocolError to refuse it.
         lost: called when the rank's connection closed.
         complain: called with the reason when something is refused.
-        patience_ns: tells how long what the rank sends may lie unread.
+        patience_ns: returns how long a message of the rank may stay unread.
     """
 
     def __init__(
@@ -65,14 +70,14 @@ class RankSocket:
         """When `drain` is to be called next because the rank is left unread; None while it is not."""
 
     def begin(self, oldest_hello_ns: int) -> None:
-        """A cycle begins: connections of the last one are closed; a hello sent before is none of this one's."""
+        """Begins a cycle: closes the connections of the last one, and refuses a hello sent before `oldest_hello_ns`."""
         self.drop()
         if self._oldest_hello_ns is None:
             self._loop.watch(self._listener.fileno(), self._accept)
         self._oldest_hello_ns = oldest_hello_ns
 
     def end(self) -> None:
-        """Takes no connection until the next cycle; the present one may go on."""
+        """Accepts no connection until the next cycle. The rank's present connection stays open."""
         if self._oldest_hello_ns is not None:
             self._loop.forget(self._listener.fileno())
         self._oldest_hello_ns = None
@@ -80,17 +85,17 @@ class RankSocket:
             self._close(connection)
 
     def drop(self) -> None:
-        """Closes every connection, without a word to `lost`."""
+        """Closes every connection, without calling `lost`."""
         for connection in [*self._ungreeted, *([self._client] if self._client else [])]:
             self._close(connection)
 
     def reply(self, message: Message) -> None:
-        """Answers the rank, if it takes an answer now."""
+        """Sends a message to the rank. It is dropped if there is no connection or its queue is full."""
         if self._client is not None:
             self._send(self._client, message)
 
     def drain(self) -> None:
-        """Takes what waits on the rank's connection: all of it, unless it comes faster than it is taken."""
+        """Receives the messages that wait on the rank's connection, at most `_MAX_BATCH`. Does not block."""
         for _ in range(_MAX_BATCH):
             if not self._take_one():
                 break
@@ -101,7 +106,10 @@ class RankSocket:
         self._rest()
 
     def _rest(self) -> None:
-        """Leaves the rank unread for a while where heartbeats come steadily. Its end is seen all the same."""
+        """Stops watching the rank's connection for messages for a while, where heartbeats arrive steadily.
+
+        The end of the connection is still seen: epoll reports EPOLLHUP without being asked for it (epoll_ctl(2)).
+        """
         client, before_ns, beats = self._client, self._read_ns, self._beats
         if client is None:
             return
@@ -109,10 +117,13 @@ class RankSocket:
         rest = rest_ns(beats, self._read_ns - before_ns, self._patience_ns())
         if (rest > 0) != (self.rests_until_ns is not None):
             self._loop.watch(client.fileno(), self._on_client, readable=rest == 0)
-        self.rests_until_ns = self._read_ns + rest if rest else None
+        if rest:
+            self.rests_until_ns = self._read_ns + rest
+        else:
+            self.rests_until_ns = None
 
     def _take_one(self) -> bool:
-        """Takes one message; returns whether there may be more."""
+        """Receives and handles one message. Returns whether there may be more."""
         client = self._client
         if client is None:
             return False
@@ -122,7 +133,8 @@ class RankSocket:
             return False
         except OSError:
             length = 0
-        if (sent_ns := codec.heartbeat_sent_ns(_BUFFER, length)) is not None:
+        sent_ns = codec.heartbeat_sent_ns(_BUFFER, length)
+        if sent_ns is not None:
             self._beats += 1
             self._beat(sent_ns)
         elif length or not channel.closed(client):
@@ -164,7 +176,10 @@ class RankSocket:
         """The first message of a connection decides whether it is the rank's."""
         try:
             taken = channel.receive(connection)
-            received = codec.decode(taken[0]) if taken and taken[0] else None
+            if taken and taken[0]:
+                received = codec.decode(taken[0])
+            else:
+                received = None
         except OSError:
             taken, received = (b"", []), None
         except ProtocolError as error:

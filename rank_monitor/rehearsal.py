@@ -1,4 +1,4 @@
-"""A monitor's whole life, played once in the template on sockets of its own before any monitor is forked.
+"""The warm-up of the template: it runs a monitor through one cycle, on sockets of its own, before any is forked.
 
 What the interpreter writes into its memory at first use (specialised code, caches of types) is then written once, in
 pages that all monitors share, rather than in each of them: a quarter of a MiB less per monitor.
@@ -13,19 +13,19 @@ import socket
 import time
 from pathlib import Path
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import Bye, CycleEnd, CycleStart, SnapshotRequest
-from rank_monitor.contract.messages import Attach, Heartbeat, Hello, Message, Progress, Sections
-from rank_monitor.job import Job
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import Bye, CycleEnd, CycleStart, SnapshotRequest
+from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Progress, Sections
+from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.server import RankMonitorServer
 
 _ROUNDS = 10  # CPython specialises a function in its eighth call
 
 
-def rehearse(job: Job, log: Log) -> None:
-    """Plays a cycle, with this process as the rank; where that cannot be, monitors do without. Nothing is left of it.
+def rehearse(job: MonitoredJob, log: Log) -> None:
+    """Runs one cycle, with this process as the rank. Where that fails, monitors start without it. Leaves no file.
 
     The socket is in the runtime folder: at an abstract name any user of the machine could connect, and fill its queue.
     """
@@ -35,7 +35,7 @@ def rehearse(job: Job, log: Log) -> None:
         _play(listener, rank, job, log)
 
 
-def _play(listener: socket.socket, rank: socket.socket, job: Job, log: Log) -> None:
+def _play(listener: socket.socket, rank: socket.socket, job: MonitoredJob, log: Log) -> None:
     agent, monitor = channel.pair()
     with agent, monitor:
         now_ns = time.monotonic_ns()

@@ -1,6 +1,7 @@
-"""The monitor's process: one loop that takes messages, asks the detector, acts, and sleeps until the next deadline.
+"""The monitor's process: one loop that receives messages, asks the detector, acts, and sleeps until the next deadline.
 
-Decides nothing itself. What exists to protect training must not stop it: whatever arrives, the loop goes on.
+Decisions are made in `hang_detector.py`. A monitor must never stop the training that it protects: no message, whatever
+it holds, ends the loop.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import time
 
 from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, SendVerdict, Signal
 from rank_monitor.agent_channel import AgentChannel
-from rank_monitor.contract.channel import Peer
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.launcher_messages import (
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import to_json
+from rank_monitor.contract.wire.channel import Peer
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
     CycleEnd,
@@ -28,53 +30,34 @@ from rank_monitor.contract.launcher_messages import (
     SnapshotRequest,
     Verdict,
 )
-from rank_monitor.contract.messages import (
+from rank_monitor.contract.wire.messages import (
     FIRST_PERIOD_S,
+    FROM_RANK_TO_LAUNCHER,
     Attach,
-    ControlRequest,
     Detach,
-    GroupMade,
     Guard,
     Heartbeat,
     Hello,
     InterruptAsked,
-    InterruptedAgain,
     IterationReached,
-    LastOutput,
     LimitsSet,
     LogTo,
     Ping,
     Progress,
-    RankException,
     Restarter,
-    ResultInDoubt,
     Sections,
-    SectionTimes,
     Welcome,
 )
-from rank_monitor.contract.settings import to_json
 from rank_monitor.hang_detector import HangDetector
-from rank_monitor.job import Job
+from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
 from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
 
-_FOR_THE_AGENT = (
-    RankException,
-    LastOutput,
-    ControlRequest,
-    LimitsSet,
-    Guard,
-    GroupMade,
-    InterruptedAgain,
-    Restarter,
-    SectionTimes,
-    ResultInDoubt,
-)
 _RECENT_S = 0.5
-"""Stacks that a warning asked for need not be asked for again for the launcher's question that follows it."""
+"""The launcher asks for stacks right after a verdict; those that the verdict asked for are recent enough then."""
 _REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 
@@ -89,7 +72,7 @@ class RankMonitorServer:
         local_rank: used for the log until the first cycle tells the global rank.
         job: what is swept when the agent was killed.
         log: the monitor's log; takes its level and name from here.
-        lease: a timer; once it can be read, the rank may run no longer. None: it always may.
+        lease: a timer; once it is readable, the rank must not run any longer. None: there is no such limit.
     """
 
     def __init__(
@@ -98,7 +81,7 @@ class RankMonitorServer:
         agent: socket.socket,
         settings: MonitorSettings,
         local_rank: int,
-        job: Job,
+        job: MonitoredJob,
         log: Log,
         lease: int | None = None,
     ) -> None:
@@ -124,7 +107,7 @@ class RankMonitorServer:
         self._done = False
 
     def run(self) -> None:
-        """Serves until the agent says goodbye, or is gone: then every process of the job is killed."""
+        """Serves until the agent sends `Bye`. If its channel closes without that, kills every process of the job."""
         self._agent.tell(Ready(os.getpid()))
         try:
             while not self._done:
@@ -135,12 +118,13 @@ class RankMonitorServer:
             self._loop.close()
 
     def serve_once(self) -> None:
-        """Judges if it is time, then waits for the next event or deadline and handles it."""
+        """Judges if a deadline is due, then waits for the next event or deadline and handles it."""
         timeout_s = self._timeout_s()
         if timeout_s == 0:
             self._socket.drain()  # never judge while a sign of life waits
             now_ns = time.monotonic_ns()
-            if (due_ns := self._detector.next_deadline()) is not None and due_ns <= now_ns:
+            due_ns = self._detector.next_deadline()
+            if due_ns is not None and due_ns <= now_ns:
                 self._act(self._detector.on_tick(now_ns))
             timeout_s = self._timeout_s()
         self._loop.wait(timeout_s)
@@ -157,26 +141,27 @@ class RankMonitorServer:
     # The rank.
 
     def _beat(self, sent_ns: int) -> None:
-        if actions := self._detector.on_heartbeat(sent_ns, time.monotonic_ns()):
+        actions = self._detector.on_heartbeat(sent_ns, time.monotonic_ns())
+        if actions:
             self._act(actions)
 
     def _heard(self, received: Received, data: bytes) -> None:
-        """One message of the rank.
+        """Handles one message of the rank other than a heartbeat.
 
         Raises:
-            ProtocolError: it is not the rank's to send, or its values make no sense.
+            ProtocolError: a rank may not send such a message, or its values are invalid.
         """
         message = received.message
         if isinstance(message, LogTo):
             self._copy_log_to(message.path)
             return
-        if not isinstance(message, _OF_THE_WATCH + _FOR_THE_AGENT):
+        if not isinstance(message, _OF_THE_WATCH + FROM_RANK_TO_LAUNCHER):
             raise ProtocolError(f"{type(message).__name__} is not for a rank to send")
         self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch
         if isinstance(message, Restarter):
             self._log.copy(f"iteration {message.iteration}: {message.state}")
-        if isinstance(message, _FOR_THE_AGENT):
+        if isinstance(message, FROM_RANK_TO_LAUNCHER):
             self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
             self._agent.tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
@@ -192,10 +177,10 @@ class RankMonitorServer:
         return stall_s is not None and stall_s < 4 * FIRST_PERIOD_S
 
     def _greeted(self, peer: Peer) -> None:
-        """The rank is who connected, by the kernel's word: the script may be a child of what the launcher started.
+        """Takes the peer of the connection (SO_PEERCRED) as the rank: it may be a child of the launcher's process.
 
         Raises:
-            ProtocolError: another process is the rank already, and lives.
+            ProtocolError: another process has connected as the rank before, and lives.
         """
         process = self._process
         if process is not None and process.pid == peer.pid:
@@ -243,7 +228,10 @@ class RankMonitorServer:
         except (OSError, ValueError) as problem:
             self._complain(f"monitor_process_logfile: {problem}")
             return
-        watched = self._process.pid if self._process is not None else 0
+        if self._process is not None:
+            watched = self._process.pid
+        else:
+            watched = 0
         self._log.copy(f"watches process {watched}; this is process {os.getpid()}")
 
     # The agent.
@@ -288,7 +276,7 @@ class RankMonitorServer:
         )
 
     def _with_stacks(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the stacks of the rank as it is now; those of a moment ago will do."""
+        """The snapshot with the rank's stacks; a dump of less than `_RECENT_S` ago is used again."""
         process, start = self._process, self._detector.watch.start
         if process is None or start is None or not self._settings.dump_stacks:
             return snapshot
@@ -297,18 +285,19 @@ class RankMonitorServer:
         return dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())
 
     def _agent_gone(self) -> None:
-        """The channel closed without a goodbye: the launcher was killed. Nothing of its job may be left."""
+        """Handles a channel that closed without `Bye`: the launcher was killed, and its job's processes must end."""
         self._done = True
         self._job.end(self._log)
 
     def _lease_over(self) -> None:
-        """The node has been silent for too long: others may be about to form a group without it.
+        """Ends the ranks when the node's lease has run out: other nodes may be about to form a group without it.
 
-        The agent stands still or is about to do the same. It is told first, so that it knows the cause of the deaths.
+        The agent stands still, or is about to do the same. It is notified first, so that it knows why the ranks died.
         """
         assert self._lease is not None
         self._loop.forget(self._lease)
-        if (start := self._detector.watch.start) is None:
+        start = self._detector.watch.start
+        if start is None:
             return
         self._agent.tell(Fenced(start.cycle, start.rank))
         self._signal(signal.SIGKILL)

@@ -1,10 +1,11 @@
-"""Reads what faulthandler wrote: the frames of the main thread. Pure.
+"""Reads the frames of the main thread from a dump of faulthandler. Pure.
 
 A frame of the program is shown by the name of its file, one of a library by its path within the library: that path has
 a slash, by which the launcher knows the frames that are the user's own.
 
-Threads are listed newest first, so the main thread is the last block, unless the list was cut (after 100 threads);
-then it is the current one, since the kernel prefers the main thread for a signal to a process.
+Threads are listed newest first, so the main thread is the last block, unless the list was cut (after 100 threads,
+MAX_NTHREADS in CPython's traceback.c); then it is the current one, since the kernel prefers the main thread for a
+signal to a process.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import re
 
 MAX_FRAMES = 40
+# The patterns below are searched in text that a rank can write.
 _LONGEST_PATH = 1000
 _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
 _STARTED_BY = re.compile(
-    r"/ft_client/(bootstrap|script|function)\.py$|^<frozen runpy>$"
-    r"|/ft_launcher/(__main__|cli|zygote|zygote_pool|zygote_process|forked_rank|function_rank)\.py$"
+    r"/ft_client/(bootstrap|start/script|start/function)\.py$|^<frozen runpy>$"
+    r"|/ft_launcher/(__main__|cli|zygote/fork_server|zygote/pool|zygote/client|zygote/forked_rank|ranks/function_rank)\.py$"
     r"|/bin/(ft_launcher|ftrun)$"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
@@ -32,7 +34,8 @@ def main_thread_frames(text: str) -> list[str]:
     current: list[str] | None = None
     cut = False
     for line in text.splitlines():
-        if block := _BLOCK.match(line):
+        block = _BLOCK.match(line)
+        if block:
             blocks.append([])
             if block[1] == "Current thread":
                 current = blocks[-1]
@@ -40,6 +43,7 @@ def main_thread_frames(text: str) -> list[str]:
             if _STARTED_BY.search(frame[1]):  # how every rank begins; tells nothing
                 continue
             blocks[-1].append(f"{_shown(frame[1])}:{frame[2]} in {frame[3]}"[:300])
+        # faulthandler writes this line where it cuts the list of threads.
         elif line == "...":
             cut = True
     if not blocks:
@@ -48,7 +52,7 @@ def main_thread_frames(text: str) -> list[str]:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a dump that is being written holds the main thread by now: the current one is written last."""
+    """Whether a dump that is being written is complete and holds the main thread: the current one is written last."""
     *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
     return last.startswith("Current") and text.endswith("\n") and bool(main_thread_frames(text))
 
@@ -56,7 +60,12 @@ def is_whole(text: str) -> bool:
 def _shown(path: str) -> str:
     """The name of a file of the program; the path of another within its package or the standard library."""
     path = path[-_LONGEST_PATH:]
-    if (packaged := _PACKAGES.match(path)) is not None:
-        return packaged[1] if "/" in packaged[1] else f"site-packages/{packaged[1]}"
+    packaged = _PACKAGES.match(path)
+    if packaged is not None:
+        if "/" in packaged[1]:
+            return packaged[1]
+        return f"site-packages/{packaged[1]}"
     known = _STANDARD.match(path) or _SOURCE_TREE.match(path)
-    return known[1] if known is not None else path.rpartition("/")[2]
+    if known is not None:
+        return known[1]
+    return path.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""The sweeper: the last one that ends what is left of a job, when all others that could were killed at once.
+"""The sweeper: a process that kills what is left of a job when launcher, zygote, template and monitors were killed.
 
 The template forks it first of all, so that it costs no import. It leads a session of its own and waits in one `read`
 on a channel whose other end only the launcher has: the kernel closes that however the launcher ends.
@@ -10,15 +10,16 @@ import contextlib
 import os
 import socket
 
-from rank_monitor.job import Job
+from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 
 
-def fork(launcher: socket.socket, unwanted: list[int], job: Job, log: Log) -> int:
+def fork(launcher: socket.socket, unwanted: list[int], job: MonitoredJob, log: Log) -> int:
     """Starts the sweeper; returns its pid.
 
     Args:
-        launcher: its end of the channel, closed here; the sweeper sends its pid, and ends at the first word it gets.
+        launcher: the sweeper's end of the channel to the launcher, closed in this process. The sweeper sends its pid,
+            and ends when it receives anything.
         unwanted: descriptors of this process that would keep others from seeing its end.
     """
     pid = os.fork()
@@ -34,7 +35,7 @@ def fork(launcher: socket.socket, unwanted: list[int], job: Job, log: Log) -> in
         os._exit(0)
 
 
-def _serve(launcher: socket.socket, job: Job, log: Log) -> None:
+def _serve(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb", buffering=0) as comm:  # noqa: PTH123
         comm.write(b"ft_sweeper")
     launcher.setblocking(True)

@@ -1,6 +1,7 @@
-"""The lean process that forks monitors: it has imported once what each of them needs, and nothing more.
+"""The process that forks monitors: it has imported once what each of them needs, and nothing more.
 
-It also sees, as their parent, when one ends, is stopped or continued. Knows nothing of ranks.
+The launcher starts it (`contract/processes/spawn.py`). As their parent it also reports when a monitor ends, is stopped
+or continued. It knows nothing of ranks.
 """
 
 from __future__ import annotations
@@ -16,45 +17,46 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.config import MonitorSettings
 from rank_monitor.contract.errors import ConfigError, ProtocolError
-from rank_monitor.contract.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
-from rank_monitor.contract.messages import Message
-from rank_monitor.contract.runtime_folder import remove_abandoned
-from rank_monitor.contract.settings import from_json
-from rank_monitor.contract.wait import await_child
-from rank_monitor.job import Job
+from rank_monitor.contract.processes.runtime_folder import remove_abandoned
+from rank_monitor.contract.processes.wait import await_child
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import from_json
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
+from rank_monitor.contract.wire.messages import Message
+from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
 from rank_monitor.rehearsal import rehearse
 from rank_monitor.server import RankMonitorServer
 from rank_monitor.sweeper import fork as fork_sweeper
 
+# CLD_TRAPPED: a tracer stopped it (sigaction(2)); to the rank it makes no difference.
 _CHANGES = {os.CLD_STOPPED: "stopped", os.CLD_TRAPPED: "stopped", os.CLD_CONTINUED: "continued"}
 _END_S = 1.0
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 
 
 def ignore_signals() -> None:
-    """Signals meant for the launcher or the ranks (Ctrl-C, a scheduler's) end no monitor; the agent does."""
+    """Ignores the signals that are meant for the launcher or the ranks (Ctrl-C, a scheduler's): the agent ends us."""
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def name_process(name: str) -> None:
-    """The name that `ps` and `top` show; at most 15 letters."""
+    """Sets the name that `ps` and `top` show. The kernel cuts it after 15 bytes (TASK_COMM_LEN, proc(5))."""
     with contextlib.suppress(OSError):
         comm = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)  # a Path touches half a MiB of shared pages
         os.write(comm, name.encode())
         os.close(comm)
 
 
-class Template:
-    """Serves the launcher's requests for monitors until it says goodbye, or is gone."""
+class TemplateProcess:
+    """Serves the launcher's requests for monitors until it sends `Bye` or its channel closes."""
 
-    def __init__(self, launcher: int, job: Job, sweeper: int | None = None) -> None:
-        """`sweeper`: the descriptor of the channel between launcher and sweeper; None: there is to be none."""
+    def __init__(self, launcher: int, job: MonitoredJob, sweeper: int | None = None) -> None:
+        """`sweeper`: the descriptor of the channel between launcher and sweeper; None: no sweeper is started."""
         self._job = job
         self._log = Log("INFO", "MonitorTemplate")
         self._sweeper = 0
@@ -71,7 +73,8 @@ class Template:
         self._monitors: set[int] = set()  # not reaped yet
 
     def run(self) -> None:
-        """Never returns to the caller's code in a monitor: that ends with its own exit."""
+        """Serves until the launcher is gone. In a forked monitor this never returns: the monitor exits by itself."""
+        # A signal with the default action or SIG_IGN writes nothing to the wakeup descriptor: it needs a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._loop.watch(self._launcher.fileno(), self._serve)
@@ -84,8 +87,9 @@ class Template:
             await_child(self._sweeper, _END_S)
 
     def _serve(self) -> None:
-        """One request."""
+        """Handles one request."""
         try:
+            # At most three come with a request: listener, agent channel, lease.
             taken = channel.receive(self._launcher, max_descriptors=3)
         except OSError:
             taken = b"", []
@@ -109,10 +113,11 @@ class Template:
                 os.close(descriptor)
 
     def _fork(self, request: ForkMonitor, listener: int, agent: int, lease: int | None = None) -> None:
-        """Forks a monitor. What can be made before is: then it is made once, in pages that are shared."""
+        """Forks a monitor. The settings are made before the fork, in pages that all monitors share."""
         if request.settings != self._read_from:
             self._settings = from_json(MonitorSettings, request.settings, "the launcher")
             self._read_from = request.settings
+        # A collection in a monitor would write to the headers of all objects, and so copy the shared pages.
         gc.freeze()
         pid = os.fork()
         if pid == 0:

@@ -1,6 +1,6 @@
-"""What a verdict says: the words for a deadline that passed. Pure.
+"""The texts of a verdict: what was missed when a deadline passed. Pure.
 
-Knows no clock and no state of a watch; it is told which deadline, and how late it is.
+`hang_detector.py` calls it with the deadline and the time. It reads neither a clock nor the state of a watch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Deadline:
     sign: str = ""
 
 
-# limit: (the peer's well-known line, what was missed, the setting)
+# limit: (the line, what was missed, the setting). The lines about heartbeats and sections are worded as NVIDIA's
+# monitor words them: people search their logs for these.
 _WORDS = {
     "initial": (
         "Did not get initial heartbeat. Waited {waited:.2f} seconds.",
@@ -90,7 +91,7 @@ def waited_s(deadline: Deadline, now_ns: int) -> float:
 
 
 def line(deadline: Deadline, now_ns: int) -> str:
-    """The one-line form that people grep."""
+    """The one-line form for the log, worded so that searches for NVIDIA's lines find it."""
     template, _, _ = _words(deadline)
     waited = waited_s(deadline, now_ns)
     return template.format(waited=waited, limit=deadline.limit_s, section=deadline.section, sign=deadline.sign)
@@ -100,7 +101,10 @@ def reason(deadline: Deadline, now_ns: int) -> str:
     """What was missed, for how long, by which limit and setting, and by how much."""
     _, missed, setting = _words(deadline)
     what = missed.format(waited=waited_s(deadline, now_ns), section=deadline.section, sign=deadline.sign)
-    origin = "learned" if deadline.learned else setting
+    if deadline.learned:
+        origin = "learned"
+    else:
+        origin = setting
     if deadline.limit.startswith(SECTION) and deadline.limit != SECTION + deadline.section:
         origin += f", of {deadline.limit.removeprefix(SECTION)!r}"
     late_s = (now_ns - deadline.at_ns) / NS_PER_S

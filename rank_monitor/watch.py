@@ -1,14 +1,14 @@
-"""What is known of one rank in one cycle, and by when it must show life. Pure.
+"""The known facts of one rank in one cycle, and the deadlines that follow from them. Pure.
 
-Messages change facts; deadlines follow from the facts. Knows no state of alarm and takes no action. Moments are
-monotonic nanoseconds of the rank, never later than the monitor's own and never before the start of the cycle.
+`hang_detector.py` passes messages in and asks for deadlines; alarms and actions are there. Moments are monotonic
+nanoseconds of the rank, limited to the time from the start of the cycle to the monitor's present.
 """
 
 from __future__ import annotations
 
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import CycleStart
-from rank_monitor.contract.messages import (
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.launcher_messages import CycleStart
+from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Attach,
     Detach,
@@ -22,32 +22,33 @@ from rank_monitor.contract.messages import (
     Progress,
     Sections,
 )
-from rank_monitor.guard import END_OF_FINALIZE, Wrapper
-from rank_monitor.limits import Limits, nanoseconds
+from rank_monitor.guard import END_OF_FINALIZE, WatchedWrapper
+from rank_monitor.limits import WatchLimits, nanoseconds
 from rank_monitor.verdicts import HARD, SECTION, SOFT, Deadline
 
 STEP, WARMUP = "step", "warmup"
+# Each deadline sums over all pauses, so only the latest are kept.
 _MAX_PAUSES = 64
 
 
-class Watch:
+class RankWatch:
     """The facts of one cycle of one rank.
 
     Args:
         settings: limits and counts as configured.
         start: how the cycle began; None between two cycles, when nothing is judged.
-        now_ns: when the monitor heard of it.
+        now_ns: when the monitor was notified of it.
 
     Raises:
-        ProtocolError: `start` carries limits that are none.
+        ProtocolError: `start` carries invalid limits.
     """
 
     def __init__(self, settings: MonitorSettings, start: CycleStart | None, now_ns: int) -> None:
         self._settings = settings
         self.start = start
-        self.limits = Limits.configured(settings)
+        self.limits = WatchLimits.configured(settings)
         if start is not None and start.limits is not None:
-            self.limits = Limits.of_json(start.limits)
+            self.limits = WatchLimits.of_json(start.limits)
         self.ended = self._over = start is None
         self.replaced = start is not None and start.reconnect
         self.attached = self.replaced and start is not None and start.attached
@@ -59,9 +60,12 @@ class Watch:
         self.got_first_sign = False
         self.iteration = NO_ITERATION
         self.sections: dict[str, int] = {}
-        self.wrapper = Wrapper()
+        self.wrapper = WatchedWrapper()
         self._connect_armed = not self.replaced
-        self._connect_since_ns = 0 if start is None else start.started_ns
+        if start is None:
+            self._connect_since_ns = 0
+        else:
+            self._connect_since_ns = start.started_ns
         self._out_since_ns: int | None = None
         self._out_told = False
         self._detached_ns = 0
@@ -75,10 +79,10 @@ class Watch:
     # Facts.
 
     def note(self, message: Message, sent_ns: int, now_ns: int) -> None:
-        """Takes a message of the rank.
+        """Updates the facts from a message of the rank.
 
         Raises:
-            ProtocolError: it sets limits that are none, or guards with numbers that are none; nothing changed.
+            ProtocolError: it sets invalid limits, or is a `Guard` with invalid numbers; nothing changed.
         """
         sent_ns = self._clamped(sent_ns, now_ns)
         match message:
@@ -96,7 +100,7 @@ class Watch:
             case Attach():
                 self._note_attach(message, sent_ns)
             case LimitsSet():
-                self.limits = Limits.of_message(message)
+                self.limits = WatchLimits.of_message(message)
             case Guard():
                 if self.wrapper.note(message, sent_ns):
                     self._begin_anew(sent_ns)
@@ -107,33 +111,33 @@ class Watch:
                 self._connect_armed = False
 
     def beat(self, sent_ns: int) -> None:
-        """A sign of life, sent at a moment that is not in the future."""
+        """Notes a sign of life. `sent_ns` must not be in the future."""
         self.got_first_sign = True
         if self.last_sign_ns is None or sent_ns > self.last_sign_ns:
             self.last_sign_ns = sent_ns
 
     def lost(self, now_ns: int) -> None:
-        """The connection closed; the rank lives."""
+        """Notes that the connection closed while the rank lives."""
         self.connected = False
         self.lost_ns = now_ns
 
     def exited(self) -> None:
-        """The rank's process is gone: nothing is judged, unless another process of the rank says hello."""
+        """Notes that the rank's process ended: nothing is judged until another process of the rank sends a hello."""
         self.ended, self.connected = True, False
         self.attached = self.detached = self._connect_armed = False
-        self.wrapper = Wrapper()
+        self.wrapper = WatchedWrapper()
 
     def end(self) -> None:
-        """The launcher ends the cycle: nothing is judged until the next."""
+        """Notes that the launcher ends the cycle: nothing is judged until the next."""
         self.ended = self._over = True
 
     def pause(self, from_ns: int, until_ns: int) -> None:
-        """Nobody could act in this stretch: it counts for no deadline that was running."""
+        """Excludes a stretch in which the monitor or the machine stood still from every deadline that was running."""
         self._pauses.append((from_ns, until_ns))
         del self._pauses[:-_MAX_PAUSES]
 
     def warned(self) -> None:
-        """The present stall was reported; the next progress arms the warning again."""
+        """Notes that the present stall was reported. The next progress arms the warning again."""
         self._warned = True
 
     def _clamped(self, moment_ns: int, now_ns: int) -> int:
@@ -158,9 +162,9 @@ class Watch:
             self._warned = False
 
     def _begin_anew(self, now_ns: int) -> None:
-        """The training's function is called again: what is older is of a former call, and judged no more.
+        """Discards signs and sections of an earlier call of the training's function, which is called again.
 
-        Heartbeats and sections are judged again from the first of this call on.
+        Heartbeats and sections are judged again from the first one of this call.
         """
         self.sections = {name: since_ns for name, since_ns in self.sections.items() if since_ns > now_ns}
         if self.last_sign_ns is not None and self.last_sign_ns <= now_ns:
@@ -195,7 +199,10 @@ class Watch:
         self.attached, self.detached, self.got_first_sign = True, False, False
         self.last_sign_ns = sent_ns
         self._connect_armed = False
-        self._steps = 1 if STEP in self.sections else 0
+        if STEP in self.sections:
+            self._steps = 1
+        else:
+            self._steps = 0
         self._set_warmup(message.num_warmup_iterations)
         if not self.sections:
             self._out_since_ns = sent_ns
@@ -207,14 +214,15 @@ class Watch:
     # Deadlines.
 
     def first_deadline(self) -> Deadline | None:
-        """The soonest of all deadlines that hold now; None when nothing is judged."""
+        """The earliest of all deadlines in force; None when nothing is judged."""
         return min(self._deadlines(), key=lambda deadline: deadline.at_ns, default=None)
 
     def stall(self) -> Deadline | None:
-        """When the main thread will have stood still too long; None if that was reported or cannot be known."""
+        """The deadline of the stall warning; None if the stall was reported or the main thread sends no stamps."""
         if self.ended or self.detached or self._warned or not self.connected or self._stamp_ns is None:
             return None
-        if (limit_s := self._settings.stall_warning) is None or self.wrapper.is_restarting:
+        limit_s = self._settings.stall_warning
+        if limit_s is None or self.wrapper.is_restarting:
             return None
         return self._deadline("stall", limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
@@ -266,15 +274,19 @@ class Watch:
             elif SECTION + STEP in self.limits.learned:
                 return None
         limit_s = self.limits.sections.get(by)
-        return None if limit_s is None else self._deadline(SECTION + by, limit_s, since_ns, name)
+        if limit_s is None:
+            return None
+        return self._deadline(SECTION + by, limit_s, since_ns, name)
 
     def _if_set(self, limit: str, limit_s: float | None, since_ns: int) -> list[Deadline]:
-        return [] if limit_s is None else [self._deadline(limit, limit_s, since_ns)]
+        if limit_s is None:
+            return []
+        return [self._deadline(limit, limit_s, since_ns)]
 
     def _deadline(self, limit: str, limit_s: float, since_ns: int, section: str = "", sign: str = "") -> Deadline:
         at_ns = since_ns + nanoseconds(limit_s) + self.paused_since(since_ns)
         return Deadline(limit, limit_s, since_ns, at_ns, limit in self.limits.learned, section, sign)
 
     def paused_since(self, since_ns: int) -> int:
-        """Nanoseconds of pauses after a moment."""
+        """Nanoseconds of all pauses after a moment."""
         return sum(until - max(start, since_ns) for start, until in self._pauses if until > since_ns)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.patience import patient
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by `&`, and all that starts from it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.load_profile("ci")  # the same examples each time, however long one takes on a busy machine
 
 TOGETHER = (
-    "tests/client/test_group.py::",
+    "tests/client/agreement/test_group.py::",
     "tests/client/test_preemption.py::",
     "tests/client/integrations/test_lightning_alone.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
@@ -40,20 +42,20 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 EVERY_TORCH = (
     "tests/test_architecture.py::test_the_monitor_runs_on_a_bare_interpreter",
-    "tests/ft_launcher/test_command_line.py::",
-    "tests/ft_launcher/test_cycle_store.py::",
+    "tests/ft_launcher/settings/test_command_line.py::",
+    "tests/ft_launcher/rendezvous/test_cycle_store.py::",
     "tests/ft_launcher/test_launch_api.py::",
-    "tests/ft_launcher/test_log_pump.py::",
-    "tests/ft_launcher/test_torch_config.py::",
-    "tests/ft_launcher/test_zygote.py::test_ranks_of_every_cycle_are_forks[auto]",
-    "tests/ft_launcher/test_zygote.py::test_off_says_so_and_starts_by_exec",
+    "tests/ft_launcher/record/test_log_pump.py::",
+    "tests/ft_launcher/settings/test_job_settings.py::",
+    "tests/ft_launcher/zygote/test_fork_server.py::test_ranks_of_every_cycle_are_forks[auto]",
+    "tests/ft_launcher/zygote/test_fork_server.py::test_off_says_so_and_starts_by_exec",
     "tests/ft_launcher/attribution/test_known_errors.py::test_the_words_of_this_torch",
     "tests/ft_launcher/nodes/test_job_store.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_an_aborted_group_lives_until_it_is_let_go",
-    "tests/client/inprocess/test_connections.py::",
-    "tests/client/inprocess/test_coordination.py::",
-    "tests/client/inprocess/test_store_host.py::",
+    "tests/client/inprocess/test_gloo_connections.py::",
+    "tests/client/inprocess/restart/test_coordination.py::",
+    "tests/client/inprocess/standalone/test_store_host.py::",
     "tests/e2e/test_functions.py::test_one_function_after_the_other_in_one_program[spawn]",
     "tests/e2e/test_like_torchrun.py::",
     "tests/e2e/test_own_interpreter.py::",
@@ -68,6 +70,13 @@ EVERY_TORCH = (
     "tests/faults/test_two_nodes.py::test_both_nodes_restart[SIGKILL]",
 )
 """Beginnings of tests that get the mark `every_torch`: where the launcher meets torch, a few seconds each."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads it
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives a test as much more time as its deadlines get."""
+    if config.getoption("timeout") is None:
+        config.option.timeout = patient(float(config.getini("timeout")))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

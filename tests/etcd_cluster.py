@@ -23,6 +23,7 @@ import pytest
 
 from tests.etcd_server import HOST
 from tests.faults.job import free_port
+from tests.patience import patient
 
 SIZE = 3
 _LIMIT_S = 60.0
@@ -66,7 +67,7 @@ class Cluster:
 
     def leader(self) -> Member:
         """Waits until all that answer agree who leads, and that one answers."""
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + patient(_LIMIT_S)
         while time.monotonic() < deadline:
             told = {member: status for member in self.members if (status := member.status())}
             leaders = {status.get("leader", "0") for status in told.values()}

@@ -21,6 +21,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.faults.job import free_port
+from tests.patience import patient
 
 HOST = "127.0.0.1"
 _PROGRAM = "etcd"
@@ -67,7 +68,7 @@ class EtcdServer:
             self.resume()
             self._process.send_signal(number)
             try:
-                self._process.wait(_LIMIT_S)
+                self._process.wait(patient(_LIMIT_S))
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -110,7 +111,7 @@ class EtcdServer:
         command = [_PROGRAM, *(f"--{name}={value}" for name, value in words.items())]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + patient(_LIMIT_S)
         while self._process.poll() is None and time.monotonic() < deadline:
             if self._is_healthy():
                 return True

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.patience import patient
+
 ROOT = Path(__file__).resolve().parents[1]
 _FOREIGN = ("FT_", "PET_", "PYTHON", "RES_OPTIONS", "TORCHELASTIC_")
 
@@ -27,7 +29,7 @@ def output_of(words: list[str], folder: Path, limit_s: float = 120, **variables:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=patient(limit_s),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""The rules between the packages, read from the syntax of every file: who imports whom, what stands only where."""
+"""The rules between packages and rooms, read from the syntax of every file: who imports whom, what stands where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.contract import config
+from rank_monitor import stacks
+from rank_monitor.contract.settings import config
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"ft_launcher": "ft_launcher", "rank_monitor": "rank_monitor", "ft_client": "client/ft_client"}
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     CONTRACT: {CONTRACT},
     "rank_monitor": {"rank_monitor"},
     "ft_launcher": LAUNCHER,
-    "ft_launcher.etcd_gateway": LAUNCHER | {"etcd3gw"},
+    "ft_launcher.etcd.gateway": LAUNCHER | {"etcd3gw"},
     "ft_launcher.health.nvml": LAUNCHER | {"pynvml"},
     "ft_launcher.health.endpoint": LAUNCHER | {"grpc"},
     "ft_client": CLIENT,
@@ -35,34 +36,123 @@ MAY_IMPORT = {
 module that needs an optional dependency gets a line of its own."""
 
 EXCEPTIONS = {
-    ("ft_launcher.zygote", "ft_client.bootstrap"),
-    ("ft_launcher.function_rank", "ft_client.bootstrap"),
-    ("ft_launcher.etcd_v2", "etcd"),
+    ("ft_launcher.zygote.fork_server", "ft_client.bootstrap"),
+    ("ft_launcher.ranks.function_rank", "ft_client.bootstrap"),
+    ("ft_launcher.etcd.v2", "etcd"),
 }
 """The bootstrap of a rank is called in the child that was forked for it. An extra is imported where it is used."""
+
+ROOMS: dict[str, set[str]] = {
+    # The launcher, from what knows least to what puts all together.
+    "ft_launcher.attribution": set(),
+    "ft_launcher.etcd": set(),
+    "ft_launcher.processes": set(),
+    "ft_launcher.nodes": {"etcd"},
+    "ft_launcher.policy": {"attribution", "nodes"},
+    "ft_launcher.health": {"attribution", "processes"},
+    "ft_launcher.settings": {"health", "policy"},
+    "ft_launcher.record": {"attribution", "health", "policy", "processes"},
+    "ft_launcher.zygote": {"processes", "settings"},
+    "ft_launcher.ranks": {"health", "processes", "record", "settings", "zygote"},
+    "ft_launcher.rendezvous": {"nodes", "policy", "processes"},
+    "ft_launcher.cycle": {"attribution", "policy", "processes", "ranks", "record", "rendezvous", "zygote"},
+    "ft_launcher.agent": {
+        *("attribution", "cycle", "health", "nodes", "policy", "processes"),
+        *("ranks", "record", "rendezvous", "settings", "zygote"),
+    },
+    "ft_launcher.commands": {"ranks", "record", "settings"},
+    "ft_launcher": {
+        *("agent", "commands", "cycle", "health", "policy", "processes"),
+        *("ranks", "record", "rendezvous", "settings", "zygote"),
+    },
+    # The client.
+    "ft_client.errors": set(),
+    "ft_client.lazy_names": set(),
+    "ft_client.argument_checks": set(),
+    "ft_client.agreement": set(),
+    "ft_client.start": set(),
+    "ft_client.control": set(),
+    "ft_client.monitoring": {"agreement", "errors"},
+    "ft_client.rank_monitor_client": {"control", "errors", "monitoring"},
+    "ft_client.short_forms": {"monitoring", "rank_monitor_client"},
+    "ft_client.rerun": {"agreement", "argument_checks", "lazy_names", "monitoring"},
+    "ft_client.straggler": {"agreement", "argument_checks", "lazy_names", "monitoring"},
+    "ft_client.inject": {"lazy_names", "monitoring", "rerun", "start"},
+    "ft_client.inprocess.exception": set(),
+    "ft_client.inprocess.state": set(),
+    "ft_client.inprocess.assignment": {"inprocess.exception", "inprocess.state"},
+    "ft_client.inprocess.rank_assignment": {"inprocess.assignment"},
+    "ft_client.inprocess.rank_filter": {"inprocess.assignment", "inprocess.rank_assignment", "inprocess.state"},
+    "ft_client.inprocess": {
+        *("inprocess.assignment", "inprocess.exception", "inprocess.rank_assignment"),
+        *("inprocess.rank_filter", "inprocess.state"),
+    },
+    "ft_client.inprocess.standalone": {"inprocess", "inprocess.exception", "monitoring"},
+    "ft_client.inprocess.restart": {
+        *("inprocess", "inprocess.assignment", "inprocess.exception", "inprocess.rank_assignment"),
+        *("inprocess.standalone", "inprocess.state", "monitoring", "rank_monitor_client"),
+    },
+    "ft_client.inprocess.wrapper": {"inprocess", "inprocess.restart", "inprocess.state"},
+    "ft_client.inprocess.restart_config": {
+        *("inprocess", "inprocess.assignment", "inprocess.rank_assignment", "inprocess.state", "inprocess.wrapper"),
+    },
+    "ft_client": {"agreement", "argument_checks", "rank_monitor_client"},
+    "ft_client.integrations.lightning": {
+        *("agreement", "control", "errors", "inject", "lazy_names", "monitoring"),
+        *("rank_monitor_client", "straggler"),
+    },
+    "ft_client.integrations.nvrx_alias": {"inject", "inprocess.standalone"},
+    "ft_client.integrations.nvrx_alias.peer": {
+        *("errors", "integrations.nvrx_alias", "monitoring", "rank_monitor_client", "control"),
+    },
+    "ft_client.bootstrap": {"inject", "integrations.nvrx_alias", "monitoring", "short_forms", "start"},
+    # The contract between the three, and the monitor.
+    "rank_monitor.contract": set(),
+    "rank_monitor.contract.wire": {"contract"},
+    "rank_monitor.contract.iterations": {"contract", "contract.wire"},
+    "rank_monitor.contract.settings": {"contract", "contract.iterations", "contract.wire"},
+    "rank_monitor.contract.processes": {"contract", "contract.settings", "contract.wire"},
+    "rank_monitor": {"contract", "contract.processes", "contract.settings", "contract.wire"},
+}
+"""Room, or a single module beside rooms -> the rooms of its package that it may import.
+
+A module belongs to the longest name that fits. Each line names only rooms that stand above it, so that no circle can
+be. The launcher and the client may import all of the contract, which `MAY_IMPORT` says.
+"""
+
+IMPURE = {
+    *("asyncio", "concurrent", "ctypes", "fcntl", "mmap", "multiprocessing", "psutil", "queue", "resource", "select"),
+    *("selectors", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "torch", "urllib"),
+}
+"""What a file that says it is pure imports nothing of: each of these has to do with a clock, a process or a file."""
+
+IMPURE_CALLS = {
+    *("now", "today", "utcnow", "open", "read_text", "read_bytes", "write_text", "write_bytes", "exists", "is_file"),
+    *("is_dir", "iterdir", "glob", "rglob", "stat", "mkdir", "unlink", "getpid", "kill", "getenv", "gethostname"),
+}
 
 ADAPT_TORCH = {
     "ft_client.straggler.kernels",
     "ft_client.inprocess.abort",
-    "ft_launcher.agent",
-    "ft_launcher.function_context",
-    "ft_launcher.function_rank",
+    "ft_launcher.agent.node_agent",
+    "ft_launcher.ranks.function_context",
+    "ft_launcher.ranks.function_rank",
     "ft_launcher.launch_config",
-    "ft_launcher.log_pump",
-    "ft_launcher.member_agent",
+    "ft_launcher.record.log_pump",
+    "ft_launcher.agent.member_agent",
     "ft_launcher.nodes.store_connection",
-    "ft_launcher.rank_agent",
-    "ft_launcher.rank_context",
-    "ft_launcher.rendezvous_check",
-    "ft_launcher.several_nodes",
-    "ft_launcher.torch_config",
-    "ft_launcher.torch_log",
+    "ft_launcher.agent.rank_agent",
+    "ft_launcher.ranks.rank_context",
+    "ft_launcher.settings.rendezvous_check",
+    "ft_launcher.rendezvous.several_nodes",
+    "ft_launcher.settings.job_settings",
+    "ft_launcher.record.torch_log",
 }
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""
 
 OUR_VARIABLE = re.compile(r"((PET_)?FT|FAULT_TOL)_([A-Z]|$)")
 SPELLS_VARIABLES = "rank_monitor.contract.env"
-HOLDS_DEFAULTS = "rank_monitor.contract.config"
+HOLDS_DEFAULTS = "rank_monitor.contract.settings.config"
 
 
 @dataclass(frozen=True)
@@ -134,6 +224,107 @@ def test_imports_point_one_way(module: Module) -> None:
         and not any(module.name == who and within(target, what) for who, what in EXCEPTIONS)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def room_of(name: str) -> str:
+    return max((room for room in ROOMS if within(name, room)), key=len)
+
+
+def is_face(module: Module) -> bool:
+    """Whether it is the `__init__.py` of a package, which names what users import from it."""
+    return module.path.name == "__init__.py" and not module.name.startswith("rank_monitor")
+
+
+def known_part(target: str) -> str:
+    """The module of ours that a dotted name lies in; empty: it is not ours."""
+    while target and target not in NAMES:
+        target = target.rpartition(".")[0]
+    return target
+
+
+NAMES = {module.name for module in MODULES}
+
+
+def imported_rooms(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """The other rooms of its own package that a module imports from."""
+    for node, name in module.imports():
+        target = known_part(name)
+        here, there = room_of(module.name), room_of(target) if target else ""
+        if there and here != there and target.split(".")[0] == module.name.split(".")[0] and target != "ft_launcher":
+            yield node, there
+
+
+@every_module
+def test_a_room_imports_only_the_rooms_that_it_may(module: Module) -> None:
+    package = module.name.split(".")[0]
+    allowed = {f"{package}.{room}" for room in ROOMS[room_of(module.name)]}
+    wrong = [f"{module.at(node)} imports {there}" for node, there in imported_rooms(module) if there not in allowed]
+    assert is_face(module) or not wrong, "\n".join(wrong)
+
+
+def test_the_rooms_have_an_order() -> None:
+    """Each may import only rooms that the table names above it; so there is no circle."""
+    seen: set[str] = set()
+    for room, others in ROOMS.items():
+        package = room.split(".")[0]
+        below = {f"{package}.{other}" for other in others} - seen
+        assert not below, f"{room} may import {sorted(below)}, which stand below it"
+        seen.add(room)
+
+
+def test_every_room_makes_use_of_what_it_may_import() -> None:
+    used: set[tuple[str, str]] = set()
+    for module in MODULES:
+        used |= {(room_of(module.name), there) for _, there in imported_rooms(module)}
+    allowed = {(room, f"{room.split('.')[0]}.{other}") for room, others in ROOMS.items() for other in others}
+    assert sorted(allowed - used) == []
+
+
+def says_pure(module: Module) -> bool:
+    return bool(re.search(r"\bPure[.;:]", ast.get_docstring(module.tree) or "")) and not is_face(module)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if says_pure(module)], ids=str)
+def test_a_file_that_says_it_is_pure_is(module: Module) -> None:
+    wrong = [f"{module.at(node)} imports {name}" for node, name in module.imports() if name.split(".")[0] in IMPURE]
+    wrong += [
+        f"{module.at(node)} calls {called(node)}()"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and called(node) in IMPURE_CALLS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+OUR_DOTTED_NAME = re.compile(r"(?<![\w./@-])(?:ft_launcher|ft_client|rank_monitor)(?:\.[a-z_]\w*)+")
+
+
+@every_module
+def test_modules_that_are_named_in_texts_exist(module: Module) -> None:
+    """Texts that are run as programs, tables of lazy names, and docstrings."""
+    texts = [(node, text_of(node)) for node in ast.walk(module.tree) if text_of(node)]
+    names = [(node, name) for node, text in texts for name in OUR_DOTTED_NAME.findall(text)]
+    wrong = [f"{module.at(node)}: {name}" for node, name in names if not exists(name) and not name.endswith(".py")]
+    assert not wrong, "\n".join(wrong)
+
+
+def exists(name: str) -> bool:
+    """Whether it is a module, or a name that a module of ours binds."""
+    part = known_part(name)
+    if part == name or not part:
+        return part == name
+    (module,) = (module for module in MODULES if module.name == part)
+    return re.search(rf"\b{name[len(part) + 1 :].split('.', maxsplit=1)[0]}\b", module.path.read_text()) is not None
+
+
+def test_stacks_tell_frames_that_started_a_rank_from_frames_of_its_program() -> None:
+    """Which files these are is told by their places, since a dump of stacks holds nothing else."""
+    started_by = {
+        *("ft_client.bootstrap", "ft_client.start.script", "ft_client.start.function", "ft_launcher.__main__"),
+        *("ft_launcher.cli", "ft_launcher.zygote.fork_server", "ft_launcher.zygote.pool"),
+        *("ft_launcher.zygote.client", "ft_launcher.zygote.forked_rank", "ft_launcher.ranks.function_rank"),
+    }
+    found = {module.name for module in MODULES if stacks._STARTED_BY.search(str(module.path))}
+    assert found == started_by
 
 
 def is_underscored(name: str) -> bool:

@@ -1,7 +1,9 @@
-"""What must hold for the project's files as a whole: they name no machine of ours, and the usual files are there."""
+"""What must hold for the project's files as a whole: they name no machine of ours, the usual files are there, and
+ARCHITECTURE.md is true of the code."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -49,3 +51,55 @@ def test_every_pinned_version_is_a_dependency() -> None:
     pins = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert "torch" in pins
     assert not set(pins) - set(wanted)
+
+
+GUIDE = ROOT / "ARCHITECTURE.md"
+MOST_LINES, MOST_COLUMNS = 200, 120
+BASES = ("", "ft_launcher", "rank_monitor", "client/ft_client")
+"""Folders in which a path of ARCHITECTURE.md may begin."""
+NAMED_PATH = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]+\.(?:py|md)\b|(?<=`)(?:[\w.-]+/)+(?=`)")
+STATION = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py): ([\w.]+)`")
+
+
+def named(path: str) -> list[Path]:
+    """The files or folders of the project that a path of ARCHITECTURE.md may mean."""
+    return [found for base in BASES if (found := ROOT / base / path).exists()]
+
+
+def has_function(file: Path, name: str) -> bool:
+    """Whether a file defines a function or class, or a class of it a method (`Class.method`)."""
+    body = ast.parse(file.read_text()).body
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found = [node for node in body if isinstance(node, kinds) and node.name == part]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+def test_architecture_names_paths_that_exist() -> None:
+    paths = set(NAMED_PATH.findall(GUIDE.read_text()))
+    assert len(paths) > 50
+    assert {path: len(named(path)) for path in sorted(paths) if len(named(path)) != 1} == {}
+
+
+def test_architecture_names_functions_that_exist() -> None:
+    stations = STATION.findall(GUIDE.read_text())
+    assert len(stations) > 50
+    wrong = [(path, name) for path, name in stations if not any(has_function(file, name) for file in named(path))]
+    assert wrong == []
+
+
+def test_architecture_maps_every_room() -> None:
+    """Every folder with Python files is drawn; those in `integrations/` are of that room."""
+    text = GUIDE.read_text()
+    folders = {file.parent for base in BASES[1:] for file in (ROOT / base).rglob("*.py")}
+    rooms = [room for room in sorted(folders) if "integrations" not in room.parent.parts]
+    assert [str(room.relative_to(ROOT)) for room in rooms if f"{room.name}/ " not in text] == []
+
+
+def test_architecture_is_short() -> None:
+    lines = GUIDE.read_text().splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []

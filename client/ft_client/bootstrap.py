@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-    from ft_client.script import Main
+    from ft_client.start.script import Main
 
     Report = Callable[[BaseException | None, TracebackType | None], None]
 
@@ -28,16 +28,10 @@ FUNCTION = "--function"
 
 
 def load() -> None:
-    """Imports what `prepare`, `run` and most scripts need of this package: once, where ranks are forks."""
-    from ft_client import (  # noqa: F401
-        collective_timeout,
-        exception_report,
-        own_names,
-        process,
-        script,
-        short_forms,
-        stderr_tail,
-    )
+    """Imports what `prepare`, `Rank` and most scripts need of this package. The zygote calls it once for its forks."""
+    from ft_client import short_forms  # noqa: F401
+    from ft_client.monitoring import exception_report, process, stderr_tail  # noqa: F401
+    from ft_client.start import after_import, collective_timeout, own_names, script  # noqa: F401
     from rank_monitor.contract import exit_codes  # noqa: F401
 
 
@@ -51,14 +45,17 @@ def rank() -> Rank:
 
 
 def prepare() -> Report:
-    """Connects this process to its monitor, as the rank that the launcher started, and sets what torch is to find.
+    """Connects this process to its monitor as the rank, and sets torch's default timeout. Raises nothing.
 
     Returns:
-        How to report an exception that ends the rank; None: it exits with an error, and nobody knows of an exception.
+        What reports an exception that ends the rank; called with None where the rank exits with an error and without a
+        known exception.
     """
     try:
-        from ft_client import collective_timeout, process, stderr_tail
-        from ft_client.exception_report import report  # now: later, the script's folder comes first in sys.path
+        # Imported now: later, the script's folder comes first in sys.path.
+        from ft_client.monitoring import process, stderr_tail
+        from ft_client.monitoring.exception_report import report
+        from ft_client.start import collective_timeout
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
         if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
@@ -82,28 +79,28 @@ def main_of(arguments: list[str], first_path: str | None) -> Main:
         first_path: the first entry of `sys.path` for `-m`; None in safe-path mode.
     """
     if arguments[0] == FUNCTION:
-        from ft_client.function import Function
+        from ft_client.start.function import Function
 
         return Function.from_agent(*map(int, arguments[1:]))
-    from ft_client.script import Script
+    from ft_client.start.script import Script
 
     return Script(arguments, first_path)
 
 
 def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Runs a function in a fork that has it already; `channel` leads to the agent."""
+    """Runs a function in a fork that has it already. `channel`: to the agent."""
     report = prepare()
-    from ft_client.function import Function
+    from ft_client.start.function import Function
 
     with Rank(Function(channel, (function, args)), report) as rank:
         rank.take()()
 
 
 class Rank:
-    """The rank's main program as a context: an exception that ends it is reported on its way out.
+    """The rank's main program as a context manager: an exception that leaves the context is reported.
 
-    Run it by `with rank: rank.take()()` in the outermost frame of the process, so that no more than this one frame of
-    ours stands below the script's in its stack: it is seen in every stack dump and counts towards the recursion limit.
+    Run it by `with rank: rank.take()()` in the outermost frame of the process, so that only this one frame of ours is
+    below the script's in its stack: each is seen in every stack dump and counts towards the recursion limit.
 
     Args:
         main: what runs.
@@ -111,22 +108,26 @@ class Rank:
     """
 
     def __init__(self, main: Main, report: Report) -> None:
-        from ft_client import after_import, own_names, script  # now: later, the script's folder comes first in sys.path
+        # Imported now: later, the script's folder comes first in sys.path.
+        from ft_client.start import after_import, own_names, script
 
         exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")  # not there when `prepare` failed
-        self._agreed = () if exit_codes is None else exit_codes.AGREED
+        if exit_codes is None:
+            self._agreed = ()
+        else:
+            self._agreed = exit_codes.AGREED
         self._main = main
         self._names = own_names
         self._report = report
         self._tracebacks = script
         self.act_on_loaded = after_import.act_on_loaded
-        """To be called when a fork was given modules that its zygote has imported."""
+        """To be called when a fork got modules that its zygote has imported."""
 
     def __enter__(self) -> Rank:
         return self
 
     def take(self) -> Callable[[], object]:
-        """Sets up the faults on purpose that were asked for; returns what to call. Nothing of ours keeps that."""
+        """Sets up the faults on purpose that were asked for. Returns what runs the main program; keeps no reference."""
         begin_drill = _set_up_faults()
         begin_drill()
         self._names.release()
@@ -158,20 +159,23 @@ class Rank:
 
 
 def _why_exit(wish: SystemExit) -> BaseException | None:
-    """The exception that the program handled by exiting with an error, as hydra and typer do; None: there is none.
+    """The exception that the program handled by exiting with an error, as hydra and typer do; None if there is none.
 
-    These print it themselves. `sys.exit("words")` is an error of its own.
+    These print it themselves. `sys.exit` with a text is itself the error.
     """
     if isinstance(wish.code, str):
         return wish
-    handled = wish.__cause__ if wish.__suppress_context__ else wish.__context__
+    if wish.__suppress_context__:
+        handled = wish.__cause__
+    else:
+        handled = wish.__context__
     if not isinstance(handled, Exception) or type(handled).__name__ == "Exit":  # click's, which only carries a code
         return None
     return handled
 
 
 def _set_up_faults() -> Callable[[], None]:
-    """Sets up the faults on purpose that were asked for, if any; returns what starts their clocks."""
+    """Sets up the faults on purpose that were asked for, if any. Returns what starts their clocks."""
     env = sys.modules.get("rank_monitor.contract.env")  # not there when `prepare` failed
     try:
         if env is not None and not os.environ.keys().isdisjoint((env.INJECT, env.SIMULATED_FAULT)):

@@ -1,4 +1,4 @@
-"""What a training may ask of the launcher."""
+"""The requests of a training to the launcher. `RankMonitorClient` sends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class WorkloadAction(Enum):
-    """The request; values are the words of `ControlRequest`."""
+    """The request. The names are NVIDIA's; the values are those of `ControlRequest`."""
 
     Continue = "restart"
     """End this cycle and start the next one as usual."""

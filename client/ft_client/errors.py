@@ -1,4 +1,4 @@
-"""What the client raises: misuse, and nothing else."""
+"""The exception of the client. It is raised for misuse only."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from rank_monitor.contract.errors import FtError
 
 
 class RankMonitorClientError(FtError):
-    """The training script must act: a call came at the wrong time or with a wrong value. Nothing was sent."""
+    """A call at the wrong time or with a wrong value. The training script must act; nothing was sent."""

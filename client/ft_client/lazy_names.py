@@ -1,4 +1,4 @@
-"""Public names of a package that are loaded when they are used, by PEP 562. Knows no package."""
+"""Public names of a package whose modules are imported when a name is first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lazy_names(
     Args:
         package: its `__name__`.
         homes: public name -> the module it lives in, absolute or relative to the package (`.module`).
-        modules: those modules of the package that are public names themselves.
+        modules: modules of the package that are public names themselves.
     """
     public = vars(sys.modules[package])["__all__"] = sorted([*homes, *modules])
 

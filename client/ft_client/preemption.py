@@ -1,7 +1,8 @@
-"""An agreed stop: a signal to any rank ends the training of all of them after the same step, saved.
+"""An agreed stop: after a signal to any rank all ranks save and end after the same step.
 
-Knows neither who sends the signal nor what a checkpoint is. The handler only takes note: what it logs, it logs at the
-end of the step, since a handler that interrupts a log line may wait for itself for ever.
+The training calls it at the end of each step. Who sends the signal and how a checkpoint is written is not known here.
+The handler only sets a flag; the log line is written at the end of the step, since a handler that logs can deadlock
+when it interrupts a log call (a `logging` handler's lock).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from multiprocessing import process, util
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from ft_client import group, piggyback
-from ft_client.given import check_exit_code, check_save
+from ft_client.agreement import group
+from ft_client.argument_checks import check_exit_code, check_save
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,12 @@ _NEVER = {signal.SIGKILL, signal.SIGSTOP}
 
 
 class DistributedSignalHandler:
-    """Takes note of a signal while its `with` block runs; the ranks of the default process group agree on it.
+    """Notes a signal while its `with` block runs; the ranks of the default process group agree on it.
 
     Args:
         sig: any signal that a process can catch.
-        exit_signal_handler_for_dataloader: a data loader's workers are left as torch has them: SIGTERM ends them.
-            Else those that are forked meanwhile ignore the signal, unless this process sends it.
+        exit_signal_handler_for_dataloader: True: a data loader's workers are left as torch has them, and SIGTERM ends
+            them. False: workers forked meanwhile ignore the signal, unless this process sends it.
 
     Raises:
         ValueError: `sig` cannot be caught.
@@ -62,7 +63,6 @@ class DistributedSignalHandler:
         self._before = signal.getsignal(self.sig)
         signal.signal(self.sig, self._note)
         self._in_force = True
-        piggyback.of_process.board(self._is_received)
         if not self.exit_signal_handler_for_dataloader:
             util.register_after_fork(self, _in_fork)
         logger.info("Signal handler installed for %d", self.sig)
@@ -82,27 +82,19 @@ class DistributedSignalHandler:
             return False
         signal.signal(self.sig, signal.SIG_DFL if self._before is None else self._before)
         self._in_force = False
-        piggyback.of_process.leave(self._is_received)
         return True
 
     def should_stop(self) -> bool:
-        """Whether any rank got the signal: the same on all ranks, which call it alike.
-
-        One agreement on a number; none where the rerun machine's, in the same step, has carried it (`piggyback`).
-        """
+        """Whether any rank got the signal; the same on all ranks. Collective: one all-reduce of one number."""
         self._say()
-        agreed = piggyback.of_process.taken(self._is_received)
-        return group.max_over_ranks([float(self._received)])[0] > 0 if agreed is None else agreed
+        return group.max_over_ranks([float(self._received)])[0] > 0
 
     def signals_received(self) -> list[bool]:
-        """By rank, whether it got the signal: the same on all ranks, which call it alike. One agreement."""
+        """For each rank, whether it got the signal; the same on all ranks. Collective: one all-reduce."""
         self._say()
         own = group.rank()
         flags = [float(self._received and rank == own) for rank in range(group.size())]
         return [flag > 0 for flag in group.max_over_ranks(flags)]
-
-    def _is_received(self) -> bool:
-        return self._received
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = True
@@ -113,19 +105,19 @@ class DistributedSignalHandler:
             logger.warning("Received signal %d, initiating graceful stop", self.sig)
 
     def worker_init_fn(self) -> Callable[..., None]:
-        """For workers that are not forks, as `DataLoader(worker_init_fn=guard.worker_init_fn())`: the same for them."""
+        """The same for workers that are not forked: give it as `DataLoader(worker_init_fn=guard.worker_init_fn())`."""
         return functools.partial(ignore_but_from_parent, self.sig)
 
 
 class PreemptionGuard(DistributedSignalHandler):
-    """The whole of it: `check()` at the end of each step agrees, saves, and leaves.
+    """Agrees, saves and exits, by one call of `check()` at the end of each step.
 
     Args:
         save: writes the checkpoint; called on every rank after the same step. None: the caller saved before.
         exit_code: what the ranks exit with then; under `ft_launcher` the launcher has a code of its own.
 
     Raises:
-        ValueError: `sig` cannot be caught, or `exit_code` is none.
+        ValueError: `sig` cannot be caught, or `exit_code` is not from 0 to 255.
     """
 
     def __init__(
@@ -141,10 +133,10 @@ class PreemptionGuard(DistributedSignalHandler):
         self._save, self._exit_code = save, exit_code
 
     def check(self) -> None:
-        """At the end of a step, on all ranks alike. Returns when no rank got the signal.
+        """To be called at the end of each step on all ranks. Returns if no rank got the signal. Collective.
 
         Raises:
-            SystemExit: some rank did; the checkpoint is saved. What `save` raises comes out instead.
+            SystemExit: a rank got the signal; the checkpoint is saved. What `save` raises is raised instead.
         """
         if not self.should_stop():
             return
@@ -156,10 +148,10 @@ class PreemptionGuard(DistributedSignalHandler):
 
 
 def ignore_but_from_parent(sig: int, worker: int = 0) -> None:
-    """Has this process, a loader's worker, ignore a signal. One that its parent sends ends it with code 0, as in torch.
+    """Makes this process, a data loader's worker, ignore a signal unless its parent sends it: then it exits with 0.
 
-    The signal is blocked, and a thread takes it: after a fork torch gives workers its own handler of SIGTERM. Programs
-    that this process starts have the signal blocked too.
+    The signal is blocked, and a thread waits for it: after a fork torch installs its own handler of SIGTERM in workers.
+    Programs that this process starts inherit the blocked signal.
 
     Args:
         worker: its number, which torch passes; not used.
@@ -176,7 +168,7 @@ def ignore_but_from_parent(sig: int, worker: int = 0) -> None:
 
 
 def _in_fork(handler: DistributedSignalHandler) -> None:
-    """In a process that multiprocessing forked: pools and others are none of ours."""
+    """Called in each process that multiprocessing forks. Acts in workers of a data loader only, not in pools."""
     target = getattr(process.current_process(), "_target", None)
     if handler._in_force and str(getattr(target, "__module__", "")).startswith(_LOADER):
         ignore_but_from_parent(handler.sig)

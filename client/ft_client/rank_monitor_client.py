@@ -1,8 +1,8 @@
-"""`RankMonitorClient`: the training's side of the watch, as the training calls it.
+"""`RankMonitorClient`: the training's side of the watch, with NVIDIA's names, as the training calls it.
 
-How life is shown stands in `signs_of_life.py`, how limits are learned in `limits_in_force.py`; what a limit means, only
-the monitor knows. Nothing here waits for the monitor but `init_workload_monitoring`, which waits for a bounded time;
-nothing but misuse is raised into the training.
+Signs of life are in `monitoring/signs_of_life.py`, learned limits in `monitoring/limits_in_force.py`; only the monitor
+judges by a limit. Only `init_workload_monitoring` waits for the monitor, for a bounded time; only misuse is raised
+into the training.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from collections.abc import Collection, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
-from ft_client import process
 from ft_client.control import WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError
-from ft_client.learned_limits import HeartbeatTimeouts, SectionTimeouts
-from ft_client.limits_in_force import LimitsInForce
-from ft_client.link import Link
-from ft_client.signs_of_life import SignsOfLife, not_initialized
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, ControlRequest, Detach, Hello, Message, Sections
+from ft_client.monitoring import process
+from ft_client.monitoring.learned_limits import HeartbeatTimeouts, SectionTimeouts
+from ft_client.monitoring.limits_in_force import LimitsInForce
+from ft_client.monitoring.link import Link
+from ft_client.monitoring.signs_of_life import SignsOfLife, not_initialized
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, Hello, Message, Sections
 
 logger = logging.getLogger("ft_client")
 
+# A training whose monitor does not answer begins without it after this.
 _WELCOME_WAIT_S = 5.0
+# A request to the launcher is worth a longer wait than a message that the next one replaces.
 _REQUEST_PATIENCE_S = 1.0
 _DETACH_PATIENCE_S = 0.1
+# In JSON at most 24,000 bytes: it fits into one message.
 _MAX_DESCRIPTION = 4000
 
 _said_that_nobody_watches = False
 
 
 class RankMonitorClient(SignsOfLife):
-    """The client. One per process speaks at a time: the one initialised last.
+    """The client of a training. In a process only the one that was initialised last is in use.
 
     Attributes:
         is_initialized: between `init_workload_monitoring` and `shutdown_workload_monitoring`.
@@ -59,7 +62,7 @@ class RankMonitorClient(SignsOfLife):
 
     @classmethod
     def call_began(cls, now_ns: int) -> None:
-        """An in-process wrapper calls the training's function anew, which may initialise its client again."""
+        """Called when an in-process wrapper calls the training's function: it may initialise its client again."""
         RankMonitorClient._calls += 1
         if cls.active is not None:
             cls.active.begin_anew(now_ns)
@@ -67,7 +70,9 @@ class RankMonitorClient(SignsOfLife):
     def init_workload_monitoring(
         self, num_warmup_iters: int | None = None, *, get_state_dict_cb: object = None, chkpt_manager: object = None
     ) -> None:
-        """Asks the monitor to watch this training, and takes its settings; without a launcher nothing is watched.
+        """Asks the monitor to watch this training, and takes over its settings. Blocks for up to 5 s.
+
+        Without a launcher nothing is watched.
 
         Args:
             num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
@@ -75,7 +80,7 @@ class RankMonitorClient(SignsOfLife):
             chkpt_manager: accepted for the same.
 
         Raises:
-            RankMonitorClientError: called twice in one call of a wrapped function, or with a count that is none.
+            RankMonitorClientError: called twice in one call of a wrapped function, or `num_warmup_iters` is no count.
         """
         if self.is_initialized and self._of_call == RankMonitorClient._calls:
             raise RankMonitorClientError("init_workload_monitoring() was called twice")
@@ -88,7 +93,10 @@ class RankMonitorClient(SignsOfLife):
         self._watched = link is not None
         if link is None:
             _say_that_nobody_watches()
-        settings = None if link is None else self._attach(link)
+        if link is None:
+            settings = None
+        else:
+            settings = self._attach(link)
         self._knows_limits = settings is not None
         self.is_initialized = True
         self._settle(settings or MonitorSettings())
@@ -147,9 +155,9 @@ class RankMonitorClient(SignsOfLife):
         return self._limits.now.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the limits learned by another run; what it does not hold stays as it is.
+        """Takes over the limits learned by another run. Other limits stay as they are.
 
-        A state that makes no sense, of another version, say, is left out with a warning: the training goes on.
+        An invalid state, of another version for example, is ignored with a warning: the training goes on.
 
         Raises:
             RankMonitorClientError: it is no mapping.
@@ -161,7 +169,9 @@ class RankMonitorClient(SignsOfLife):
     @property
     def hb_timeouts(self) -> HeartbeatTimeouts | None:
         """The limits of heartbeats in force; None before `init_workload_monitoring`."""
-        return None if self.cfg is None else self._limits.now.heartbeats
+        if self.cfg is None:
+            return None
+        return self._limits.now.heartbeats
 
     @property
     def timeouts(self) -> HeartbeatTimeouts | None:
@@ -171,7 +181,9 @@ class RankMonitorClient(SignsOfLife):
     @property
     def section_timeouts(self) -> SectionTimeouts | None:
         """The limits of sections in force; None before `init_workload_monitoring`."""
-        return None if self.cfg is None else self._limits.now.sections
+        if self.cfg is None:
+            return None
+        return self._limits.now.sections
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
         """Asks the launcher to restart, to exclude this node, or to end the job.
@@ -181,7 +193,8 @@ class RankMonitorClient(SignsOfLife):
         """
         if not self.is_initialized:
             raise not_initialized("send_workload_control_request")
-        if (link := self._link) is not None:
+        link = self._link
+        if link is not None:
             message = ControlRequest(req.action.value, str(req.description)[:_MAX_DESCRIPTION])
             if not link.post(message, monotonic_ns(), _REQUEST_PATIENCE_S):
                 logger.warning("the monitor does not answer: the request %s was not sent", req.action.name)
@@ -200,7 +213,7 @@ class RankMonitorClient(SignsOfLife):
         return {}
 
     def shutdown_workload_monitoring(self) -> None:
-        """Ends the watch: the monitor judges no more. May be called at any time, and twice."""
+        """Ends the watch: the monitor judges nothing any more. May be called at any time, and twice."""
         if not self.is_initialized:
             return
         self.is_initialized = False
@@ -215,7 +228,7 @@ class RankMonitorClient(SignsOfLife):
     # The speaker of the link.
 
     def state(self) -> list[tuple[Message, int]]:
-        """All that a monitor must know of this training."""
+        """The whole state of this training for a monitor."""
         now_ns, seen, opened = monotonic_ns(), self._observed, self._open.copy()
         hello = Hello(
             pid=os.getpid(),
@@ -235,7 +248,7 @@ class RankMonitorClient(SignsOfLife):
         return messages
 
     def forget(self) -> None:
-        """Another client speaks for this training, or this is a forked child: every call does nothing from now on."""
+        """Makes every call do nothing: another client is in use, or this is a forked child."""
         self._link = None
 
     # Within.
@@ -257,7 +270,7 @@ class RankMonitorClient(SignsOfLife):
         return settings
 
     def _settle(self, settings: MonitorSettings) -> None:
-        """Takes the settings, and puts in force what was loaded before."""
+        """Takes over the settings, and puts limits in force that were loaded before."""
         self.cfg = settings
         logger.setLevel(settings.log_level)
         self._observed.warm_up(settings.num_warmup_iterations if self._warmup_steps is None else self._warmup_steps)
@@ -266,7 +279,7 @@ class RankMonitorClient(SignsOfLife):
             self._set_limits()
 
     def _set_limits(self) -> bool:
-        """Tells the monitor the limits in force. Where its own are not known, they stay."""
+        """Sends the limits in force to the monitor, unless its own limits are not known here. Returns True."""
         limits, link = self._limits.now, self._link
         if link is not None and self._knows_limits:
             logger.info("limits in force: %s", limits.seconds)
@@ -281,7 +294,10 @@ class RankMonitorClient(SignsOfLife):
 
 def _count(value: int | None) -> int | None:
     try:
-        count = None if value is None else operator.index(value)
+        if value is None:
+            count = None
+        else:
+            count = operator.index(value)
     except TypeError:
         count = -1
     if count is not None and count < 0:

@@ -1,7 +1,7 @@
 """The two-line form: `ft.init()`, `ft.section(name)`, `ft.steps(loader)` over the one client of this process.
 
-They make the client when there is none yet, and use the one that the script made itself when there is. Knows nothing
-of sockets or limits.
+They create the client when there is none yet, and use the one that the script created itself when there is. Sockets and
+limits are not known here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from ft_client.learned_limits import STEP
+from ft_client.monitoring.learned_limits import STEP
+from ft_client.monitoring.signs_of_life import Section
 from ft_client.rank_monitor_client import RankMonitorClient
-from ft_client.signs_of_life import Section
-from rank_monitor.contract.messages import NO_ITERATION
+from rank_monitor.contract.wire.messages import NO_ITERATION
 
 T = TypeVar("T")
 
 
 def init(num_warmup_iters: int | None = None) -> RankMonitorClient:
-    """Starts the watch, once; returns the client of this process, for what has no short form.
+    """Starts the watch at the first call. Returns the client of this process, for what has no short form.
 
     Args:
         num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
@@ -56,7 +56,10 @@ def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
         yield from iterable
         return
     known = start is not None or client.iteration != NO_ITERATION
-    iteration = client.iteration + 1 if start is None else start
+    if start is None:
+        iteration = client.iteration + 1
+    else:
+        iteration = start
     items = iter(iterable)
     while True:
         with client.section(STEP):
@@ -71,7 +74,7 @@ def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
 
 
 def report_iteration(iteration: int) -> None:
-    """Tells the training's iteration: for progress over restarts, warm-up and verdicts."""
+    """Reports the training's iteration: for progress over restarts, warm-up and verdicts."""
     init().report_iteration(iteration)
 
 

@@ -1,6 +1,7 @@
-"""Reads what Python and torch write of an exception: tracebacks with their chains, torch's error files. Pure.
+"""Parses what Python and torch write about an exception: tracebacks with their chains, torch's error files. Pure.
 
-Knows no meaning of an error; that is `known_errors.py`'s.
+Called by `first_failure.py`, `known_errors.py` and `cycle/evidence.py`. What an error means is left to
+`known_errors.py`. A rank chooses these texts, so every pattern is bounded and every result is cut.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rank_monitor.contract.foreign import parse_json
-from rank_monitor.contract.messages import RankException
+from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.messages import RankException
 
+# The two lines that Python's traceback module puts between the exceptions of a chain (PEP 3134).
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n"
+# 4096 is Linux' PATH_MAX. Bounded, so that the search stays linear in the text.
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen |/ft_client/")
+# Python 3.11 and later mark the failing expression on a line of its own (PEP 657). It says nothing without its source.
 _CARETS = re.compile(r"[\s~^]*")
+# Characters of one line of an excerpt: the message of an exception can put a whole tensor on one line.
 _LONGEST = 200
 _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -24,36 +29,39 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception): .")
 _NEAR_END = 12
 """hydra prints two lines after a traceback, click its usage before the error."""
+# Characters. What a program printed after its error is part of the text; the beginning names the error.
 _MOST_MESSAGE = 1000
 
 
 @dataclass(frozen=True)
-class Link:
-    """One exception of a chain: its own words (`ValueError: bad`), and whether the next was raised because of it."""
+class ChainLink:
+    """One exception of a chain: its type and message (`ValueError: bad`), and whether it is the next one's cause."""
 
     words: str
     caused_next: bool = False
 
 
-def chain(exception: RankException) -> list[Link]:
-    """The exceptions that led to this one, which is the last, with its message in full."""
-    last = Link(f"{exception.type}: {exception.message}")
+def chain(exception: RankException) -> list[ChainLink]:
+    """Returns the chain of exceptions, oldest first. The last is `exception` itself, with its message in full."""
+    last = ChainLink(f"{exception.type}: {exception.message}")
     blocks = re.split(f"({_CAUSED}|{_MEANWHILE})", exception.traceback)
     earlier = zip(blocks[:-1:2], blocks[1::2], strict=True)
-    return [*(Link(_words(block), joint == _CAUSED) for block, joint in earlier), last]
+    return [*(ChainLink(_words(block), joint == _CAUSED) for block, joint in earlier), last]
 
 
 def _words(block: str) -> str:
-    """What follows the frames of one traceback."""
+    """Returns the type and message of one printed traceback: the lines after its frames."""
     lines = block.strip("\n").splitlines()
     at = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=0)
     return "\n".join(line for line in lines[at:] if not line.startswith(("  ", "Traceback ")))
 
 
 def place(traceback: str) -> str:
-    """`file:line` of the innermost frame; empty when there is none."""
+    """Returns `file:line` of the innermost frame; empty when the text has no frame."""
     frames = _FRAME.findall(traceback)
-    return "{}:{}".format(*frames[-1]) if frames else ""
+    if frames:
+        return "{}:{}".format(*frames[-1])
+    return ""
 
 
 def raised_by_program(traceback: str) -> bool:
@@ -66,7 +74,7 @@ def raised_by_program(traceback: str) -> bool:
 
 
 def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
-    """The lines of a traceback that say most: the innermost frame of the user's, the innermost of all, the words.
+    """Returns the most telling lines of a traceback: innermost frame of user code, innermost of all, type and message.
 
     Args:
         most: lines at most.
@@ -80,19 +88,22 @@ def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
         return tuple(lines[-most:])
     own = max((number for number in frames if not _LIBRARY.search(lines[number])), default=frames[-1])
     source = [line for line in lines[own + 1 : own + 2] if line.startswith("    ")]
-    innermost = [lines[frames[-1]]] if frames[-1] != own else []
+    if frames[-1] != own:
+        innermost = [lines[frames[-1]]]
+    else:
+        innermost = []
     words = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
     return (lines[own], *source, *innermost, *words)[:most]
 
 
 def of_output(text: str) -> RankException | None:
-    """The exception that a program printed before it exited with an error, in the last lines that it wrote.
+    """Finds the exception that a program printed itself before it exited with an error.
 
     Args:
-        text: the end of its output. An exception that more than a few lines follow is not what ended it.
+        text: the end of its output. An exception followed by more than `_NEAR_END` lines is not what ended it.
 
     Returns:
-        None where the last lines hold none.
+        None when the last lines contain no exception.
     """
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     while lines and not lines[-1]:
@@ -111,7 +122,7 @@ def of_output(text: str) -> RankException | None:
 
 
 def _first_of_chain(lines: list[str], starts: list[int]) -> int:
-    """Where the first traceback begins of those that led to the last one."""
+    """Returns the line number at which the chain of the last traceback begins."""
     joints = {_CAUSED.strip(), _MEANWHILE.strip()}
     first = starts[-1]
     for start in reversed(starts[:-1]):
@@ -122,13 +133,17 @@ def _first_of_chain(lines: list[str], starts: list[int]) -> int:
 
 
 def _printed(traceback: list[str], words: list[str]) -> RankException:
-    end = words.index("") if "" in words else len(words)
+    if "" in words:
+        end = words.index("")
+    else:
+        end = len(words)
     kind, _, message = "\n".join(words[:end]).partition(": ")
     return RankException(kind, message[:_MOST_MESSAGE], "\n".join(traceback), 0.0)
 
 
 def of_error_file(content: bytes) -> RankException | None:
-    """The exception in a file of torch's `record` decorator, or of ours; None when it holds none."""
+    """Parses an error file of torch's `record` decorator, or of ours; None when it contains no exception."""
+    # torch writes `message` either as text or as an object with `message` and `extraInfo`.
     try:
         told: Any = parse_json(content)["message"]
         if isinstance(told, str):

@@ -1,12 +1,12 @@
-"""The fault that ended a cycle, as policy, journal and console take it: a value. Pure."""
+"""The fault that ended a cycle: a value that policy, journal and console read. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from ft_launcher.fault_class import FaultClass
-from rank_monitor.contract.messages import NO_ITERATION, ResultInDoubt
+from ft_launcher.attribution.fault_class import FaultClass
+from rank_monitor.contract.wire.messages import NO_ITERATION, ResultInDoubt
 
 
 class FaultKind(Enum):
@@ -20,11 +20,13 @@ class FaultKind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """Who failed first (`rank`), what, where, and the likely cause with its evidence; `collateral`: by another's.
+    """Which rank failed first, how and where, and the likely cause with its evidence.
 
-    `error` names an error of the program by type and place, the same whenever the same line raises it.
-    `doubt`: the result for whose sake all ranks agreed to exit. `failed`: all ranks of the node that failed by
-    themselves, without those that the launcher ended because of them.
+    Attributes:
+        collateral: the failure is the consequence of another rank's.
+        error: type and place of an exception of the program; equal whenever the same line raises the same type.
+        doubt: the suspect result because of which all ranks agreed to exit.
+        failed: all ranks of the node that failed by themselves, without those that the launcher ended.
     """
 
     kind: FaultKind

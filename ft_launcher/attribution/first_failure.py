@@ -9,17 +9,18 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ft_launcher import hints
-from ft_launcher.attribution import known_errors
+from ft_launcher.attribution import hints, known_errors
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import Fault, FaultKind
+from ft_launcher.attribution.fault_class import NO_CAUSE, Cause, FaultClass
+from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
 from ft_launcher.attribution.scene import Whereabouts, in_collective
-from ft_launcher.fault_class import NO_CAUSE, Cause, FaultClass
-from ft_launcher.hints import NodeEvidence
-from rank_monitor.contract.messages import NO_ITERATION, RankException
+from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
+# A rank that died of one of these after the stop began was ended by the stop.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# The hint is one line on the console, and a node can have many ranks.
 _MOST_NAMED = 4
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
@@ -28,7 +29,7 @@ _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 def attribute(
     ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None, all_ranks: bool = True
 ) -> Fault | None:
-    """The fault that ended a cycle.
+    """Returns the fault that ended a cycle.
 
     Args:
         ranks: evidence of every local rank.
@@ -81,9 +82,9 @@ def _missing(
     node: NodeEvidence,
     all_ranks: bool,
 ) -> RankEvidence | None:
-    """The rank that those which failed had waited for: it is stopped, or alone in no collective. None: not seen.
+    """Returns the rank that the failed ranks waited for: a stopped one, or the only one outside any collective.
 
-    It showed no failure itself: the others' limits or timeouts passed first.
+    Such a rank shows no failure itself: the limits or timeouts of the others passed first. None: not identified.
     """
     if _kind(earliest) is FaultKind.HANG and earliest.was_stopped:
         return None
@@ -95,15 +96,19 @@ def _missing(
         return next(iter(stopped), None)
     quiet = [rank for rank in ranks if rank not in own]
     outside = [rank for rank in quiet if rank.scene.place in (Whereabouts.OUTSIDE, Whereabouts.IN_KERNEL)]
-    return outside[0] if len(outside) == 1 and all_ranks else None
+    if len(outside) == 1 and all_ranks:
+        return outside[0]
+    return None
 
 
 def _as_by_itself(rank: RankEvidence, stop_began: float | None) -> RankEvidence:
-    """A rank that the stop ended while it was on its way out with an exception: as Python would have ended it."""
+    """Gives a rank that the stop ended while it was exiting with an exception the code 1, as Python would have."""
     if rank.exception is None or rank.condemned or stop_began is None or (rank.died_at or 0.0) <= stop_began:
         return rank
     stopped = rank.signal_number in _STOP_SIGNALS or rank.killed_by_us
-    return replace(rank, exit_code=1) if stopped else rank
+    if stopped:
+        return replace(rank, exit_code=1)
+    return rank
 
 
 def _failed_by_itself(rank: RankEvidence, stop_began: float | None) -> bool:
@@ -113,7 +118,7 @@ def _failed_by_itself(rank: RankEvidence, stop_began: float | None) -> bool:
 
 
 def _died_of_no_stop(rank: RankEvidence) -> bool:
-    """Whether it died of a signal that the stop did not send: its end was only seen late."""
+    """Whether it died of a signal that the stop did not send: then its end was only noticed late."""
     return rank.signal_number > 0 and rank.signal_number not in _STOP_SIGNALS and not rank.killed_by_us
 
 
@@ -124,7 +129,9 @@ def _collateral(rank: RankEvidence) -> float:
     """
     if rank.verdict and rank.verdict.condemned:
         return float(in_collective(rank.verdict.frames))
-    return known_errors.is_about_peers(rank.exception) if rank.exception else 0.0
+    if rank.exception:
+        return known_errors.is_about_peers(rank.exception)
+    return 0.0
 
 
 def _kind(rank: RankEvidence) -> FaultKind:
@@ -132,17 +139,24 @@ def _kind(rank: RankEvidence) -> FaultKind:
         return FaultKind.HANG
     if rank.signal_number:
         return FaultKind.SIGNAL
-    return FaultKind.EXCEPTION if rank.exception else FaultKind.EXIT
+    if rank.exception:
+        return FaultKind.EXCEPTION
+    return FaultKind.EXIT
 
 
 def _agreed_code(own: list[RankEvidence]) -> int | None:
-    """The exit code all ranks that failed by themselves agree on; None when they differ."""
+    """Returns the exit code if all ranks that failed by themselves have the same one; else None."""
     codes = {rank.exit_code for rank in own if rank.exit_code}
-    return codes.pop() if len(codes) == 1 else None
+    if len(codes) == 1:
+        return codes.pop()
+    return None
 
 
 def _what(kind: FaultKind, rank: RankEvidence) -> str:
-    raised = _raised(rank.exception) if rank.exception else ""
+    if rank.exception:
+        raised = _raised(rank.exception)
+    else:
+        raised = ""
     match kind:
         case FaultKind.HANG:
             what = f"hangs: {_why_hung(rank)}"
@@ -154,7 +168,9 @@ def _what(kind: FaultKind, rank: RankEvidence) -> str:
             return raised
         case FaultKind.EXIT:
             return f"exited with code {rank.exit_code}"
-    return f"{what}, after it {raised}" if raised else what
+    if raised:
+        return f"{what}, after it {raised}"
+    return what
 
 
 def _why_hung(rank: RankEvidence) -> str:
@@ -166,7 +182,7 @@ def _why_hung(rank: RankEvidence) -> str:
 
 
 def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
-    """What became of the other ranks, in words; those without an error, whose stacks say more, come first."""
+    """Describes the end of each other rank; those without an exception, whose stacks say more, come first."""
     others = sorted((rank for rank in ranks if rank is not first), key=lambda rank: rank.exception is not None)
     return tuple(state(rank) for rank in others)
 
@@ -177,17 +193,20 @@ def _raised(exception: RankException) -> str:
 
 
 def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence) -> Cause:
-    """Class and hint: an exception says most, also when the rank hung or died of a signal after it."""
+    """Returns class and hint. An exception counts most, also when the rank hung or died of a signal after it."""
     if rank.exception is not None:
         cause = known_errors.of_exception(rank.exception, node)
         if cause != NO_CAUSE:
             return cause
         by_code = hints.of_exit(rank.exit_code or 0, node)
-        return cause if by_code.fault_class is FaultClass.UNKNOWN else by_code
+        if by_code.fault_class is FaultClass.UNKNOWN:
+            return cause
+        return by_code
     if _kind(rank) is FaultKind.HANG:
         return _of_hang(rank, ranks)
     if not rank.signal_number:
         return hints.of_exit(rank.exit_code or 0, node)
+    # NCCL's watchdog aborts each rank of a collective that timed out.
     if len(ranks) > 1 and all(one.signal_number == signal.SIGABRT for one in ranks):
         return hints.ALL_ABORTED
     return hints.of_signal(rank.signal_number, node)
@@ -205,7 +224,8 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
 
 
 def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> str:
-    """Which ranks others may have waited for, or lost: those behind, else the few that did not fail. Empty: none."""
+    """Names the ranks that others may have waited for or lost: those at an earlier iteration, else the few without a
+    failure. Empty when there are none."""
     reached = {rank.rank: iteration(rank) for rank in ranks if iteration(rank) != NO_ITERATION}
     late = [f"rank {rank} at iteration {at}" for rank, at in reached.items() if at < max(reached.values())]
     if late:
@@ -219,13 +239,18 @@ def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> s
 def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
     if kind is FaultKind.HANG and (frames := rank.scene.frames):
         return tuple(frames[:4])
-    return excerpt(rank.exception.traceback) if rank.exception else ()
+    if rank.exception:
+        return excerpt(rank.exception.traceback)
+    return ()
 
 
 def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
-    """Type and innermost frame of an exception of the program; empty where that only says that a peer is gone, say."""
+    """Returns type and innermost frame of an exception of the program; empty for any other failure, for instance
+    an exception that only reports a lost peer."""
     if kind is not FaultKind.EXCEPTION or _collateral(rank) == 1 or cause.fault_class not in _OF_PROGRAM:
         return ""
     assert rank.exception is not None
     at = place(rank.exception.traceback)
-    return f"{rank.exception.type} at {at}" if at else rank.exception.type
+    if at:
+        return f"{rank.exception.type} at {at}"
+    return rank.exception.type

@@ -1,6 +1,6 @@
-"""What exceptions of Python, torch, NCCL, gloo and CUDA mean: class and hint by their words, then by their type. Pure.
+"""Classifies exceptions of Python, torch, NCCL, gloo and CUDA: class and hint by message, then by type. Pure.
 
-The first row that fits counts. Knows one exception at a time, and no rank. A rank chooses the text, so it is cut before
+The first row that fits counts. Sees one exception at a time, and no rank. A rank chooses the text, so it is cut before
 it is searched, and every repetition in a pattern is bounded: the time grows linearly with the text. (A pattern with
 `.*` held the launcher for a minute over 140 KB of "NVLink".)
 """
@@ -11,12 +11,12 @@ import builtins
 import functools
 import re
 
-from ft_launcher import hints
+from ft_launcher.attribution import hints
 from ft_launcher.attribution.error_text import chain, raised_by_program
-from ft_launcher.fault_class import NO_CAUSE, Cause, FaultClass
-from ft_launcher.hints import NodeEvidence
+from ft_launcher.attribution.fault_class import NO_CAUSE, Cause, FaultClass
+from ft_launcher.attribution.hints import NodeEvidence
 from rank_monitor.contract.lost_peer import MOST_SEARCHED, is_lost_peer
-from rank_monitor.contract.messages import RankException
+from rank_monitor.contract.wire.messages import RankException
 
 _USER, _MEMORY, _HARDWARE = FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.HARDWARE
 _INFRASTRUCTURE, _HANG, _UNKNOWN = FaultClass.INFRASTRUCTURE, FaultClass.HANG, FaultClass.UNKNOWN
@@ -30,6 +30,7 @@ _WAITED = re.compile(
 )
 _GAVE_UP = "ft_client.inprocess.exception.RestartAbort"
 """What all ranks raise when restarts in process end; that of the rank whose fault it was has a cause."""
+# torch's data loader puts the text of strsignal into its message, not the number.
 _LOADER = re.compile(r"DataLoader worker .{0,200}killed by signal: (.{1,40}?)\.")
 _SHARED_MEMORY = re.compile(
     r"(/torch_|/dev/shm|shared memory).{0,400}No space left|No space left.{0,400}/dev/shm"
@@ -81,6 +82,7 @@ _BY_WORDS: tuple[tuple[str, Cause], ...] = (
     (r"name resolution|Name or service not known|No route to host|Network is unreachable|Connection timed out"
      r"|Max retries exceeded|Host is down", Cause(_INFRASTRUCTURE, "the network, a name or a service")),
     (r"cannot open shared object file", Cause(_UNKNOWN, "a library is not on this node, or not on its path")),
+    # torch's SignalException; 1, 10 and 15 are SIGHUP, SIGUSR1 and SIGTERM.
     (r"got signal: 1[05]?\b|SignalException", Cause(FaultClass.PREEMPTION, "somebody outside the launcher ended it")),
 )  # fmt: skip
 _WORDS = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), cause) for pattern, cause in _BY_WORDS)
@@ -94,7 +96,7 @@ _VAGUE = {
     "FileNotFoundError",
     "PermissionError",
 }
-"""Types that libraries raise for anything, and of files that may be away with their mount."""
+"""Types that libraries raise for many reasons, and those of files that may be missing because their mount is."""
 
 _SERVICES = re.compile(
     r"(urllib3?|requests|http|ssl|socket|aiohttp|httpx|botocore|huggingface_hub|google\.api_core|etcd3gw)\."
@@ -103,28 +105,34 @@ _PROGRAM = {"SyntaxError", "IndentationError", "TabError", "ImportError", "Modul
 
 
 def of_exception(exception: RankException, node: NodeEvidence) -> Cause:
-    """Class and likely cause; by the words of any exception of its chain, the last first, else by its type."""
+    """Returns class and likely cause: by the message of any exception of its chain, the last first, else by type."""
     links = chain(exception)
     for link in reversed(links):
-        if (known := _by_words(link.words, node)) is not None:
+        known = _by_words(link.words, node)
+        if known is not None:
             return known
     return Cause(_by_type(exception))
 
 
+# Asked several times of each rank while the ranks are compared.
 @functools.lru_cache(maxsize=64)
 def is_about_peers(exception: RankException) -> float:
-    """How much an exception looks like the consequence of another rank's end: 1 wholly, 0.5 perhaps, 0 not.
+    """Rates whether an exception is the consequence of another rank's end: 1 certainly, 0.5 possibly, 0 not.
 
-    An exception is what the first of those is that caused it. What was raised while another was handled says less: the
-    other may be the real error and this a collective of its `finally`, or this one's cause without a `from`.
+    The first exception of the chain of causes decides. One raised while another was handled is only possibly a
+    consequence: the other may be the real error, and this one a collective in its `finally`, or raised without `from`.
     """
     links = chain(exception)
     first = len(links) - 1
     while first > 0 and links[first - 1].caused_next:
         first -= 1
     if _tells_of_peers(links[first].words):
-        return 1.0 if first == 0 else 0.5
-    return 0.5 if any(_tells_of_peers(link.words) for link in links[:first]) else 0.0
+        if first == 0:
+            return 1.0
+        return 0.5
+    if any(_tells_of_peers(link.words) for link in links[:first]):
+        return 0.5
+    return 0.0
 
 
 def _tells_of_peers(words: str) -> bool:
@@ -134,18 +142,24 @@ def _tells_of_peers(words: str) -> bool:
 
 def _by_words(words: str, node: NodeEvidence) -> Cause | None:
     words = words[:MOST_SEARCHED]
+    # An ImportError for want of a shared library may be a fault of the node and is decided by the table.
     if words.partition(":")[0] in _PROGRAM and "shared object file" not in words:
         return Cause(_USER)
-    if (worker := _LOADER.search(words)) is not None:
+    worker = _LOADER.search(words)
+    if worker is not None:
         number = hints.number_of(worker[1])
-        cause = hints.of_signal(number, node) if number else NO_CAUSE
+        if number:
+            cause = hints.of_signal(number, node)
+        else:
+            cause = NO_CAUSE
         return Cause(cause.fault_class, f"a loader worker died: {cause.hint}" if cause.hint else "")
     if _SHARED_MEMORY.search(words):
         roomy = "shared memory was full; look at /dev/shm, and at a container's limit"
         return Cause(_MEMORY, hints.full(node) if hints.is_full(node) else roomy)
     if _WAITED.search(words):
         return Cause(_HANG, "a rank did not take part in the collective in time: it died, hangs, or is out of step")
-    if (known := next((cause for pattern, cause in _WORDS if pattern.search(words)), None)) is not None:
+    known = next((cause for pattern, cause in _WORDS if pattern.search(words)), None)
+    if known is not None:
         return known
     if is_lost_peer(words):
         return Cause(_INFRASTRUCTURE, "the other end is gone: another rank or service ended first, or the network did")
@@ -160,5 +174,7 @@ def _by_type(exception: RankException) -> FaultClass:
     if _SERVICES.match(exception.type) or name in ("DistNetworkError", "DistStoreError"):
         return _INFRASTRUCTURE
     if exception.type in _VAGUE or module:
-        return _USER if raised_by_program(exception.traceback) else _UNKNOWN
+        if raised_by_program(exception.traceback):
+            return _USER
+        return _UNKNOWN
     return _USER

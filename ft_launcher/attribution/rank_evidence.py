@@ -1,4 +1,4 @@
-"""What is known of one rank of a cycle that failed: a value, and what it says by itself. Pure; compares no ranks."""
+"""The evidence of one rank of a failed cycle, and what follows from it alone. Pure; compares no ranks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import signal
 from dataclasses import dataclass
 
 from ft_launcher.attribution.scene import Scene
-from rank_monitor.contract.launcher_messages import Snapshot, Verdict
-from rank_monitor.contract.messages import NO_ITERATION, RankException
+from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """What is known of one rank. Moments are seconds of this node's monotonic clock; `exit_code` as from subprocess."""
+    """Evidence of one rank. Times are seconds of this node's monotonic clock; `exit_code` is as in `subprocess`."""
 
     rank: int
     local_rank: int
@@ -29,9 +29,15 @@ class RankEvidence:
 
     @property
     def failed_at(self) -> float | None:
-        """The first sign of its failure; None while there is none."""
-        died_badly = self.died_at if self.exit_code not in (0, None) else None
-        condemned_at = self.verdict_at if self.condemned else None
+        """When the first sign of its failure was seen; None without one."""
+        if self.exit_code not in (0, None):
+            died_badly = self.died_at
+        else:
+            died_badly = None
+        if self.condemned:
+            condemned_at = self.verdict_at
+        else:
+            condemned_at = None
         signs = [at for at in (died_badly, condemned_at, self.exception_at) if at is not None]
         return min(signs, default=None)
 
@@ -42,7 +48,7 @@ class RankEvidence:
 
     @property
     def scene(self) -> Scene:
-        """Where it was: by the verdict that condemned it, else as found before the ranks were stopped."""
+        """Stack and process state from the verdict that condemned it, else from before the ranks were stopped."""
         if self.condemned and self.verdict is not None:
             return Scene(self.rank, self.verdict.frames, self.verdict.process)
         if self.snapshot is not None:
@@ -51,12 +57,12 @@ class RankEvidence:
 
     @property
     def signal_number(self) -> int:
-        """The signal that it died of; 0: of none."""
+        """The signal that it died of; 0 when it did not die of a signal."""
         return max(0, -(self.exit_code or 0))
 
 
 def where(rank: RankEvidence) -> str:
-    """In which sections and at which iteration the rank was, in words; empty when nothing is known."""
+    """Describes in which sections and at which iteration the rank was; empty when nothing is known."""
     told, parts = rank.verdict or rank.snapshot, []
     if told and told.sections:
         parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in told.sections.items()))
@@ -66,14 +72,16 @@ def where(rank: RankEvidence) -> str:
 
 
 def iteration(rank: RankEvidence) -> int:
-    """The last iteration that the rank reported in this cycle; NO_ITERATION when it reported none."""
+    """Returns the last iteration that the rank reported in this cycle; NO_ITERATION when it reported none."""
     if rank.verdict and rank.verdict.iteration != NO_ITERATION:
         return rank.verdict.iteration
-    return rank.snapshot.iteration if rank.snapshot else NO_ITERATION
+    if rank.snapshot:
+        return rank.snapshot.iteration
+    return NO_ITERATION
 
 
 def state(rank: RankEvidence) -> str:
-    """What became of the rank, and where, in one line."""
+    """Describes in one line how the rank ended, and where it was."""
     if rank.exit_code is None:
         became = "was running"
     elif rank.exit_code == 0:
@@ -82,12 +90,15 @@ def state(rank: RankEvidence) -> str:
         became = f"ended by {signal_name(rank.signal_number)}"
     else:
         became = f"ended with code {rank.exit_code}"
-    frame = "" if rank.exception else rank.scene.own_frame
+    if rank.exception:
+        frame = ""
+    else:
+        frame = rank.scene.own_frame
     return f"rank {rank.rank} {became} {where(rank)}".rstrip() + (f", at {frame}" if frame else "")
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; `signal 41` for one without a name."""
+    """Returns the name of a signal: `SIGKILL` for 9; `signal 41` for one without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

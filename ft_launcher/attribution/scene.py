@@ -1,6 +1,6 @@
 """Where the ranks of a node are while some of them hang: stopped, waiting in a collective of torch, or outside of any.
 
-Pure. Knows frames of main threads and states of processes; what follows from them for a fault is `first_failure`'s.
+Pure. Reads frames of main threads and states of processes; `first_failure` decides what follows for a fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 _WAITS_FOR_PEERS = re.compile(
     r"torch/distributed/(?!(elastic|launcher|checkpoint|run\.py))|torch/nn/parallel/|torch/autograd/graph\.py"
-    r"|ft_client/same_host\.py"
 )
 """Files in which a rank calls what waits for its peers; in autograd's backward pass the hooks of DDP and FSDP wait.
 `checkpoint` may wait for storage as well; where it calls a collective, the innermost frame is that of the collective.
@@ -22,6 +21,7 @@ _WAITS_FOR_PEERS = re.compile(
 _PASSED_THROUGH = re.compile(r"python3[.\dt]*/|torch/(_ops|_compile|utils/_contextlib|_dynamo/eval_frame)\.py")
 """Called by a collective on its way, so these may lie further in: locks, operators, decorators."""
 
+# The text is one line on the console; further ranks are counted.
 _MOST_NAMED = 4
 
 
@@ -45,13 +45,18 @@ class Scene:
 
     @property
     def place(self) -> Whereabouts:
-        """Where it is."""
+        """Where it is. That the process is stopped decides before its stack does."""
         state = str((self.process or {}).get("state", ""))
+        # States of proc(5): T stopped by a signal, t by a tracer, D uninterruptible sleep.
         if state.startswith(("T", "t")):
             return Whereabouts.STOPPED
         if not self.frames:
-            return Whereabouts.IN_KERNEL if state.startswith("D") else Whereabouts.UNKNOWN
-        return Whereabouts.COLLECTIVE if in_collective(self.frames) else Whereabouts.OUTSIDE
+            if state.startswith("D"):
+                return Whereabouts.IN_KERNEL
+            return Whereabouts.UNKNOWN
+        if in_collective(self.frames):
+            return Whereabouts.COLLECTIVE
+        return Whereabouts.OUTSIDE
 
     @property
     def own_frame(self) -> str:
@@ -60,11 +65,13 @@ class Scene:
 
 
 def own_frame(frames: Sequence[str]) -> str:
-    """The innermost frame of the program itself, else the innermost of all; empty when there is none."""
+    """Returns the innermost frame of the program itself, else the innermost of all; empty without frames."""
     for frame in frames:
         if _is_own(frame):
             return frame
-    return frames[0] if frames else ""
+    if frames:
+        return frames[0]
+    return ""
 
 
 def in_collective(frames: Sequence[str]) -> bool:
@@ -79,7 +86,7 @@ def in_collective(frames: Sequence[str]) -> bool:
 
 
 def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
-    """One line about ranks that stand still: first those that the others wait for, as far as that can be seen.
+    """Describes stalled ranks in one line: first those that the others wait for, as far as stacks show it.
 
     Args:
         scenes: of all ranks of the node that run.
@@ -91,7 +98,10 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
     held_up = by_place[Whereabouts.STOPPED] + by_place[Whereabouts.IN_KERNEL] + by_place[Whereabouts.OUTSIDE]
     since = f"for {waited_s:g} s"
     if waiting and held_up:
-        verb = "wait" if len(waiting) > 1 else "waits"
+        if len(waiting) > 1:
+            verb = "wait"
+        else:
+            verb = "waits"
         return f"{listed(held_up)}, and {_numbers(waiting)} {verb} in a collective {since}"
     if waiting and len(waiting) == len(scenes):
         if len(waiting) > 1:
@@ -104,11 +114,13 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
         return f"the main thread of rank {stalled} ran no Python {since}: {listed(held_up)}"
     alone = [scene for scene in scenes if scene.rank == stalled]
     stands = f"the main thread of rank {stalled} ran no Python {since}"
-    return f"{stands}: {listed(alone)}" if alone else stands
+    if alone:
+        return f"{stands}: {listed(alone)}"
+    return stands
 
 
 def listed(scenes: Sequence[Scene]) -> str:
-    """Where these ranks are, in one line."""
+    """Describes in one line where these ranks are; at most four are named, the others counted."""
     named = [_described(scene) for scene in scenes[:_MOST_NAMED]]
     more = len(scenes) - len(named)
     if more:
@@ -118,7 +130,9 @@ def listed(scenes: Sequence[Scene]) -> str:
 
 def _described(scene: Scene) -> str:
     text = f"rank {scene.rank} {scene.place.value}"
-    return f"{text} at {scene.own_frame}" if scene.own_frame else text
+    if scene.own_frame:
+        return f"{text} at {scene.own_frame}"
+    return text
 
 
 def _numbers(scenes: Sequence[Scene]) -> str:
@@ -127,7 +141,9 @@ def _numbers(scenes: Sequence[Scene]) -> str:
         return f"rank {ranks[0]}"
     named = ", ".join(map(str, ranks[:_MOST_NAMED]))
     more = len(ranks) - _MOST_NAMED
-    return f"ranks {named} and {more} more" if more > 0 else f"ranks {named}"
+    if more > 0:
+        return f"ranks {named} and {more} more"
+    return f"ranks {named}"
 
 
 def _is_own(frame: str) -> bool:

@@ -1,1 +1,1 @@
-"""Health of this node before a cycle: one check per file, each in a process of its own."""
+"""Health checks of this node before a cycle, each in a process of its own (`check.CHECKS`)."""

@@ -1,4 +1,4 @@
-"""The process of one check: starts it, takes its output, ends it. Knows nothing of what is checked.
+"""Starts the process of one check, reads its output, and ends it. Does not depend on what is checked.
 
 It is started by exec (a vfork, so that the caller's threads and memory do not matter) in a session of its own.
 """
@@ -11,16 +11,17 @@ import signal
 import subprocess
 import time
 
-from ft_launcher import descriptor_limit
-from ft_launcher.health.order import Order
+from ft_launcher.health.reading import Order
+from ft_launcher.processes import descriptor_limit
 from rank_monitor.contract import env
-from rank_monitor.contract.wait import readable
+from rank_monitor.contract.processes.wait import readable
 
+# 64 KiB, the default capacity of a pipe (pipe(7)). Only the last lines of the output are used.
 _KEPT_BYTES = 1 << 16
 
 
 class CheckProcess:
-    """A check that runs.
+    """A running check.
 
     Args:
         tag: the job's tag, so that the process is found and ended when the launcher was killed; empty: none.
@@ -50,18 +51,22 @@ class CheckProcess:
         self._pidfd = os.pidfd_open(self.pid)
 
     def descriptors(self) -> set[int]:
-        """Readable when there is something for `handle`."""
-        return {self._pidfd} if self._pipe.closed else {self._pidfd, self._pipe.fileno()}
+        """Returns descriptors that are readable when `handle` has something to do."""
+        if self._pipe.closed:
+            return {self._pidfd}
+        return {self._pidfd, self._pipe.fileno()}
 
     def handle(self) -> int | None:
-        """Takes output; the exit code (negative for a signal) once the process has ended. Does not block."""
+        """Reads output; returns the exit code (negative for a signal) once the process has ended. Does not block."""
         ended = bool(readable([self._pidfd]))
         if not self._pipe.closed:
             piece = self._pipe.read(_KEPT_BYTES)  # as much as a pipe holds, so nothing is left after the end
             self.output = (self.output + (piece or b""))[-_KEPT_BYTES:]
             if piece == b"":
                 self._pipe.close()
-        return self._reap() if ended else None
+        if ended:
+            return self._reap()
+        return None
 
     def kill(self) -> None:
         """Sends SIGKILL to its process group."""
@@ -70,7 +75,7 @@ class CheckProcess:
                 os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
 
     def gone(self, wait_s: float) -> bool:
-        """Whether it has ended within `wait_s`; reaps it then."""
+        """Whether the process has ended within `wait_s`; reaps it then."""
         if self._process.returncode is None and readable([self._pidfd], wait_s):
             self._reap()
         return self._process.returncode is not None

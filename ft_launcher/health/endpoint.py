@@ -1,7 +1,8 @@
-"""The endpoint of a checker that somebody else runs on this node. One that cannot be reached says nothing.
+"""Asks the endpoint of a health checker that the operator runs on this node. An unreachable one is `unknown`.
 
-`line:///path` is a Unix socket: we write `check`, it answers with one line, `ok` or `unhealthy`, and words. All others
-(`host:port`, `unix:///path`, `/path`) speak gRPC: the standard grpc.health.v1, else the service of NVIDIA's daemon.
+`line:///path` is a Unix socket: we write `check`, it answers with one line, `ok` or `unhealthy`, and a reason. All
+others (`host:port`, `unix:///path`, `/path`) speak gRPC: the standard grpc.health.v1, else the service of NVIDIA's
+daemon.
 The only file that imports grpc; the three messages are read here, so that no protobuf is needed.
 """
 
@@ -12,12 +13,13 @@ import socket
 from collections.abc import Iterator
 from itertools import islice
 
-from ft_launcher.health.finding import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, Task
 
 LINE = "line://"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _NVHCD = "/nvhcd.HealthCheckService/RunHealthCheck"
 _NVHCD_REQUEST = b"\x0a\x0a--no-slurm"  # field 1, text: the argument that NVIDIA's launcher gives
+# ServingStatus of grpc.health.v1.
 _SERVING: dict[object, Finding] = {
     0: ("unknown", "UNKNOWN"),
     1: ("ok", "SERVING"),
@@ -44,6 +46,7 @@ def _ask_line(path: str, timeout_s: float) -> Finding:
             connection.connect(path)
             connection.sendall(b"check\n")
             with connection.makefile("rb") as answer:
+                # Bounded, since another program writes it and may never end the line.
                 line = answer.readline(4096)
     except OSError as error:
         return "unknown", str(error)
@@ -51,12 +54,12 @@ def _ask_line(path: str, timeout_s: float) -> Finding:
 
 
 def line_says(line: str) -> Finding:
-    """A checker's line. Pure."""
-    word, _, reason = line.strip().partition(" ")
-    word = word.lower().rstrip(":")
-    if word == "ok":
+    """The finding in a checker's line. Pure."""
+    state, _, reason = line.strip().partition(" ")
+    state = state.lower().rstrip(":")
+    if state == "ok":
         return "ok", reason.strip()
-    if word == "unhealthy":
+    if state == "unhealthy":
         return "unhealthy", reason.strip() or "says it is unhealthy"
     return "unknown", f"answers {line.strip()!r}, which is neither ok nor unhealthy"
 
@@ -72,6 +75,7 @@ def _ask_grpc(target: str, timeout_s: float) -> Finding:
                 return says(call(request, timeout=timeout_s))
             except grpc.RpcError as error:
                 failure: Finding = ("unknown", f"{error.code().name}: {error.details()}")
+                # Only a server that lacks this service is asked for the next one.
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                     break
         return failure
@@ -92,21 +96,31 @@ def nvhcd_says(message: bytes) -> Finding:
     if not fields.get(1):
         return "unhealthy", f"exit code {fields.get(2, 0)!r}: {error or output}"
     try:
-        found = json.loads(output)
-        failed = found.get("fail_count", 0), found.get("failed_checks", [])
+        report = json.loads(output)
+        fail_count = report.get("fail_count", 0)
+        failed_checks = report.get("failed_checks", [])
     except (ValueError, AttributeError):
         return "unknown", f"succeeds, with an output that is not its JSON: {output}"
-    return ("unhealthy", f"{failed[0]} checks failed: {failed[1]}") if failed[0] else ("ok", "")
+    if fail_count:
+        return "unhealthy", f"{fail_count} checks failed: {failed_checks}"
+    return "ok", ""
 
 
 def _text(value: object) -> str:
-    return value.decode(errors="replace").strip()[:300] if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace").strip()[:300]
+    return str(value)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protobuf message; stops at what is cut short or has another wire type."""
     rest = iter(message)
-    while (key := _varint(rest)) is not None and (value := _varint(rest)) is not None:
+    while True:
+        key = _varint(rest)
+        value = _varint(rest)
+        if key is None or value is None:
+            return
+        # Wire types of protobuf: 0 is a varint, 2 has its length before it.
         if key & 7 == 0:
             yield key >> 3, value
         elif key & 7 == 2:

@@ -1,15 +1,20 @@
-"""The state of each GPU: what recovery the driver asks for, memory errors, retired pages and remapped rows.
+"""The state of each GPU, and of the NVLinks between them.
 
-Where the driver says itself which recovery a GPU needs (release 570 and later), that decides; the counters decide for
+A GPU: the recovery that the driver asks for, memory errors, retired pages and remapped rows. NVLink: a link that was
+active and is no more, and a GPU with fewer active links than others of the same kind. A GPU without any active link is
+not reported: a PCIe card with no bridge looks the same.
+
+Where the driver reports which recovery a GPU needs (release 570 and later), that decides; the counters decide for
 older ones, because a contained memory error stays counted on a GPU that is in order again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from ft_launcher.health.finding import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, State, Task
 
 _ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _UNCORRECTED, _SINCE_RESET = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
@@ -23,11 +28,12 @@ _RECOVERY = {
     6: "a reset of its bus",
     7: "a reboot of the system",
 }
+_MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; a GPU with fewer says so of each
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What NVML says of a GPU: numbers, 0 for no; None: it does not say."""
+    """The state of a GPU as NVML reports it: numbers, 0 for no; None: not reported."""
 
     recovery_action: int | None = None
     remapping_failed: int | None = None
@@ -36,8 +42,15 @@ class Gpu:
     uncorrected_errors: int | None = None
 
 
+class Links(NamedTuple):
+    """The links of a GPU: its kind, and those that are active."""
+
+    kind: str
+    active: frozenset[int]
+
+
 def judge_gpu(name: str, gpu: Gpu) -> Finding:
-    """How the GPU is. Pure."""
+    """The finding on one GPU. Pure."""
     if gpu.recovery_action:
         return "unhealthy", f"{name} needs {_RECOVERY.get(gpu.recovery_action, f'action {gpu.recovery_action}')}"
     if gpu.remapping_failed:
@@ -48,20 +61,59 @@ def judge_gpu(name: str, gpu: Gpu) -> Finding:
     if gpu.uncorrected_errors:
         counted.append(f"{name} counts {gpu.uncorrected_errors} uncorrected memory errors since its last reset")
     if counted:
-        return ("unhealthy" if gpu.recovery_action is None else "ok"), "; ".join(counted)
+        # A driver that reports recovery actions and asks for none decides; the counters are then informative.
+        state: State = "unhealthy" if gpu.recovery_action is None else "ok"
+        return state, "; ".join(counted)
     if all(getattr(gpu, field.name) is None for field in fields(gpu)):
         return "unknown", f"{name}: the driver says nothing of its state"
     return "ok", ""
+
+
+def judge_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[int]]) -> list[Finding]:
+    """One finding per GPU that has links. Pure.
+
+    Args:
+        gpus: name -> its links.
+        before: name -> the links that were active at an earlier check of this job.
+    """
+    findings: list[Finding] = []
+    for name, links in gpus.items():
+        most = max(len(other.active) for other in gpus.values() if other.kind == links.kind)
+        lost = sorted(before.get(name, frozenset()) - links.active)
+        if lost:
+            findings.append(("unhealthy", f"{name}: NVLink {', '.join(map(str, lost))} went down"))
+        elif 0 < len(links.active) < most:
+            findings.append(("unhealthy", f"{name} has {len(links.active)} active NVLinks, others of its kind {most}"))
+        elif links.active:
+            findings.append(("ok", ""))
+    return findings
 
 
 def look(task: Task) -> Answer:
     """One finding per GPU that the ranks may use."""
     from ft_launcher.health import nvml
 
-    return nvml.each_gpu(lambda name, handle: [judge_gpu(name, _read(handle))], task.say), {}
+    return nvml.each_gpu(lambda name, handle: [judge_gpu(name, _read_gpu(handle))], task.say), {}
 
 
-def _read(handle: Any) -> Gpu:
+def look_at_links(task: Task) -> Answer:
+    """The findings on the links of the GPUs that the ranks may use."""
+    from ft_launcher.health import nvml
+
+    gpus: dict[str, Links] = {}
+
+    def read(name: str, handle: Any) -> list[Finding]:
+        gpus[name] = _read_links(handle)
+        return []
+
+    findings = nvml.each_gpu(read, task.say)
+    before = {name: frozenset(links) for name, links in task.memory.items()}
+    findings += judge_links(gpus, before)
+    seen = {name: before.get(name, frozenset()) | links.active for name, links in gpus.items()}
+    return findings or [("not present", "no active NVLink")], {name: sorted(links) for name, links in seen.items()}
+
+
+def _read_gpu(handle: Any) -> Gpu:
     from ft_launcher.health.nvml import ask
 
     (action,) = ask("nvmlDeviceGetFieldValues", handle, [_ACTION_FIELD]) or (None,)
@@ -73,3 +125,10 @@ def _read(handle: Any) -> Gpu:
         retirement_pending=ask("nvmlDeviceGetRetiredPagesPendingStatus", handle),
         uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_RESET),
     )
+
+
+def _read_links(handle: Any) -> Links:
+    from ft_launcher.health.nvml import ask
+
+    active = [link for link in range(_MAX_LINKS) if ask("nvmlDeviceGetNvLinkState", handle, link)]
+    return Links(str(ask("nvmlDeviceGetName", handle)), frozenset(active))

@@ -1,6 +1,6 @@
-"""The memory in use on each GPU: what the driver says of it, and whether a cycle may start yet.
+"""The memory in use on each GPU, as the driver reports it, and whether a cycle may start yet.
 
-A driver gives memory back a while after the process that had it is gone, longer for one that was killed.
+A driver releases memory some time after the process that had it has ended, and later if that was killed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ft_launcher.health.finding import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, Task
 
 if TYPE_CHECKING:
-    from rank_monitor.contract.config import StopSettings
+    from rank_monitor.contract.settings.config import StopSettings
 
 Used: TypeAlias = Mapping[str, float]
 """MiB in use, by the name of the GPU."""
 
 _MIB = 1 << 20
+# The pause grows with the time waited, up to the configured interval: a quick release delays the cycle little.
 _FIRST_PAUSE_S = 0.1
 
 
@@ -44,12 +45,12 @@ def next_step(before: Used, now: Used, settings: StopSettings, waited_s: float) 
     left_s = settings.gpu_memory_reclaim_timeout - waited_s
     if left_s > 0:
         return Step(min(left_s, max(_FIRST_PAUSE_S, min(waited_s, settings.gpu_memory_poll_interval))))
-    said = ", ".join(f"{gpu} {mib:.0f} MiB" for gpu, mib in more.items())
-    return Step(None, f"{waited_s:.0f} s after the ranks ended, more is in use than before the first cycle: {said}")
+    in_use = ", ".join(f"{gpu} {mib:.0f} MiB" for gpu, mib in more.items())
+    return Step(None, f"{waited_s:.0f} s after the ranks ended, more is in use than before the first cycle: {in_use}")
 
 
 def look(task: Task) -> Answer:
-    """One finding per GPU that the ranks may use; the memory in use goes to who asked, as `used_mib`."""
+    """Returns one finding per GPU that the ranks may use, and the memory in use as `used_mib` of the answer."""
     from ft_launcher.health import nvml
 
     used_mib = {}

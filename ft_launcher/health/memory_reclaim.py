@@ -1,7 +1,7 @@
 """Waits before a cycle until the ranks of earlier cycles have given back the memory of the GPUs.
 
-Acts only: `gpu_memory` says what a reading means. Each reading is a process of its own, so that neither CUDA nor the
-driver's library comes into the agent. What cannot be read, or is not given back in time, holds no cycle up for longer.
+`gpu_memory` decides what follows a reading. Each reading is a process of its own, so that neither CUDA nor the driver's
+library is loaded into the agent. A failed reading, or memory that is not released in time, delays no cycle further.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import time
 
 from ft_launcher.health.check_process import CheckProcess
 from ft_launcher.health.gpu_memory import Used, next_step
-from ft_launcher.health.order import too_late, understand
 from ft_launcher.health.plan import Places, has_driver, order_for
-from rank_monitor.contract.config import StopSettings
-from rank_monitor.contract.wait import readable
+from ft_launcher.health.reading import too_late, understand
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.config import StopSettings
 
 _CHECK = "gpu_memory"
 _UNREAD = "the GPU memory in use cannot be read, so that no cycle waits for it"
+# A reading gets this long even when the time to wait for memory has nearly passed.
 _READING_S = 2.0
+# A process that SIGKILL has not ended by then waits in the kernel, as on a driver that hangs.
 _AFTER_SIGKILL_S = 2.0
 
 
@@ -30,7 +32,9 @@ class GpuMemory:
     """
 
     def __init__(self, settings: StopSettings, tag: str = "", places: Places | None = None) -> None:
-        self._settings, self._tag, self._places = settings, tag, places or Places()
+        self._settings = settings
+        self._tag = tag
+        self._places = places or Places()
         self._before: Used | None = None
         self._process: CheckProcess | None = None
         self._stuck: CheckProcess | None = None
@@ -40,7 +44,7 @@ class GpuMemory:
         self._closed = threading.Event()
 
     def begin(self) -> None:
-        """Starts a reading; nothing where there is no driver, or where the first reading failed."""
+        """Starts a reading and returns. Does nothing without a driver, or after a failed first reading."""
         self._closed.clear()
         self._began = time.monotonic()
         if self._settings.gpu_memory_reclaim_timeout > 0 and self._before != {} and has_driver(self._places):
@@ -60,13 +64,14 @@ class GpuMemory:
             return self._wait(self._process)
 
     def pids(self) -> set[int]:
-        """Of the process that reads, one that even SIGKILL did not end included."""
+        """Returns the pid of the process that reads, and of one that SIGKILL did not end."""
         return {process.pid for process in (self._process, self._stuck) if process is not None}
 
     def close(self) -> None:
-        """Ends what runs, and a `wait` in another thread."""
+        """Ends a running reading, and a `wait` in another thread."""
         self._closed.set()
-        if (process := self._process) is not None:
+        process = self._process
+        if process is not None:
             process.kill()
         if self._reads.acquire(blocking=False):
             if self._process is not None:
@@ -78,7 +83,9 @@ class GpuMemory:
             used, why = self._take(process)
             if self._before is None:
                 self._before = used
-                return "" if used else f"{_UNREAD}: {why}"
+                if used:
+                    return ""
+                return f"{_UNREAD}: {why}"
             if not used:
                 return f"{_UNREAD}: {why}"
             step = next_step(self._before, used, self._settings, time.monotonic() - self._began)
@@ -103,21 +110,29 @@ class GpuMemory:
         return self._process
 
     def _take(self, process: CheckProcess) -> tuple[Used, str]:
-        """MiB in use; none, and why, when the process does not say."""
+        """Waits for the process. Returns MiB in use; an empty mapping, and why, when it reports nothing."""
         now = time.monotonic()
         deadline = max(now + _READING_S, self._began + self._settings.gpu_memory_reclaim_timeout)
         while (left_s := deadline - time.monotonic()) > 0:
             readable(process.descriptors(), left_s)
-            if (code := process.handle()) is not None:
+            code = process.handle()
+            if code is not None:
                 self._process = None
                 reading, answer = understand(process.order, bytes(process.output), code, time.monotonic() - now)
                 return answer.get("used_mib", {}), reading.reason or reading.state
         process.kill()
-        left_pid = None if self._leave(process) else process.pid
+        if self._leave(process):
+            left_pid = None
+        else:
+            left_pid = process.pid
         return {}, too_late(process.order, bytes(process.output), deadline - now, left_pid).reason
 
     def _leave(self, process: CheckProcess) -> bool:
-        """Whether a process that was killed has ended; one that hangs in the kernel is left behind."""
+        """Reaps a killed process. Returns whether it has ended; one that hangs in the kernel is kept as stuck."""
         ended = process.gone(_AFTER_SIGKILL_S)
-        self._process, self._stuck = None, None if ended else process
+        self._process = None
+        if ended:
+            self._stuck = None
+        else:
+            self._stuck = process
         return ended

@@ -1,7 +1,7 @@
-"""Network mounts must answer: Lustre's own word for its health, then each mount's size and first entry.
+"""Checks that network mounts answer: Lustre's own health state, then each mount's size and first entry.
 
-Runs in a process of its own; a mount that hangs is the last one it named. Also says which mounts there are, which
-asks the kernel's table and no file system.
+`look` runs in a process of its own; if a mount hangs, it is the last one that the process named. `parse` and `is_local`
+run in the agent: they read the kernel's table and access no file system.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from ft_launcher.health.finding import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, Task
 
+# Names of file systems as in /proc/self/mountinfo whose data is on a server.
 NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "panfs", "pvfs2", "fuse.glusterfs"}
 )
-_LUSTRE_SAYS = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
+_LUSTRE_HEALTH = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
 
 
 class Mount(NamedTuple):
@@ -33,9 +34,11 @@ def parse(mountinfo: str) -> list[Mount]:
     mounts = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
-        place, what = before.split(), after.split()
-        if len(place) > 4 and len(what) > 1:
-            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place[4])
+        fields = before.split()
+        what = after.split()
+        if len(fields) > 4 and len(what) > 1:
+            # The kernel writes spaces, tabs, newlines and backslashes as three octal digits.
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
             mounts.append(Mount(point, what[0], what[1]))
     return mounts
 
@@ -44,13 +47,16 @@ def is_local(path: str, mounts: Iterable[Mount]) -> bool:
     """Whether the path, as written, lies on no network mount and on no FUSE; asks no file system."""
     path = os.path.abspath(path) + "/"  # noqa: PTH100 - resolve() would ask
     over = [mount for mount in mounts if path.startswith(mount.point.rstrip("/") + "/")]
-    kind = max(over, key=lambda mount: len(mount.point)).kind if over else ""
+    if over:
+        kind = max(over, key=lambda mount: len(mount.point)).kind
+    else:
+        kind = ""
     return kind not in NETWORK and not kind.startswith("fuse.")
 
 
 def look(task: Task) -> Answer:
     """One finding per mount of `task.work["mounts"]` (point, kind, source), and one for Lustre where it is."""
-    findings = [finding for path in _LUSTRE_SAYS if (finding := _lustre(path))][:1]
+    findings = [finding for finding in map(_lustre, _LUSTRE_HEALTH) if finding is not None][:1]
     for point, kind, source in task.work["mounts"]:
         name = f"{point} ({kind} from {source})"
         task.say(name)
@@ -60,10 +66,12 @@ def look(task: Task) -> Answer:
 
 def _lustre(path: str) -> Finding | None:
     try:
-        word = Path(path).read_text().strip()
+        state = Path(path).read_text().strip()
     except OSError:
         return None
-    return ("ok", "") if word == "healthy" else ("unhealthy", f"{path} says {word!r}")
+    if state == "healthy":
+        return "ok", ""
+    return "unhealthy", f"{path} says {state!r}"
 
 
 def _answers(point: str, name: str) -> Finding:

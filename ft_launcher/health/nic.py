@@ -12,11 +12,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.health.finding import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, Task
 
 _STATE = "{root}/{{nic}}/ports/*/state"
 _DOWNED = "{root}/{{nic}}/ports/*/counters/link_downed"
+# InfiniBand's `state` file has "4: ACTIVE"; `operstate` of a network interface has "up".
 _UP = frozenset({"ACTIVE", "UP"})
+# Checks in a row. One drop between two checks is reported only: the link is back.
 _DROPS = 2
 
 
@@ -24,20 +26,23 @@ def judge_states(states: Mapping[str, str | None], known: Collection[str], neede
     """One finding per port. Pure.
 
     Args:
-        states: path of each state -> its word; None: it cannot be read.
+        states: path of each state file -> its state; None: it cannot be read.
         known: paths of the ports that were active at an earlier check of this job.
         needed: path -> why it must be active.
     """
     findings: list[Finding] = []
     for path in sorted({*known, *needed, *states}):
-        word = states.get(path, "gone")
-        if word is None:
+        state = states.get(path, "gone")
+        if state is None:
             findings.append(("unknown", f"{path} cannot be read"))
-        elif word.upper() in _UP:
+        elif state.upper() in _UP:
             findings.append(("ok", ""))
         elif path in known or path in needed:
-            why = "was active before" if path in known else needed[path]
-            findings.append(("unhealthy", f"{path} is {word}; it {why}"))
+            if path in known:
+                why = "was active before"
+            else:
+                why = needed[path]
+            findings.append(("unhealthy", f"{path} is {state}; it {why}"))
     return findings
 
 
@@ -46,16 +51,21 @@ def judge_drops(
 ) -> tuple[list[Finding], dict[str, list[int]]]:
     """One finding per counter that rose, and what to remember of each: its value, and how often in a row it rose. Pure.
 
-    A link that dropped and is back is told; one that drops between each two checks is unhealthy.
+    A link that dropped and is back is reported; one that drops between each two checks is unhealthy.
     """
     findings: list[Finding] = []
     after = {}
     for path, count in counts.items():
         last, in_a_row = before.get(path, [count, 0])
-        in_a_row = in_a_row + 1 if count > last else 0
+        if count > last:
+            in_a_row = in_a_row + 1
+        else:
+            in_a_row = 0
         after[path] = [count, in_a_row]
         if in_a_row:
-            reason = f"{path} rose from {last} to {count}" + (f", {in_a_row} checks in a row" if in_a_row > 1 else "")
+            reason = f"{path} rose from {last} to {count}"
+            if in_a_row > 1:
+                reason = f"{reason}, {in_a_row} checks in a row"
             findings.append(("unhealthy" if in_a_row >= _DROPS else "ok", reason))
     return findings, after
 
@@ -82,9 +92,10 @@ def look(task: Task) -> Answer:
         states[path] = None if text is None else text.rpartition(":")[2].strip()
     known = memory.get("active", [])
     findings += judge_states(states, known, needed)
-    counts = {path: int(text) for path in downed if (text := _read(path) or "").isdigit()}
+    texts = {path: _read(path) or "" for path in downed}
+    counts = {path: int(text) for path, text in texts.items() if text.isdigit()}
     drops, remembered = judge_drops(counts, memory.get("downed", {}))
-    active = {path for path, word in states.items() if word is not None and word.upper() in _UP}
+    active = {path for path, state in states.items() if state is not None and state.upper() in _UP}
     return findings + drops, {"active": sorted(active.union(known)), "downed": remembered}
 
 
@@ -105,8 +116,7 @@ def _mapped(work: dict[str, Any], nics: list[str]) -> dict[str, str]:
     Raises:
         OSError, ValueError: the topology file, or the driver's list of GPUs, is not readable.
     """
-    from ft_launcher.health.pci_topology import nics_of
-    from ft_launcher.health.visible_gpus import visible
+    from ft_launcher.health.visible_devices import nics_of, visible
 
     gpus = sorted(os.listdir(work["gpus"]))  # noqa: PTH208
     uuids = [_uuid(Path(work["gpus"]) / gpu / "information") for gpu in gpus]

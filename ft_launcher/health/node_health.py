@@ -1,6 +1,6 @@
 """Runs the checks of this node, all at the same time, and never waits for one longer than the limit.
 
-Acts only: `plan` says what to start, `order` what an end means, `reading` what all of it says of the node.
+Acts only: `plan` decides what to start, `reading` what an end means and what all readings mean for the node.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ft_launcher.health.check_process import CheckProcess
-from ft_launcher.health.order import Order, too_late, understand
 from ft_launcher.health.plan import Places, Plan
-from ft_launcher.health.reading import Reading
-from rank_monitor.contract.config import HealthSettings
-from rank_monitor.contract.wait import readable
+from ft_launcher.health.reading import Order, Reading, too_late, understand
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.config import HealthSettings
 
+# A process that SIGKILL has not ended by then waits in the kernel, which alone makes the node unhealthy.
 _AFTER_SIGKILL_S = 2.0
 
 
@@ -48,17 +48,20 @@ class NodeHealth:
         while self._running and (left_s := deadline - time.monotonic()) > 0:
             ready = readable((fd for process in self._running.values() for fd in process.descriptors()), left_s)
             for check, process in list(self._running.items()):
-                if process.descriptors() & ready and (code := process.handle()) is not None:
+                if not process.descriptors() & ready:
+                    continue
+                code = process.handle()
+                if code is not None:
                     readings.append(self._ended(process, code))
                     del self._running[check]
         return readings + self._give_up()
 
     def pids(self) -> set[int]:
-        """Of the processes that live, those that even SIGKILL did not end included."""
+        """Returns the pids of running checks, and of those that SIGKILL did not end."""
         return {process.pid for process in (*self._running.values(), *self._stuck.values())}
 
     def close(self) -> None:
-        """Ends what runs, without waiting."""
+        """Kills the running checks, without waiting for their end."""
         for process in list(self._running.values()):
             process.kill()
 
@@ -83,7 +86,7 @@ class NodeHealth:
         return reading
 
     def _give_up(self) -> list[Reading]:
-        """Kills those that are late; leaves behind what even that does not end."""
+        """Kills the checks that are late. Those that SIGKILL does not end are kept as stuck."""
         readings = []
         for process in self._running.values():
             process.kill()

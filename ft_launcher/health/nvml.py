@@ -1,6 +1,6 @@
 """NVML, the NVIDIA driver's own library, through the package nvidia-ml-py: which GPUs there are for the ranks.
 
-The only file that imports it. What the driver does not know or refuses to say is None; a GPU that it calls lost is
+The only file that imports it. What the driver does not report is None; a GPU that it calls lost raises
 `Lost`.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pynvml
 
-from ft_launcher.health.finding import Finding
-from ft_launcher.health.visible_gpus import visible
+from ft_launcher.health.check import Finding, State
+from ft_launcher.health.visible_devices import visible
 
 _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST: "the driver has lost it", pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset"}
 
@@ -41,8 +41,8 @@ def each_gpu(look: Callable[[str, Any], list[Finding]], say: Callable[[str], Non
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        absent = error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-        return [("not present" if absent else "unknown", f"NVML does not start: {error}")]
+        state: State = "not present" if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED else "unknown"
+        return [(state, f"NVML does not start: {error}")]
     findings: list[Finding] = []
     handles = []
     for index in range(ask("nvmlDeviceGetCount") or 0):

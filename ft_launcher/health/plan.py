@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.health import mounts, space
+import ft_launcher
+from ft_launcher.health import mounts, storage
+from ft_launcher.health.check import State, worst
 from ft_launcher.health.endpoint import LINE
-from ft_launcher.health.finding import State, worst
-from ft_launcher.health.order import Order
-from ft_launcher.health.reading import Reading
-from rank_monitor.contract.config import HealthSettings
+from ft_launcher.health.reading import Order, Reading
+from rank_monitor.contract.settings.config import HealthSettings
 
 # Appended, so that a file of another package can never stand in for a module of the standard library.
-_START = "import sys; sys.path.append({root!r}); from ft_launcher.health.child import main; main()"
+_START = "import sys; sys.path.append({root!r}); from ft_launcher.health.check import main; main()"
+# The endpoint's time ends before that of the check's process, so that the check can still report its own error.
 _ANSWER_SHARE = 0.9
 
 
@@ -42,7 +43,7 @@ class Plan:
 
     Args:
         folders: where the launcher writes: a full one is a warning.
-        memory: check -> what it wants to know again from last time.
+        memory: check -> the memory that it returned last time.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Plan:
     ) -> None:
         self.readings: list[Reading] = []
         self.orders: list[Order] = []
-        self._settings, self._places, self._memory = settings, places, memory
+        self._settings = settings
+        self._places = places
+        self._memory = memory
         if settings.health == "off":
             return
         if settings.enable_gpu_health_check:
@@ -73,14 +76,14 @@ class Plan:
         present = has_driver(self._places)
         for check in ("gpu", "nvlink"):
             if not present:
-                self._is(check, "not present", "no NVIDIA driver")
+                self._read(check, "not present", "no NVIDIA driver")
             else:
                 self._order(check, {}, "unknown", needs="pynvml", package="nvidia-ml-py")
 
     def _plan_nics(self) -> None:
         root = self._places.infiniband
         if not self._memory.get("nic") and not _names(root):
-            self._is("nic", "not present", f"nothing in {root}")
+            self._read("nic", "not present", f"nothing in {root}")
             return
         work = {
             "infiniband": root,
@@ -93,16 +96,21 @@ class Plan:
 
     def _plan_space(self, folders: Sequence[str], table: list[mounts.Mount]) -> None:
         local = [folder for folder in folders if mounts.is_local(folder, table)]
-        found = [space.room(self._places.shm, needed=True), *(space.room(folder, needed=False) for folder in local)]
-        self._is("space", *worst(found))
-        if remote := [folder for folder in folders if folder not in local]:
+        found = [
+            storage.free_space(self._places.shm, needed=True),
+            *(storage.free_space(folder, needed=False) for folder in local),
+        ]
+        self._read("space", *worst(found))
+        remote = [folder for folder in folders if folder not in local]
+        if remote:
             self._order("space", {"folders": remote}, "unknown")
 
     def _plan_mounts(self, table: list[mounts.Mount]) -> None:
-        if found := [mount for mount in table if mount.kind in mounts.NETWORK]:
+        found = [mount for mount in table if mount.kind in mounts.NETWORK]
+        if found:
             self._order("mounts", {"mounts": found}, "unhealthy")
         else:
-            self._is("mounts", "not present", "no network mount")
+            self._read("mounts", "not present", "no network mount")
 
     def _plan_endpoint(self, endpoint: str) -> None:
         work = {"endpoint": endpoint, "timeout_s": _ANSWER_SHARE * self._settings.health_timeout}
@@ -111,13 +119,13 @@ class Plan:
         else:
             self._order("endpoint", work, "unknown", needs="grpc", package="grpcio")
 
-    def _is(self, check: str, state: State, reason: str) -> None:
+    def _read(self, check: str, state: State, reason: str) -> None:
         self.readings.append(Reading(check, state, reason, 0.0))
 
     def _order(self, check: str, work: dict[str, Any], late: State, needs: str = "", package: str = "") -> None:
         order = order_for(check, work, self._memory.get(check, {}), late, needs)
         if order is None:
-            self._is(check, "unknown", f"needs the package {package}, which is not installed")
+            self._read(check, "unknown", f"needs the package {package}, which is not installed")
         else:
             self.orders.append(order)
 
@@ -129,13 +137,23 @@ def has_driver(places: Places) -> bool:
 
 def order_for(check: str, work: dict[str, Any], memory: dict[str, Any], late: State, needs: str = "") -> Order | None:
     """A check in a lean interpreter (no site); None where `needs`, the module of an optional package, is missing."""
-    spec = importlib.util.find_spec(needs) if needs else None
+    if needs:
+        spec = importlib.util.find_spec(needs)
+    else:
+        spec = None
     if needs and (spec is None or spec.origin is None):
         return None
-    levels = 0 if spec is None or spec.submodule_search_locations is None else 1
-    site = [str(Path(spec.origin).parents[levels])] if spec is not None and spec.origin else []
+    if spec is None or spec.submodule_search_locations is None:
+        levels = 0
+    else:
+        levels = 1
+    if spec is not None and spec.origin:
+        site = [str(Path(spec.origin).parents[levels])]
+    else:
+        site = []
     order = {"check": check, "work": work, "memory": memory, "site": site}
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(ft_launcher.__file__).resolve().parents[1])
+    # -I ignores PYTHON* variables and the working folder, -S skips .pth files: nothing of the user's runs in a check.
     argv = [sys.executable, "-I", "-S", "-c", _START.format(root=root), json.dumps(order)]
     return Order(check, argv, answers=True, late=late)
 

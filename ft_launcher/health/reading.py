@@ -1,11 +1,37 @@
-"""The results of the checks, and what all of them together say of the node. Pure; knows no check by name."""
+"""What is ordered from the process of a check, the reading that its end gives, and the verdict on the node. Pure.
+
+A check of ours answers with one line of JSON, the last of its output; the lines before it report progress. A command
+of the user answers with its exit code. Knows no check by name, and starts nothing.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ft_launcher.health.finding import State, worst
+from ft_launcher.attribution import signal_name
+from ft_launcher.health.check import State, worst
+
+# Characters of a line that a user's command or a check printed, in one line of the console.
+_LINE_LENGTH = 300
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to start for a check.
+
+    Attributes:
+        argv: the command line of the process.
+        answers: the process prints its findings as JSON; else its exit code is the result.
+        late: the state of the reading when no answer comes in time.
+    """
+
+    check: str
+    argv: Sequence[str]
+    answers: bool
+    late: State
 
 
 @dataclass(frozen=True)
@@ -13,8 +39,8 @@ class Reading:
     """The result of one check.
 
     Attributes:
-        state: `unknown` is what could not be read, `warning` what the training can do without; only `unhealthy` says
-            something against the node.
+        state: `unknown` is what could not be read, `warning` what the training can do without; only `unhealthy` is
+            a reason to leave the job.
         took_s: seconds from the start of its process; 0 for what was read without one.
     """
 
@@ -32,10 +58,56 @@ class NodeVerdict:
     reason: str
 
 
+def understand(order: Order, output: bytes, code: int, took_s: float) -> tuple[Reading, dict[str, Any]]:
+    """The reading of a process that ended by itself, and the memory that the check is to get next time.
+
+    Args:
+        output: the last part of what it wrote.
+        code: its exit code, negative for a signal.
+    """
+    last = _last_line(output)
+    if code < 0:
+        ending = f"died of {signal_name(-code)}"
+    else:
+        ending = f"exit code {code}"
+    if not order.answers:
+        if code == 0:
+            return Reading(order.check, "ok", last, took_s), {}
+        return Reading(order.check, "unhealthy", f"{ending}: {last}" if last else ending, took_s), {}
+    try:
+        answer = json.loads(output.splitlines()[-1])
+        state, reason = worst((state, reason) for state, reason in answer["findings"])
+        return Reading(order.check, state, reason, took_s), dict(answer["memory"])
+    except (ValueError, LookupError, TypeError):
+        return Reading(order.check, "unknown", f"the check itself failed ({ending}): {last}", took_s), {}
+
+
+def too_late(order: Order, output: bytes, took_s: float, left_pid: int | None) -> Reading:
+    """The reading of a process that did not end in time.
+
+    Args:
+        left_pid: its pid when SIGKILL did not end it either: it hangs inside the kernel, which is evidence enough.
+    """
+    last = _last_line(output)
+    reason = f"no answer within {took_s:.3g} s"
+    if last:
+        reason = f"{reason}; the last it said: {last}"
+    if left_pid is not None:
+        return Reading(order.check, "unhealthy", f"{reason}; process {left_pid} hangs in the kernel", took_s)
+    return Reading(order.check, order.late, reason, took_s)
+
+
 def judge(readings: Sequence[Reading]) -> NodeVerdict:
-    """The verdict over the readings of one node: unhealthy when one of them is, and by nothing else."""
+    """The verdict over the readings of one node: unhealthy when a reading is; no other state counts."""
     state, reason = worst((reading.state, f"{reading.check}: {reading.reason}") for reading in readings)
     if state == "unhealthy":
         return NodeVerdict(False, reason)
-    said = [f"{reading.check} {reading.state}" for reading in readings if reading.state != "not present"]
-    return NodeVerdict(True, ", ".join(said) or "nothing to check")
+    states = [f"{reading.check} {reading.state}" for reading in readings if reading.state != "not present"]
+    return NodeVerdict(True, ", ".join(states) or "nothing to check")
+
+
+def _last_line(output: bytes) -> str:
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[-1])[:_LINE_LENGTH]

@@ -13,11 +13,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ft_launcher.nodes.coordination import BEAT, HOST, TERM, Coordination
 from ft_launcher.nodes.coordinator import Coordinator
+from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, Coordination
+from ft_launcher.nodes.fault_decision import Policy
+from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import Head, JobStore
 from ft_launcher.nodes.messages import Formed, Over, decode, encode, over_of
-from ft_launcher.nodes.terms import Judge, Rules
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -34,20 +35,20 @@ class AttemptEnded(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """The node that wants to coordinate, and what it would go by: see `Terms`."""
+    """The node that wants to coordinate, with rules, policy and times (seconds) that it would use."""
 
     node: str
     rules: Rules
-    judge: Judge
+    policy: Policy
     beat_s: float
     timeout_s: float
 
 
 def enter_current(store: JobStore) -> bool:
-    """Has the connection use the keys of the attempt that goes on; False: there is none.
+    """Sets the connection to the keys of the current attempt. Returns False if none goes on.
 
     Raises:
-        StoreLost: the store does not answer, or holds what is no record of ours.
+        StoreLost: the store does not answer, or its record is not one of ours.
     """
     found = _record(store.head())
     if found is None or found.over:
@@ -70,7 +71,7 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
     """Tries to become the coordinator: of a new attempt (`lost_term` 0), or in place of the one of that term.
 
     Returns:
-        The coordination at work; None: there is another.
+        The coordination, started; None if another node coordinates.
 
     Raises:
         AttemptEnded: the attempt's record was replaced, or is lost.
@@ -95,15 +96,23 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
 
 
 def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> Coordination | None:
-    """Opens the first attempt, or the one after `last`, which is over."""
+    """Opens the first attempt, or the one after `last`, which is over. Returns None if another node was first."""
+    # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
+    # Before the record names the attempt, so that no key of it is ever written without a lease.
     store.hold()
-    before = {} if last is None else {last.attempt: last.over}
+    if last is None:
+        before = {}
+    else:
+        before = {last.attempt: last.over}
     coordination = _write(me, store, head, None, before)
     if coordination is None:
         store.drop_attempt()
         return None
-    over = None if last is None else over_of(last)
+    if last is None:
+        over = None
+    else:
+        over = over_of(last)
     if over is not None:
         ended = f"an earlier job under this --rdzv-id ended with code {over.exit_code} ({over.reason})"
         logger.info("%s; this is a new one, with a budget of its own", ended)
@@ -118,16 +127,19 @@ def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Forme
 def _write(
     me: Candidate, store: JobStore, head: Head | None, former: Formed | None, before: dict[str, Any]
 ) -> Coordination | None:
-    """Writes the record in place of `head`; None: another was first."""
+    """Writes the record in place of `head`. Returns None if another node was first."""
     try:
-        machine = Coordinator(me.node, me.rules, me.judge, time.monotonic(), former)
+        machine = Coordinator(me.node, me.rules, me.policy, time.monotonic(), former)
     except ProtocolError as error:
         raise StoreLost(f"the job's record cannot be read: {error}") from None
     formed = replace(machine.formed(), attempt=store.attempt, before=before)
     written = store.set_head(encode(formed), head)
     if written is None:
         return None
-    beats = HOST if store.hosted_here else me.node
+    if store.hosted_here:
+        beats = HOST
+    else:
+        beats = me.node
     store.publish({TERM: str(formed.term), BEAT: beats})
     return Coordination(me.node, store, written, machine, me.beat_s, me.timeout_s)
 
@@ -145,7 +157,7 @@ def _record(head: Head | None) -> Formed | None:
 
 
 def _must_be_of(attempt: str, found: Formed | None) -> Formed:
-    """The record, if it is that of this attempt."""
+    """Returns the record if it is that of this attempt; else raises AttemptEnded with the attempt's end."""
     if found is not None and found.attempt == attempt:
         return found
     lost = int(ExitCode.STORE_HOST_LOST)

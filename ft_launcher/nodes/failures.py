@@ -1,4 +1,4 @@
-"""Failures of one kind of work on the store, in a row: since when, and whether to say so. Pure.
+"""Counts failures in a row of one kind of work on the store: since when, and whether to log one. Pure.
 
 Only work that fails soon after it began counts: a wait that was cut after a while, by a proxy's limit for idle
 connections for example, had been taken by the store, and is simply begun again.
@@ -11,7 +11,7 @@ SAY_EVERY_S = 60.0
 
 
 class Failures:
-    """In a row, until `worked`. `lasted_s` is the time from the first to the last of them, `why` the last error.
+    """Failures in a row, until `worked`. `lasted_s`: seconds from the first to the last, `why`: the last error.
 
     Args:
         soon_s: work that lasted longer before it failed starts the row anew.
@@ -23,13 +23,13 @@ class Failures:
         self.worked()
 
     def worked(self) -> None:
-        """The row is over."""
+        """Ends the row: the work succeeded."""
         self.lasted_s = 0.0
         self._first: float | None = None
         self._said_at: float | None = None
 
     def failed(self, began: float, now: float, why: str) -> bool:
-        """One more, of work that began then; whether to say so: at the second one, and every minute after it."""
+        """Counts a failure of work that began at `began`. Returns whether to log it: the second, then one a minute."""
         self.why = why
         if self._first is None or now - began > self._soon_s:
             self.worked()

@@ -1,51 +1,122 @@
-"""What becomes of nodes that wait: a cycle, the end of the job, or nothing yet; whether they are enough. Pure.
+"""Forms the next cycle from waiting nodes: when, with which of them, in which order; or ends the job. Pure.
 
-Knows no messages: the coordinator tells who came, and carries out what is decided.
+Knows no messages: the coordinator fills the roster, and carries out the result.
+
+Where the ranks of a faulty node are to run on other hardware, a node that waits takes its place. Where none waits, and
+only a result is suspect, it changes places with another member, of its own group if there is one, so that each of its
+ranks runs where it did not run before.
 """
 
 from __future__ import annotations
 
-from ft_launcher.nodes.membership import choose, how_many
-from ft_launcher.nodes.messages import NO_CYCLE, Arrive, Formed, Over
-from ft_launcher.nodes.moves import can_exchange, choose_moved
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ft_launcher.nodes.fault_decision import FaultDecision
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Formed, Over
 from ft_launcher.nodes.roster import Roster
-from ft_launcher.nodes.terms import Rules
-from ft_launcher.nodes.verdict import Verdict
 from rank_monitor.contract.exit_codes import ExitCode
 
 
+@dataclass(frozen=True)
+class Size:
+    """How many nodes a cycle may have. `held_back` of them are spares while `minimum` is reached without them.
+
+    With `segment`, nodes of one group take part in multiples of it only.
+    """
+
+    minimum: int
+    maximum: int
+    held_back: int = 0
+    segment: int | None = None
+    may_grow: bool = True
+    may_shrink: bool = True
+
+    def active(self, nodes: int, before: int) -> int:
+        """Returns how many of `nodes` take part; 0 if too few. `before`: how many took part in the last cycle."""
+        count = min(self.maximum, max(self.minimum, nodes - self.held_back))
+        if before and not self.may_grow:
+            count = min(count, before)
+        floor = self.minimum
+        if not self.may_shrink:
+            floor = max(floor, before)
+        count = min(count, nodes)
+        if count >= floor:
+            return count
+        return 0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How many nodes, and how long to wait for them.
+
+    Attributes:
+        size: how many.
+        last_call_s: from the minimum to the formation, unless that can be at once.
+        join_s: how long too few nodes wait for more.
+        keep_healthy: a failed node does not end the cycle while the minimum of nodes is healthy.
+        deputies: how many members watch the coordinator.
+        rank_claim_s: how long a node waits whose node rank is held by another, which may be dead.
+        hosts: the coordinator's node hosts the store, so the job ends when it leaves.
+        failed_starts: this many cycles in a row that fail without a failed rank end the job; for instance because no
+            node reaches their store.
+        hint: text that is added to the reason where nodes turn out to be too few.
+    """
+
+    size: Size
+    last_call_s: float = 30.0
+    join_s: float = 600.0
+    keep_healthy: bool = False
+    deputies: int = 2
+    rank_claim_s: float = 20.0
+    hosts: bool = False
+    failed_starts: int = 3
+    hint: str = ""
+
+
 class Formation:
-    """Of the next cycle. `why` there is to be one; `preempted` says which member was, since the last formed.
+    """Forms the next cycle.
+
+    `why`: the reason why there is to be a next cycle. `preempted`: the member that was preempted since the last one.
 
     Args:
         rules: how many nodes, and how long to wait for them.
         roster: the nodes.
-        verdict: what was decided about the fault that ended the last cycle; asked once for each.
+        decision: what was decided about the fault that ended the last cycle; asked once for each.
         now: this moment.
         former: what another coordinator wrote down last.
     """
 
-    def __init__(self, rules: Rules, roster: Roster, verdict: Verdict, now: float, former: Formed | None) -> None:
-        self._rules, self._roster, self._verdict = rules, roster, verdict
+    def __init__(
+        self, rules: Rules, roster: Roster, decision: FaultDecision, now: float, former: Formed | None
+    ) -> None:
+        self._rules, self._roster, self._fault_decision = rules, roster, decision
         self.why = (former.reason if former else "") or "the first nodes came"
         self.preempted = ""
         self._since = self._not_before = now
         self._enough_since: float | None = None
 
     def begin(self, why: str, now: float) -> None:
-        """The cycle has ended, and that is to be judged."""
-        self.why, self._since, self._not_before, self._enough_since = why, now, now, None
-        self._verdict.forget()
+        """Begins to form a cycle: the last one ended for the reason `why`, and its fault is to be decided on."""
+        self.why = why
+        self._since = now
+        self._not_before = now
+        self._enough_since = None
+        self._fault_decision.forget()
 
     def deadlines(self, forming: bool) -> list[float]:
-        """When time alone changes what `outcome` says, or `grows` where no cycle is forming."""
-        ends = [max(self._since + self._rules.join_s, self._not_before)] if forming else []
+        """Returns the times at which `outcome`, or `grows` where no cycle is forming, may change by time alone."""
+        if forming:
+            ends = [max(self._since + self._rules.join_s, self._not_before)]
+        else:
+            ends = []
         if self._enough_since is not None:
             ends.append(max(self._enough_since + self._last_call_s(forming), self._not_before))
         return ends
 
     def grows(self, now: float) -> bool:
-        """Whether those who wait are reason enough to end a healthy cycle now.
+        """Whether a healthy cycle is to end now so that waiting nodes take part.
 
         A cycle in which a node is done with its work does not begin again for that.
         """
@@ -55,22 +126,27 @@ class Formation:
         return self._is_due(after if after > len(roster.members) else 0, False, now)
 
     def outcome(self, now: float) -> list[Arrive] | Over | None:
-        """The members of the next cycle by rank, or why the job is over; None: wait."""
+        """Returns the members of the next cycle by rank, or why the job is over; None to wait."""
         roster, overdue = self._roster, now >= self._since + self._rules.join_s
         if not overdue and not roster.complete:
             return None
-        if self._verdict.judgement is None and (over := self._judge(now)) is not None:
-            return over
+        if self._fault_decision.answer is None:
+            over = self._decide(now)
+            if over is not None:
+                return over
         due = self._is_due(how_many(roster.waiting.values(), len(roster.members), self._rules.size), True, now)
         if self._enough_since is None:
-            return self._too_few() if overdue or self.preempted else None
+            if overdue or self.preempted:
+                return self._too_few()
+            return None
         if not (due or overdue) or now < self._not_before:
             return None
-        self._enough_since, self.preempted = None, ""
+        self._enough_since = None
+        self.preempted = ""
         return self._chosen()
 
     def _is_due(self, count: int, forming: bool, now: float) -> bool:
-        """Whether so many, 0 for too few, wait for nobody else. Sets the moment they became enough."""
+        """Whether `count` nodes (0: too few) need not wait for more. Notes the time at which they became enough."""
         if count == 0:
             self._enough_since = None
             return False
@@ -79,24 +155,31 @@ class Formation:
         return count == self._rules.size.maximum or now >= self._enough_since + self._last_call_s(forming)
 
     def _last_call_s(self, forming: bool) -> float:
-        return 0.0 if forming and self._roster.living else self._rules.last_call_s
+        # The living members of the last cycle start again at once, without a wait for more nodes.
+        if forming and self._roster.living:
+            return 0.0
+        return self._rules.last_call_s
 
-    def _judge(self, now: float) -> Over | None:
-        """Has the fault judged that ended the cycle; why the job is over, if it is by that."""
-        roster, verdict = self._roster, self._verdict
-        places = len(roster.waiting) > len(roster.members), can_exchange(roster.waiting.values(), roster.members)
-        judged = verdict.find(roster.faults(), bool(roster.failed), bool(roster.away), places, self.why, now)
-        self.why, self._not_before = judged.reason, now + judged.wait_s
-        if judged.exit_code is None:
+    def _decide(self, now: float) -> Over | None:
+        """Has the policy decide on the fault that ended the cycle. Returns why the job is over, if it is."""
+        roster = self._roster
+        decision = self._fault_decision
+        places = len(roster.waiting) > len(roster.members), can_swap(roster.waiting.values(), roster.members)
+        answer = decision.decide(roster.faults(), bool(roster.failed), bool(roster.away), places, self.why, now)
+        self.why = answer.reason
+        self._not_before = now + answer.wait_s
+        if answer.exit_code is None:
             return None
-        return Over(judged.exit_code, judged.reason, judged.decision, verdict.culprit)
+        return Over(answer.exit_code, answer.reason, answer.decision, decision.faulty_node)
 
     def _chosen(self) -> list[Arrive]:
         """The members of the next cycle; where ranks are to move, on other hardware."""
-        came, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
-        if self._verdict.moves:
-            return choose_moved(came, former, size, self._verdict.culprit, self._verdict.may_exchange)
-        return choose(came, former, size)
+        arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
+        if self._fault_decision.relocates:
+            return choose_relocated(
+                arrivals, former, size, self._fault_decision.faulty_node, self._fault_decision.may_swap
+            )
+        return choose(arrivals, former, size)
 
     def _too_few(self) -> Over:
         size = self._rules.size
@@ -105,5 +188,100 @@ class Formation:
         text = f"{len(self._roster.waiting)} of at least {size.minimum} nodes came within {self._rules.join_s:g} s"
         if self._rules.hint:
             text = f"{text}; {self._rules.hint}"
-        first = self._roster.cycle == NO_CYCLE
-        return Over(int(ExitCode.RENDEZVOUS_FAILED if first else ExitCode.BELOW_MINIMUM), text)
+        if self._roster.cycle == NO_CYCLE:
+            code = ExitCode.RENDEZVOUS_FAILED
+        else:
+            code = ExitCode.BELOW_MINIMUM
+        return Over(int(code), text)
+
+
+def how_many(arrivals: Collection[Arrive], before: int, size: Size) -> int:
+    """Returns how many of these nodes `choose` takes. `before`: members of the last cycle. Does not sort."""
+    count, segment = size.active(len(arrivals), before), size.segment or 1
+    if segment > 1:
+        blocks = sum(nodes // segment for nodes in Counter(node.group for node in arrivals).values())
+        count = min(count // segment, blocks) * segment
+    if count >= size.minimum:
+        return count
+    return 0
+
+
+def choose(arrivals: Sequence[Arrive], former: Sequence[str], size: Size) -> list[Arrive]:
+    """Returns the members of the next cycle by node rank; empty if there are too few.
+
+    Former members keep their order, so that rank 0 stays where it was. Newcomers take the places of lost members, then
+    follow at the end. Nodes that insist on a rank get it.
+
+    Args:
+        arrivals: the waiting nodes, each once.
+        former: members of the last cycle by rank, lost ones included.
+        size: how many there may be.
+    """
+    segment, count = size.segment or 1, how_many(arrivals, len(former), size)
+    if segment == 1:
+        members = _arrange(arrivals, former, count)
+    else:
+        members = [node for block in _segments(arrivals, former, segment)[: count // segment] for node in block]
+    if any(node.rank != NO_RANK for node in members):
+        members.sort(key=lambda node: _first_order(node)[0])
+    return members
+
+
+def can_swap(arrivals: Collection[Arrive], former: Collection[str]) -> bool:
+    """Whether any former member among these could change places with another."""
+    # A node with another number of ranks would give other ranks to the members, and one that insists on its rank stays.
+    alike = len({node.nprocs for node in arrivals}) == 1 and all(node.rank == NO_RANK for node in arrivals)
+    return alike and sum(node.node in former for node in arrivals) > 1
+
+
+def choose_relocated(
+    arrivals: Sequence[Arrive], former: Sequence[str], size: Size, faulty_node: str, swap: bool
+) -> list[Arrive]:
+    """Returns the members of the next cycle, with the ranks of `faulty_node` on other hardware if there is some.
+
+    `swap`: another member may change places with it.
+
+    Args:
+        arrivals, former, size: as for `choose`.
+    """
+    others = [node for node in arrivals if node.node != faulty_node]
+    if how_many(others, len(former), size) == how_many(arrivals, len(former), size):
+        return choose(others, former, size)
+    order, members = list(former), {node.node: node for node in arrivals if node.node in former}
+    if swap and faulty_node in members and can_swap(arrivals, former):
+        group = members[faulty_node].group
+        partner = min(
+            members.keys() - {faulty_node}, key=lambda node: (members[node].group != group, order.index(node))
+        )
+        here, there = order.index(faulty_node), order.index(partner)
+        order[here], order[there] = partner, faulty_node
+    return choose(arrivals, order, size)
+
+
+def _arrange(arrivals: Sequence[Arrive], former: Sequence[str], count: int) -> list[Arrive]:
+    there, known = {node.node: node for node in arrivals}, set(former)
+    back = set([node for node in former if node in there][:count])
+    new = sorted((node for node in arrivals if node.node not in known), key=_first_order)[: count - len(back)]
+    waiting = iter(new)
+    places = [there[node] if node in back else next(waiting, None) for node in former]
+    return [node for node in places if node is not None][:count] + list(waiting)
+
+
+def _segments(arrivals: Sequence[Arrive], former: Sequence[str], length: int) -> list[list[Arrive]]:
+    """Returns whole segments of nodes of one group; those with former members come first, in their order."""
+    groups: dict[str, list[Arrive]] = defaultdict(list)
+    for node in arrivals:
+        groups[node.group].append(node)
+    rank = {node: index for index, node in enumerate(former)}
+    blocks = []
+    for members in groups.values():
+        ours = {node.node for node in members}
+        arranged = _arrange(members, [node for node in former if node in ours], len(members))
+        blocks += [arranged[at : at + length] for at in range(0, len(arranged) - length + 1, length)]
+    last = len(former)
+    return sorted(blocks, key=lambda block: (min(rank.get(node.node, last) for node in block), _first_order(block[0])))
+
+
+def _first_order(node: Arrive) -> tuple[int, str, str]:
+    # Above any node rank: nodes without one come after those that insist on theirs.
+    return (node.rank if node.rank != NO_RANK else 1 << 30, node.order, node.node)

@@ -1,8 +1,8 @@
 """The rendezvous' store as agents use it: an inbox, answers by key, counters of beats, one record with a token.
 
-Works on what torch's backends give: a `RendezvousBackend` for the one record, and a `Store` with set, get, add, wait
-and check for the rest; more where a store has more. Decides nothing. Not shared by threads: each takes one of its own,
-and those that wait do so for long, since torch's TCPStore prints two lines each time a wait ends without its key.
+Uses what torch's backends have: a `RendezvousBackend` for the one record, and a `Store` with set, get, add, wait and
+check for the rest; further methods where a store has them. Decides nothing. A thread that waits needs a connection of
+its own, and waits long, since torch's TCPStore prints two lines each time a wait ends without its key.
 `store_connection.py` opens it.
 """
 
@@ -20,24 +20,24 @@ from typing import Any, TypeAlias
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
 
-from rank_monitor.contract.errors import StoreLost
-from rank_monitor.contract.foreign import whole_number
+from rank_monitor.contract.errors import StoreLost, one_line
+from rank_monitor.contract.wire.foreign import whole_number
 
 logger = logging.getLogger(__name__)
 
 Connect: TypeAlias = "Callable[[], tuple[Any, Any]]"
 
 HOSTED = "ft_launcher/host"
-"""There is this key from the beginning where an agent is the server of the store."""
+"""This key exists from the beginning where an agent is the server of the store."""
 _JOB = "ft_launcher/job"
 _INBOX = "inbox"
 _VOID = "void"
 _MOST_UNREAD = 1 << 16
-"""Messages that nodes may have sent and nobody has read: more than 1,024 nodes send in a job of a hundred cycles."""
+"""Unread messages: 64 of each of 1,024 nodes. A counter that is further ahead was written by another program."""
 _LOOKED_AT = 1024
-"""Places of the inbox that are looked at one by one, where the counter says nothing about what is there."""
+"""Places of the inbox that are read one by one where the counter does not say which exist."""
 MOST_SENT = 1 << 53
-"""Counters above that no job comes to; whoever adds to one that is close to 2^63 wraps around."""
+"""No job counts that far; a counter close to 2^63 would wrap around by an addition."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Head:
 
 
 class ForeignCounter(Exception):
-    """The inbox' counter, `count`, is none that nodes came to by counting their messages."""
+    """The counter of the inbox, `count`, cannot be the number of messages: another program wrote it."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"the inbox' counter is {count}")
@@ -94,7 +94,7 @@ class JobStore:
         self._seen = set()
 
     def another(self) -> JobStore:
-        """A connection of its own, for another thread.
+        """Makes another connection to the same keys, for another thread.
 
         Raises:
             StoreLost: the store cannot be reached.
@@ -108,7 +108,7 @@ class JobStore:
     # Messages.
 
     def post(self, text: str) -> None:
-        """Puts a message into the inbox; one that was given up meanwhile as lost is put in again."""
+        """Puts a message into the inbox; again if its place was given up as lost in the meantime."""
         with _lost():
             while True:
                 key = f"{_INBOX}/{self._store.add(_INBOX, 1)}"
@@ -116,12 +116,12 @@ class JobStore:
                     return
 
     def read_inbox(self, taken: int, limit_s: float, more: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
-        """Messages after the first `taken`, waiting for one up to `limit_s`; with them the values of the keys `more`.
+        """Waits up to `limit_s` seconds for messages after the first `taken`. Returns them and the values of `more`.
 
         Messages that were given up are empty.
 
         Raises:
-            ForeignCounter: see there; `rescue` reads what can be read, and the inbox goes on after `count`.
+            ForeignCounter: see there; `rescue` returns the messages, and the inbox goes on after `count`.
         """
         with _lost():
             if not self._wait(f"{_INBOX}/{taken + 1}", limit_s):
@@ -137,19 +137,19 @@ class JobStore:
             return [b"" if text == _VOID.encode() else text for text in values[len(more) :]], values[: len(more)]
 
     def give_up_missing(self, taken: int, sent: int) -> None:
-        """Fills places of the inbox after `taken` whose writers took a number and never wrote: others can be read then.
+        """Fills places after `taken` whose writers took a number and did not write, so that later ones can be read.
 
         Args:
-            sent: the last number that was taken so long ago that its writer must have been done.
+            sent: the last number that was taken long enough ago.
         """
         with _lost():
             for number in range(taken + 1, min(sent, taken + _LOOKED_AT) + 1):
                 self._put_if_absent(f"{_INBOX}/{number}", _VOID)
 
     def rescue(self, taken: int, count: int) -> list[bytes]:
-        """Messages beside a counter that somebody else set to `count`: those sent before that, and those sent since.
+        """Returns the messages around a counter that another program set to `count`: those before it, and those since.
 
-        Places among the last ones whose writers are not yet done are given up.
+        Gives up places among the last ones that are not written yet.
         """
         before = range(taken + 1, taken + 1 + _LOOKED_AT)
         since = range(count + 1 - _LOOKED_AT, count + 1)
@@ -160,12 +160,12 @@ class JobStore:
         return [text for text in texts if text != _VOID.encode()]
 
     def count_from(self, taken: int) -> None:
-        """Writes the inbox' counter anew, where it is lost or is no number: so many messages were taken."""
+        """Writes the counter of the inbox where it is lost or not a number: `taken` messages were read."""
         with _lost():
             self._store.set(_INBOX, str(taken))
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Removes messages of the inbox that nobody will read again."""
+        """Removes messages of the inbox that will not be read again."""
         with _lost():
             for number in numbers:
                 self._store.delete_key(f"{_INBOX}/{number}")
@@ -176,14 +176,16 @@ class JobStore:
             self._store.multi_set(list(texts), list(texts.values()))
 
     def drop(self, key: str) -> None:
-        """Removes what nobody will read again."""
+        """Removes a key that will not be read again."""
         with _lost():
             self._store.delete_key(key)
 
     def receive(self, key: str, limit_s: float) -> bytes | None:
-        """The value of a key, waiting for it up to `limit_s`; None: it is not there."""
+        """Waits up to `limit_s` seconds for the value of a key; None if it has none."""
         with _lost():
-            return bytes(self._store.get(key)) if self._wait(key, limit_s) else None
+            if self._wait(key, limit_s):
+                return bytes(self._store.get(key))
+            return None
 
     # Beats.
 
@@ -193,18 +195,21 @@ class JobStore:
             return int(self._store.add(f"beat/{key}", 1))
 
     def counters(self, keys: Sequence[str], more: Sequence[str] = ()) -> tuple[dict[str, int | None], list[bytes]]:
-        """The counts of beats, None for one that never beat; and the values of the keys `more`, empty for none."""
+        """Returns the counts of beats, None for a node without any, and the values of `more`, empty where missing."""
         names = [*more, *(f"beat/{key}" for key in keys)]
         with _lost():
             self._look_for([name for name in names if name not in self._seen])
             there = [name for name in names if name in self._seen]
-            found = dict(zip(there, self._get_all(there), strict=True)) if there else {}
+            if there:
+                found = dict(zip(there, self._get_all(there), strict=True))
+            else:
+                found = {}
             values = [found.get(name, b"") for name in names]
             counts = [self._beats(*pair) for pair in zip(keys, values[len(more) :], strict=True)]
         return dict(zip(keys, counts, strict=True)), values[: len(more)]
 
     def _beats(self, key: str, text: bytes) -> int | None:
-        """A count of beats; None: there is none. What is none is begun anew."""
+        """Returns a count of beats; None if it is missing. One that is not a number is set to 0."""
         if not text:
             return None
         count = whole_number(text, MOST_SENT)
@@ -214,7 +219,7 @@ class JobStore:
         return count or 0
 
     def _look_for(self, names: Sequence[str]) -> None:
-        """Remembers which of these are there, to stay: no counter is ever removed. To get a missing one would block."""
+        """Notes which of these exist. A get of a missing one would block; counters are never removed."""
         if names and self._store.check(list(names)):
             self._seen |= set(names)
         elif len(names) > 1:  # by halves: of many nodes few have never beaten
@@ -229,20 +234,28 @@ class JobStore:
             return self.hosted_here or (self.may_have_host and bool(self.raw.check([HOSTED])))
 
     def other_job(self, run_id: str) -> str:
-        """Writes the job's id where others that use this store find it; returns another's that was first, if any."""
+        """Writes the job's id to a key that all jobs of this store read. Returns the id of another that was first; else
+        empty."""
         with _lost():
             is_etcd = hasattr(self.raw, "hold") or hasattr(self._backend, "remove")  # it serves many jobs
-            first = run_id.encode() if is_etcd else bytes(self.raw.compare_set(_JOB, "", run_id))
-        return "" if first == run_id.encode() else first.decode(errors="replace")
+            if is_etcd:
+                first = run_id.encode()
+            else:
+                first = bytes(self.raw.compare_set(_JOB, "", run_id))
+        if first == run_id.encode():
+            return ""
+        return first.decode(errors="replace")
 
     def head(self) -> Head | None:
-        """The job's record; None: nobody wrote one."""
+        """Returns the job's record; None if there is none."""
         with _lost():
             found = self._backend.get_state()
-        return None if found is None else Head(*found)
+        if found is None:
+            return None
+        return Head(*found)
 
     def set_head(self, value: str, before: Head | None) -> Head | None:
-        """Writes the record if it still is `before` (None: there was none); None: it is another's, or is gone."""
+        """Writes the record if it still is `before` (None: there was none). Returns None if it changed or is gone."""
         with _lost():
             try:
                 result = self._backend.set_state(value.encode(), before.token if before else None)
@@ -251,16 +264,18 @@ class JobStore:
                     raise
                 return None
         ours = result is not None and bytes(result[0]) == value.encode()  # also when an answer before this was lost
-        return Head(result[0], result[1]) if ours else None
+        if ours:
+            return Head(result[0], result[1])
+        return None
 
     def hold(self) -> None:
-        """Where a store removes what is not held, has it keep the keys of the attempt for the time of the lease."""
+        """Refreshes the lease of the attempt's keys, on a store that removes keys without one."""
         if hasattr(self.raw, "hold"):
             with _lost():
                 self.raw.hold(self._prefix + self.attempt, int(self.lease_s))
 
     def remove(self, head: Head) -> None:
-        """Removes the record, if it still is this one, and the keys of the attempt, where nothing of a job may stay."""
+        """Removes the record, if it still is `head`, and the keys of the attempt, on stores that outlive the job."""
         with _lost():
             if hasattr(self.raw, "remove_all"):  # files
                 self.raw.remove_all(self._backend._key, head.token)
@@ -272,7 +287,7 @@ class JobStore:
                 self.raw.remove_empty(self._backend._key.rpartition("/")[0])
 
     def drop_attempt(self) -> None:
-        """Removes what `hold` made, since another node's attempt is the job's."""
+        """Removes what `hold` made, after another node has opened the attempt."""
         if hasattr(self.raw, "hold"):
             with _lost():
                 self.raw.remove(self._prefix + self.attempt)
@@ -282,7 +297,7 @@ class JobStore:
         return prefix, prefix.removesuffix("/") + "0"  # which follows "/"
 
     def remove_other_attempts(self) -> None:
-        """Removes the keys that other attempts of this job left, where the store can list its keys."""
+        """Removes the keys of other attempts of this job, where the store can list its keys."""
         own = f"{self._prefix}{self.attempt}/"
         with _lost():
             if hasattr(self.raw, "folders"):  # etcd-v2
@@ -306,6 +321,7 @@ class JobStore:
         try:
             self._store.wait([key], timedelta(seconds=limit_s))
         except (LookupError, RuntimeError, TimeoutError) as error:
+            # Stores raise different errors when time is up; the class alone does not tell it from a lost connection.
             if isinstance(error, LookupError) or "timeout" in str(error).lower() or time.monotonic() >= deadline:
                 return False
             raise
@@ -321,8 +337,8 @@ class JobStore:
 
 @contextlib.contextmanager
 def _lost() -> Iterator[None]:
-    """Whatever a store raises when its server does not answer, as one error."""
+    """Turns the exceptions of the stores into StoreLost."""
     try:
         yield
     except (RuntimeError, ValueError, OSError, LookupError, RendezvousError, etcd_store.etcd.EtcdException) as error:
-        raise StoreLost(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__) from error
+        raise StoreLost(one_line(error)) from error

@@ -1,4 +1,4 @@
-"""The lease of a node: how long its ranks may run without another answered beat. Held by the kernel, not by a thread.
+"""The lease of a node: how long its ranks may run without another answered beat. A timer of the kernel, not a thread.
 
 It is a timer that the node's beats set anew. Each monitor of the node holds the same timer, and ends its rank when it
 runs out: whatever keeps this process from running (SIGSTOP, a page that must come from a file server, a lost
@@ -15,6 +15,7 @@ import time
 
 logger = logging.getLogger(__name__)
 
+# From sys/timerfd.h. An absolute time: one that has already passed makes the timer readable at once.
 _TFD_TIMER_ABSTIME = 1
 _NS_PER_S = 1_000_000_000
 
@@ -28,10 +29,10 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Lease:
-    """Of one node. It runs from `begin` to `end`; once it has run out, only `begin` gives another.
+    """The lease of one node, from `begin` to `end`. Once it has run out, only `begin` starts another. Thread-safe.
 
     Args:
-        limit_s: how long it lasts after a beat that was answered.
+        limit_s: seconds that it lasts after an answered beat was sent.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -43,6 +44,7 @@ class Lease:
         self._timer = self._make_timer()
 
     def _make_timer(self) -> int:
+        # Where CLOCK_BOOTTIME is refused: CLOCK_MONOTONIC differs only in not counting suspended time.
         for clock in (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC):
             timer = int(self._libc.timerfd_create(clock, os.O_NONBLOCK | os.O_CLOEXEC))
             if timer >= 0:
@@ -53,36 +55,39 @@ class Lease:
         return -1
 
     def fileno(self) -> int:
-        """Readable once the lease has run out; below zero where the system gives no such timer."""
+        """Returns a descriptor that is readable once the lease has run out; -1 where the system has no such timer."""
         return self._timer
 
     def now(self) -> float:
-        """This moment by the lease's clock."""
+        """Returns the current time in seconds by the lease's clock."""
         return time.clock_gettime(self._clock)
 
     def begin(self, sent_at: float) -> None:
-        """Ranks are about to run; the last beat that was answered was sent at this moment."""
+        """Starts the lease, before ranks run. `sent_at`: when the last answered beat was sent, by the lease's clock."""
         with self._lock:
             self._set(sent_at + self.limit_s)
 
     def renew(self, sent_at: float) -> None:
-        """A beat that was sent at this moment was answered. A lease that has run out stays so, as others count it."""
+        """Extends the lease: the beat sent at `sent_at` was answered. Does nothing once it has run out, since other
+        nodes may have counted this one as lost."""
         with self._lock:
             if self._until is not None and self.now() < self._until < sent_at + self.limit_s:
                 self._set(sent_at + self.limit_s)
 
     def end(self) -> None:
-        """No rank runs."""
+        """Stops the lease: no rank runs."""
         with self._lock:
             self._set(None)
 
     def silent_s(self) -> float | None:
-        """How long the node has been silent, once the lease has run out; None: it has not."""
+        """Returns seconds since the last answered beat once the lease has run out; None before."""
         until, now = self._until, self.now()
-        return None if until is None or now < until else now - until + self.limit_s
+        if until is None or now < until:
+            return None
+        return now - until + self.limit_s
 
     def close(self) -> None:
-        """Lets go of the timer; the monitors' copies do nothing any more."""
+        """Stops and closes the timer; the monitors' copies never become readable then."""
         with self._lock:
             self._set(None)
             if self._timer >= 0:
@@ -90,11 +95,15 @@ class Lease:
                 self._timer = -1
 
     def _set(self, until: float | None) -> None:
-        """Sets the timer to a moment, or stops it."""
+        """Sets the timer to expire at `until`, or stops it. The caller holds the lock."""
         self._until = until
         if self._timer < 0:
             return
-        moment_ns = 0 if until is None else max(1, int(until * _NS_PER_S))
+        if until is None:
+            moment_ns = 0
+        else:
+            # timerfd_settime takes zero as a request to stop the timer.
+            moment_ns = max(1, int(until * _NS_PER_S))
         value = _Itimerspec(_Timespec(0, 0), _Timespec(*divmod(moment_ns, _NS_PER_S)))
         if self._libc.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, ctypes.byref(value), None):
             logger.warning("the lease of this node cannot be set: %s", os.strerror(ctypes.get_errno()))

@@ -1,7 +1,7 @@
-"""What agents and the coordinator tell each other, as JSON with a version. Knows no store and no clock.
+"""The messages between agents and coordinator, as JSON with a version. Knows no store and no clock.
 
 An agent sends `Arrive`, `Ended` and `Gone` to the inbox; the coordinator answers an arrival by `Place` or `Over`, and
-tells all members of a cycle its end by `CycleEnd`. `Formed` is what it keeps for whoever takes over from it.
+notifies all members of a cycle of its end by `CycleEnd`. `Formed` is its record for a node that takes over from it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.json_record import from_json
+from rank_monitor.contract.wire.json_record import from_json
 
+# Nodes of one job may run different releases of the launcher; a record of another version is refused.
 VERSION = 1
 NO_CYCLE = -1
 NO_RANK = -1
+# Any program can write to the store. The largest record, `Formed`, contains an arrival of each node.
 MAX_BYTES = 1 << 24
 
 
-class How(str, Enum):
+class EndReason(str, Enum):
     """How a cycle ended, or a node's part in it."""
 
     SUCCEEDED = "succeeded"
@@ -28,9 +30,9 @@ class How(str, Enum):
     HUNG = "hung"
     """It failed by a hang: every node keeps the stacks of its ranks before it stops them."""
     AGREED = "agreed"
-    """Its ranks exit after the same step, each when it has saved, since one of them has to speak to the launcher."""
+    """Its ranks exit after the same step, each when it has saved, with a code that the launcher acts on."""
     PREEMPTED = "preempted"
-    """It was told to end: all ranks stop after the same step, each when it has saved."""
+    """It got a signal to end: all ranks stop after the same step, each when it has saved."""
     LEFT = "left"
     LOST = "lost"
     GREW = "grew"
@@ -40,7 +42,7 @@ class How(str, Enum):
 
 @dataclass(frozen=True)
 class Arrive:
-    """A node wants to take part. `seq` counts its arrivals; `cycle` is the one it comes from, with its fault there.
+    """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `fault` its fault there.
 
     `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
     """
@@ -79,9 +81,9 @@ class Gone:
 
 @dataclass(frozen=True)
 class Place:
-    """A node's place in a cycle. `decision` is what the restart policy said; `fault_of` is the node it was about.
+    """A node's place in a cycle. `decision` is that of the restart policy; `fault_of` is the node it was about.
 
-    Rank 0 alone learns the names of all: `active` by rank, and `standby`, those that wait.
+    Only the message to rank 0 contains the names of all: `active` by rank, and `standby`, those that wait.
     """
 
     cycle: int
@@ -144,23 +146,34 @@ class Formed:
     before: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
 
+@dataclass(frozen=True)
+class Reply:
+    """Answers a node's arrival number `seq`."""
+
+    node: str
+    seq: int
+    answer: Answer
+
+
 ToCoordinator: TypeAlias = "Arrive | Ended | Gone"
 Answer: TypeAlias = "Place | Over"
+Work: TypeAlias = "Formed | Reply | CycleEnd"
+"""What the coordinator wants done, in order. `Formed` must be agreed on before anything after it is done."""
 NodeMessage: TypeAlias = "Arrive | Ended | Gone | Place | Over | CycleEnd | Formed"
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Arrive, Ended, Gone, Place, Over, CycleEnd, Formed)}
 
 
 def encode(message: NodeMessage) -> str:
-    """The message as text."""
+    """Returns the message as JSON text."""
     return json.dumps({"v": VERSION, "kind": type(message).__name__, **asdict(message)}, separators=(",", ":"))
 
 
 def decode(text: bytes) -> NodeMessage:
-    """The message in `text`.
+    """Parses a message.
 
     Raises:
-        ProtocolError: no message of ours, of another version, or too large.
+        ProtocolError: not a message of ours, one of another version, or too large.
     """
     if len(text) > MAX_BYTES:
         raise ProtocolError(f"a record of {len(text)} bytes is above {MAX_BYTES}")
@@ -170,7 +183,8 @@ def decode(text: bytes) -> NodeMessage:
         raise ProtocolError(f"no JSON: {error}") from None
     if not isinstance(values, dict):
         raise ProtocolError("not an object")
-    if (version := values.pop("v", None)) != VERSION:
+    version = values.pop("v", None)
+    if version != VERSION:
         raise ProtocolError(f"record of version {version!r}; this launcher speaks {VERSION}")
     kind = _KINDS.get(str(values.pop("kind", None)))
     if kind is None:
@@ -180,20 +194,23 @@ def decode(text: bytes) -> NodeMessage:
 
 
 def arrivals_of(formed: Formed) -> dict[str, Arrive]:
-    """The last arrivals of members and of those that wait, by node.
+    """Returns the last arrivals of members and waiting nodes, by node.
 
     Raises:
         ProtocolError: they do not fit, or one of a member is missing.
     """
-    if missing := set(formed.members) - formed.arrivals.keys():
+    missing = set(formed.members) - formed.arrivals.keys()
+    if missing:
         raise ProtocolError(f"Formed: no arrival of {sorted(missing)}")
     return {node: from_json(Arrive, values) for node, values in formed.arrivals.items()}
 
 
 def over_of(formed: Formed) -> Over | None:
-    """The answer to all, once the job is over.
+    """Returns the answer to all nodes once the job is over; None before.
 
     Raises:
         ProtocolError: it does not fit.
     """
-    return from_json(Over, formed.over) if formed.over else None
+    if formed.over:
+        return from_json(Over, formed.over)
+    return None

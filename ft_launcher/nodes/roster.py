@@ -1,6 +1,7 @@
-"""The nodes of a job as its coordinator knows them: members of the last cycle, those that wait, who is away. Pure.
+"""The nodes of a job as its coordinator knows them: members of the last cycle, waiting nodes, lost nodes. Pure.
 
-Knows no phase, no time and no rules: what follows is decided elsewhere.
+`RankClaims` are the nodes that insist on a node rank which another node, perhaps a dead one, holds. `formation.py` and
+`coordinator.py` decide what follows.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ft_launcher.nodes.messages import NO_CYCLE, Arrive, Formed, How, arrivals_of
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, EndReason, Formed, Over, Reply, arrivals_of
+from rank_monitor.contract.exit_codes import ExitCode
 
-_NOT_BACK = (How.LEFT, How.LOST, How.PREEMPTED)
+# A node whose ranks failed arrives again; these nodes do not, or not soon.
+_NOT_BACK = (EndReason.LEFT, EndReason.LOST, EndReason.PREEMPTED)
 
 
 class Roster:
-    """Their arrivals by node: `members` by rank in cycle number `cycle`, `waiting` in the order they came.
+    """Arrivals by node: `members` by rank in cycle number `cycle`, `waiting` in the order of their arrival.
 
-    `away` are members that are gone or failed, `done` those that succeeded; `failed` said so themselves, in this order.
+    `away` are members that are gone or failed, `done` those that succeeded; `failed` reported a failure, in this order.
     """
 
     def __init__(self, former: Formed | None) -> None:
@@ -26,20 +29,21 @@ class Roster:
         self.members: dict[str, Arrive] = {}
         self.waiting: dict[str, Arrive] = {}
         if former is not None:
-            self.cycle, self.waiting = former.cycle, arrivals_of(former)
+            self.cycle = former.cycle
+            self.waiting = arrivals_of(former)
             self.members = {node: self.waiting.pop(node) for node in former.members}
-        self.away: dict[str, How] = {}
+        self.away: dict[str, EndReason] = {}
         self.done: set[str] = set()
         self.failed: list[str] = []
 
     @property
     def living(self) -> dict[str, Arrive]:
         """The members that are not away."""
-        return {node: came for node, came in self.members.items() if node not in self.away}
+        return {node: arrival for node, arrival in self.members.items() if node not in self.away}
 
     @property
     def not_gone(self) -> set[str]:
-        """The members that are there, or will be back."""
+        """The members that are present, or expected to return."""
         return {node for node in self.members if self.away.get(node) not in _NOT_BACK}
 
     @property
@@ -49,36 +53,94 @@ class Roster:
 
     @property
     def succeeded(self) -> bool:
-        """Whether all that did not get away are done."""
+        """Whether all members that are not away have succeeded, at least one."""
         return bool(self.done) and self.members.keys() <= self.done | self.away.keys()
 
     def lives(self, node: str) -> bool:
-        """Whether it is a member and not away."""
+        """Whether the node is a member and not away."""
         return node in self.members and node not in self.away
 
     def present(self) -> Iterable[Arrive]:
-        """Whoever waits, and the living members."""
+        """Returns the waiting nodes and the living members."""
         return chain(self.waiting.values(), self.living.values())
 
-    def has(self, came: Arrive) -> bool:
-        """Whether this came before, or a later one of the node: it is sent twice where the store's answer was lost."""
-        known = self.members.get(came.node), self.waiting.get(came.node)
-        return any(earlier is not None and came.seq <= earlier.seq for earlier in known)
+    def has(self, arrival: Arrive) -> bool:
+        """Whether this arrival or a later one of its node is known: it is repeated if the store's answer was lost."""
+        known = self.members.get(arrival.node), self.waiting.get(arrival.node)
+        return any(earlier is not None and arrival.seq <= earlier.seq for earlier in known)
 
     def faults(self) -> dict[str, dict[str, Any]]:
-        """Those that were brought from the last cycle, by node, the first to tell of one first."""
-        told = [node for node in self.failed if node in self.waiting]
-        brought = [node for node, came in self.waiting.items() if came.fault and came.cycle == self.cycle]
-        return {node: self.waiting[node].fault for node in told + brought}
+        """Returns the faults of the last cycle by node, in the order in which nodes reported them."""
+        reported = [node for node in self.failed if node in self.waiting]
+        brought = [node for node, arrival in self.waiting.items() if arrival.fault and arrival.cycle == self.cycle]
+        return {node: self.waiting[node].fault for node in reported + brought}
 
     def end(self) -> None:
-        """The cycle has ended."""
+        """Notes the end of the cycle: members that failed are expected to return."""
         self.away = {node: how for node, how in self.away.items() if how in _NOT_BACK}
         self.done = set()
 
     def form(self, members: Iterable[Arrive]) -> None:
-        """These, by rank, are the next cycle; the others wait on."""
+        """Begins the next cycle with these members, by rank; the others go on waiting."""
         self.cycle += 1
-        self.members = {came.node: replace(came, fault={}) for came in members}
-        self.waiting = {node: came for node, came in self.waiting.items() if node not in self.members}
-        self.away, self.failed = {}, []
+        self.members = {arrival.node: replace(arrival, fault={}) for arrival in members}
+        self.waiting = {node: arrival for node, arrival in self.waiting.items() if node not in self.members}
+        self.away = {}
+        self.failed = []
+
+
+class RankClaims:
+    """Nodes whose node rank another node holds. They wait at most `rank_claim_s` seconds for the loss of that node.
+
+    They do not wait for the loss of this node, `me`, which lives.
+    """
+
+    def __init__(self, me: str, rank_claim_s: float) -> None:
+        self._me = me
+        self._claim_s = rank_claim_s
+        self._since: dict[str, tuple[Arrive, float]] = {}
+
+    def keep(self, arrival: Arrive, now: float) -> None:
+        """Adds a node whose rank another node holds."""
+        self._since[arrival.node] = (arrival, now)
+
+    def drop(self, node: str) -> None:
+        """Removes the claim of a node that is gone."""
+        self._since.pop(node, None)
+
+    def take_all(self) -> dict[str, Arrive]:
+        """Removes and returns all claiming nodes."""
+        taken = {node: arrival for node, (arrival, _) in self._since.items()}
+        self._since = {}
+        return taken
+
+    def deadlines(self) -> list[float]:
+        """Returns the times at which claims are refused."""
+        return [since + self._claim_s for _, since in self._since.values()]
+
+    def settle(self, others: Iterable[Arrive], now: float) -> tuple[list[Arrive], list[Reply]]:
+        """Returns the nodes whose rank is free now, and the refusals of those whose time is up.
+
+        Args:
+            others: the nodes that are not known to be gone.
+        """
+        let_in, refused, there = list[Arrive](), list[Reply](), list(others)
+        for arrival, since in list(self._since.values()):
+            holder = holder_of(arrival, there)
+            if holder is None:
+                let_in.append(arrival)
+                there.append(arrival)
+            elif holder.node == self._me or now >= since + self._claim_s:
+                reason = f"node rank {arrival.rank} is taken by node {holder.name}; give each node its own --node-rank"
+                refused.append(Reply(arrival.node, arrival.seq, Over(int(ExitCode.BAD_CONFIG), reason)))
+            else:
+                continue
+            del self._since[arrival.node]
+        return let_in, refused
+
+
+def holder_of(arrival: Arrive, others: Iterable[Arrive]) -> Arrive | None:
+    """Returns the node among `others` with the node rank that this arrival insists on; None if that is free."""
+    if arrival.rank == NO_RANK:
+        return None
+    return next((node for node in others if node.rank == arrival.rank and node.node != arrival.node), None)

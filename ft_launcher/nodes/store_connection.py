@@ -1,7 +1,7 @@
-"""Opens the job's store: finds its server, or makes it where this node hosts it, whichever backend of torch it is.
+"""Opens the job's store: finds its server, or starts it where this node is the host, for each backend of torch.
 
-Each step has a deadline and ends with one message. Knows nothing of what is kept in the store. Uses torch's underscored
-`_matches_machine_hostname`.
+Each step has a deadline, and a failure is one message. What the store contains is not known here. Uses torch's
+underscored `_matches_machine_hostname`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend as create_c10d
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
-from ft_launcher.file_store import FolderStore
+from ft_launcher.nodes.file_store import FolderStore
 from ft_launcher.nodes.job_store import HOSTED, Connect, JobStore
-from rank_monitor.contract import resolver
+from rank_monitor.contract.errors import one_line
+from rank_monitor.contract.processes import resolver
 
 _T = TypeVar("_T")
 _Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
@@ -34,25 +35,31 @@ _Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
 _V2_PREFIX = "/torch/elastic"
 _V2_TTL_S = 7200
 """torch's, for the record; its store's keys have none."""
+# The default of c10d's `read_timeout` in torch.
 _OPERATION_S = 60
+# One plain TCP connection, which is refused or made at once unless packets are dropped.
 _REACH_S = 5.0
+# A whole connection of torch's store; without a limit of ours, torch waits for ever for a server that never answers.
 _CONNECT_S = 20.0
+# Between two attempts to reach a host that has not started yet; torch's own pause is up to half a minute.
 _RETRY_S = 0.05
+# A store answers well within this; after it, `_must_be_a_store` asks whether another program has the port.
 _DOUBT_S = 2.0
+# torch's limit for that question: its first answer decides, and a program that is silent gives none.
 _WORD_S = 1.0
 _WRONG_WORD = "Ping failed"
-"""What torch says where the first word of a server is not a store's."""
+"""torch's error where the first answer of a server is not that of a store."""
 
 
 def open_job_store(
     backend: str, parameters: RendezvousParameters, check: Callable[[bool], None] = lambda may_host: None
 ) -> JobStore:
-    """Connects to the job's store, and makes it where this node is its host.
+    """Connects to the job's store, and starts its server where this node is the host. Blocks.
 
     Args:
         backend: c10d, static, etcd-v2 or etcd-v3.
-        parameters: as torch's registry hands them to a handler, with all of that backend's keys.
-        check: called before anything is waited for; whether this node may be the host.
+        parameters: as torch's registry passes them to a handler, with all of that backend's keys.
+        check: called before any wait, with whether this node may be the host.
 
     Raises:
         RendezvousConnectionError: it cannot be reached.
@@ -88,7 +95,7 @@ def open_job_store(
 def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:
     if backend == "etcd-v2":
         return lambda: _etcd_v2(parameters)
-    from ft_launcher.etcd_v3 import create_backend as create_etcd_v3
+    from ft_launcher.etcd.v3 import create_backend as create_etcd_v3
 
     return lambda: create_etcd_v3(parameters)
 
@@ -97,13 +104,16 @@ def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
     from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
     from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend as create_etcd_v2
 
-    from ft_launcher.etcd_v2 import EtcdV2Store
+    from ft_launcher.etcd.v2 import EtcdV2Store
 
     prefix = parameters.get("key_prefix") or parameters.get("etcd_prefix")
     ttl_s = parameters.get_as_int("ttl")
     try:
         backend, store = create_etcd_v2(parameters)
-        folder = f"/{prefix.strip('/')}" if prefix else _V2_PREFIX
+        if prefix:
+            folder = f"/{prefix.strip('/')}"
+        else:
+            folder = _V2_PREFIX
         if prefix or ttl_s:  # torch's own takes neither
             backend = EtcdRendezvousBackend(store.client, parameters.run_id, f"{folder}/rendezvous", ttl_s)
         return backend, EtcdV2Store(store.client, f"{folder}/store")
@@ -112,7 +122,7 @@ def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
 
 
 def about_etcd_v2(endpoint: str, error: BaseException) -> str:
-    """What is wrong with an endpoint that torch's client of the v2 API got nowhere with, and what to do."""
+    """Describes why torch's client of the v2 API failed at an endpoint, and what to do."""
     if "404" in str(error):  # what answers knows nothing of /v2
         problem = f"what answers at {endpoint} has no v2 API of etcd"
         return f"{problem} (etcd 3.6 and later have none): use --rdzv-backend=etcd-v3"
@@ -124,7 +134,7 @@ def _with_record(store: Any, run_id: str) -> tuple[Any, Any]:
 
 
 def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, float]:
-    """Whether this is the node that hosts the store, or may be; else how long to wait for that one."""
+    """Returns whether this node hosts the store, or may; and how many seconds to wait for the host otherwise."""
     if parameters.get("store_type", "tcp").strip().lower() != "tcp" or not parameters.endpoint:
         return True, 0.0
     host, _ = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
@@ -133,7 +143,10 @@ def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, flo
         limit_s = parameters.get_as_int("timeout", 600) or 600
     else:
         told = parameters.get_as_bool("is_host")
-        may_host = _matches_machine_hostname(host) if told is None else told
+        if told is None:
+            may_host = _matches_machine_hostname(host)
+        else:
+            may_host = told
         limit_s = parameters.get_as_int("read_timeout", 60) or 60
     return may_host, float(limit_s)
 
@@ -170,10 +183,10 @@ def _static_store(parameters: RendezvousParameters) -> TCPStore:
 
 
 def _must_be_a_store(host: str, port: int) -> None:
-    """Tells by its first words what answers in another protocol; torch's own way tries again for a minute.
+    """Finds out by its first answer whether a server speaks another protocol; torch itself retries for a minute.
 
     Raises:
-        RendezvousConnectionError: it does. Nobody, or nobody's word so far, is no answer.
+        RendezvousConnectionError: it does. No server, or one that has not answered yet, is not an error.
     """
     try:
         socket.create_connection((host, port), _REACH_S).close()
@@ -192,14 +205,13 @@ def _must_be_a_store(host: str, port: int) -> None:
 def _about(endpoint: str, error: BaseException) -> str:
     if _WRONG_WORD in str(error):
         return f"what answers at {endpoint} is no store of torch's: another program has that port"
-    what, _, _ = str(error).strip().partition("\n")
-    return f"no store at {endpoint}: {what or type(error).__name__}"
+    return f"no store at {endpoint}: {one_line(error)}"
 
 
 def _connect(host: str, port: int) -> TCPStore:
-    """A new connection. The plain one before it tells at once, and without a C++ trace, when nobody is there.
+    """Makes a new connection. A plain one before it fails at once, and without a C++ trace, where nothing listens.
 
-    It has also found the address, so that a slow resolver is asked for the name only once.
+    It also finds the address, so that a slow resolver is asked for the name only once.
     """
     with resolver.usual(), socket.create_connection((host, port), _REACH_S) as plain:
         address = plain.getpeername()[0]
@@ -215,7 +227,7 @@ def _connect(host: str, port: int) -> TCPStore:
 
 
 def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
-    """As `_within`; and when that takes a while, looks whether another program answers there."""
+    """As `_within`; where that takes a while, checks whether another program answers at the port."""
     made = _begin(make, host)
     try:
         return _take(made, min(_DOUBT_S, limit_s))
@@ -225,10 +237,10 @@ def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) 
 
 
 def _within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
-    """What `make` gives. Aside, since torch waits without a limit for the first word of a server that has accepted.
+    """Returns the result of `make`, which runs in a thread: torch has no time limit for a server's first answer.
 
     Raises:
-        RendezvousConnectionError: the server said nothing for `limit_s`.
+        RendezvousConnectionError: the server did not answer within `limit_s` seconds.
     """
     return _in_time(_begin(make, host), limit_s, f"{host}:{port}")
 
@@ -263,7 +275,11 @@ def _take(made: _Made[_T], limit_s: float) -> _T:
 
 
 def _await_listener(host: str, port: int, limit_s: float) -> None:
-    """Waits until somebody listens: torch's own way waits half a minute after the first refusals."""
+    """Waits until a server listens. torch itself pauses for half a minute after the first refusals.
+
+    Raises:
+        RendezvousConnectionError: none listens within `limit_s` seconds.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -279,5 +295,8 @@ def _await_listener(host: str, port: int, limit_s: float) -> None:
 def _listens(port: int) -> bool:
     """Whether this process is the server."""
     own = psutil.Process(os.getpid())
-    connections = own.net_connections("tcp") if hasattr(own, "net_connections") else own.connections("tcp")
+    if hasattr(own, "net_connections"):
+        connections = own.net_connections("tcp")
+    else:
+        connections = own.connections("tcp")
     return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)

@@ -1,4 +1,4 @@
-"""Names of the environment variables we define. No other file spells them."""
+"""Names of the environment variables that we define or read. Other files take them from here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ STACK_SIGNAL = "FT_STACK_SIGNAL"
 LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
 DEBUG = "FT_DEBUG"
 RESULT_IN_DOUBT = "FT_RESULT_IN_DOUBT"
-"""JSON of `ResultInDoubt`: why the ranks moved, and where the one in doubt ran before."""
+"""JSON of `ResultInDoubt`: why the ranks were moved, and where the suspect one ran before."""
 IN_PROCESS_LIMITS = "FT_IN_PROCESS_LIMITS"
-"""JSON of `escalation.Limits`: when restarts in process end."""
+"""JSON of `escalation.EscalationLimits`: when restarts in process end."""
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
@@ -22,7 +22,7 @@ CURRENT_CYCLE_INFO = "NVRX_CURRENT_CYCLE_INFO"
 """NVIDIA's name: the link to the JSON file about the cycle that runs."""
 
 CYCLE_STORE = "FT_CYCLE_STORE"
-"""Host and port of the launcher's store, where the ranks' own is another (TORCH_DISABLE_SHARE_RDZV_TCP_STORE)."""
+"""Host and port of the launcher's store, where the ranks use another one (TORCH_DISABLE_SHARE_RDZV_TCP_STORE)."""
 
 NCCL_COLLECTIVE_TIMEOUT = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
 """Flyte's name, with its meaning: the default timeout of process groups in a rank, in seconds."""
@@ -31,6 +31,7 @@ NCCL_COLLECTIVE_TIMEOUT = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
 SIDECAR_OF = "FT_SIDECAR_OF"
 
 # Read by the launcher.
+# torch reads an option from PET_<NAME>; the second is the name that NVIDIA's launcher reads.
 CFG_PATH_SPELLINGS = ("PET_FT_CFG_PATH", "FAULT_TOL_CFG_PATH", "FT_CFG_PATH")
 SETTING_PREFIX = "FT_"
 FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"

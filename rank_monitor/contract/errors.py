@@ -1,10 +1,10 @@
-"""Exceptions, sorted by who must act. Lives here because all three processes raise them."""
+"""Exceptions that launcher, monitor and client raise, one class for each party that must act."""
 
 from __future__ import annotations
 
 
 class FtError(Exception):
-    """Base of every error of ours."""
+    """Base class of all exceptions of this project."""
 
 
 class ConfigError(FtError):
@@ -22,17 +22,22 @@ class ConfigError(FtError):
         text = f"{key}={value!r} (from {source}): {problem}"
         super().__init__(f"{text}. {hint}" if hint else text)
 
+    # By default an exception is unpickled from `args`, the one text, and not from what `__init__` takes.
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return (type(self), (self.key, self.value, self.source, self.problem, self.hint))
 
 
 class ProtocolError(FtError):
-    """A peer sent bytes that are no message of ours; whoever wrote them must act. Never ends a watch."""
-
-
-class RankGone(FtError):
-    """The rank's process has ended; a signal or question to it has no addressee."""
+    """A peer sent bytes that are no valid message. The author of the peer must act. It never ends a watch."""
 
 
 class StoreLost(FtError):
-    """The store of the rendezvous does not answer; the host of it is down or cut off."""
+    """The store of the rendezvous does not answer: its host is down or cut off."""
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text; the name of its class where it has none."""
+    lines = str(error).strip().splitlines()
+    if lines:
+        return lines[0]
+    return type(error).__name__

@@ -10,7 +10,9 @@ class ExitCode(IntEnum):
 
     OK = 0
     RANKS_FAILED = 1
+    # As argparse and click exit where the command line is wrong.
     BAD_CONFIG = 2
+    # Megatron-LM's codes for the two; see docs/rerun.md.
     RESUME_TO_DISAMBIGUATE = 16
     FAILED_ON_RESULT_VALIDATION = 17
     LAUNCHER_ERROR = 80
@@ -28,7 +30,8 @@ class ExitCode(IntEnum):
 
 OURS = range(80, 100)
 AGREED = frozenset({ExitCode.RESUME_TO_DISAMBIGUATE, ExitCode.FAILED_ON_RESULT_VALIDATION})
-"""By these all ranks leave together, after the same step and each when it has saved."""
+"""With these codes all ranks leave together, after the same step, each when it has saved."""
+# 128 + SIGINT, as a shell reports Ctrl-C.
 INTERRUPTED = 130
 
 
@@ -38,7 +41,7 @@ def died_of(signal_number: int) -> int:
 
 
 def passed_on(rank_code: int) -> int:
-    """A rank's exit code as the launcher may return it.
+    """The exit code of the launcher for a rank's exit code.
 
     Args:
         rank_code: as `subprocess` gives it, negative for a signal.

@@ -1,6 +1,6 @@
-"""Words by which torch, gloo and NCCL say that another rank is gone: an error with them is a consequence. Pure.
+"""The texts with which torch, gloo and NCCL report that another rank is gone: such an error is a consequence. Pure.
 
-Whoever wrote the text may have been any rank, so it is cut before it is searched, and every repetition is bounded.
+Any rank can have written the text that is searched, so it is cut first, and every repetition in the pattern is bounded.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ _LOST = re.compile(
 
 
 def is_lost_peer(words: str) -> bool:
-    """Whether an exception's text says so."""
+    """Whether an exception's text reports a lost peer. Takes time linear in `MOST_SEARCHED` at most."""
     return _LOST.search(words[:MOST_SEARCHED]) is not None

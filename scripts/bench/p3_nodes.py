@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import TracebackType
 
-from rank_monitor.contract.config import MemberSettings
+from rank_monitor.contract.settings.config import MemberSettings
 
 from .job import Job, JobFailed, descendants
 from .launchers import OURS, TORCHRUN, TORCHRUN_OWN_STORE, WORKER, Launcher

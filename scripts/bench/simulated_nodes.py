@@ -27,15 +27,15 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from ft_launcher import descriptor_limit
-from ft_launcher.cycle_store import PortHolder
-from ft_launcher.node_rendezvous import NodeRendezvous, Terms
+from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
+from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.membership import Size
-from ft_launcher.nodes.messages import Arrive, How
+from ft_launcher.nodes.messages import Arrive, EndReason
 from ft_launcher.nodes.store_connection import open_job_store
-from ft_launcher.nodes.terms import Case, Judgement, Rules
-from rank_monitor.contract.wait import readable
+from ft_launcher.processes import descriptor_limit
+from ft_launcher.rendezvous.cycle_store import PortHolder
+from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from rank_monitor.contract.processes.wait import readable
 
 HOST = "127.0.0.1"
 PATIENT_S = 600
@@ -105,7 +105,7 @@ class OurNode:
         """Forms the next cycle, ending the one before, and has the node's ranks assigned; the first of them."""
         if self._handler.place is not None:
             if self._fails:
-                self._handler.tell(How.FAILED, "a rank failed")
+                self._handler.tell(EndReason.FAILED, "a rank failed")
             while self._handler.take_end() is None:
                 readable(self._handler.descriptors(), 1.0)
             self._handler.bring(FAULT | {"collateral": not self._fails})
@@ -146,8 +146,8 @@ class ConnectingNode:
 KINDS: dict[str, Callable[[int, int, int], Any]] = {"ours": OurNode, "torch": TorchNode, "connect": ConnectingNode}
 
 
-def _judge(case: Case, now: float) -> Judgement:
-    return Judgement("a restart", None, {}, case.history)
+def _judge(case: Case, now: float) -> PolicyAnswer:
+    return PolicyAnswer("a restart", None, {}, case.history)
 
 
 def serve() -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 
-from ft_launcher.fault_class import FaultClass
+from ft_launcher.attribution.fault_class import FaultClass
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.foreign import parse_json, read_file
+from rank_monitor.contract.wire.foreign import parse_json, read_file
 
 VERSION = 1
 _MAX_JOURNAL = 256 << 20

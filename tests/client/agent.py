@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import CycleStart
-from rank_monitor.contract.messages import Message
-from rank_monitor.contract.spawn import Template
+from rank_monitor.contract.processes.spawn import Template
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import CycleStart
+from rank_monitor.contract.wire.messages import Message
 from tests.client.fake_monitor import wait_until
 
 M = TypeVar("M", bound=Message)

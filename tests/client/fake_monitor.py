@@ -10,18 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Attach, Guard, Message, Progress, Refused, Welcome
-from rank_monitor.contract.settings import to_json
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import to_json
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.messages import Attach, Guard, Message, Progress, Refused, Welcome
+from tests.patience import patient
 
 DEADLINE_S = 20.0
 M = TypeVar("M", bound=Message)
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + patient(DEADLINE_S)
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
         time.sleep(0.002)
@@ -82,7 +83,7 @@ class FakeMonitor:
         self._closed = True
         self._reading.set()
         self._waker.send(b"x")
-        self._thread.join(DEADLINE_S)
+        self._thread.join(patient(DEADLINE_S))
         for one in (self._listener, self._waker, self._woken, *self._clients):
             one.close()
         self.path.unlink()

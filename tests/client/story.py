@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ft_client import RankMonitorClient, process
-from rank_monitor.contract.messages import Hello, IterationReached, Sections
+from ft_client import RankMonitorClient
+from ft_client.monitoring import process
+from rank_monitor.contract.wire.messages import Hello, IterationReached, Sections
 from tests.client.fake_monitor import FakeMonitor, wait_until
 
 STATE = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import Connected, Verdict
-from rank_monitor.contract.messages import ControlRequest, LimitsSet, RankException
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.launcher_messages import Connected, Verdict
+from rank_monitor.contract.wire.messages import ControlRequest, LimitsSet, RankException
 from tests.client.agent import agent_of
 from tests.client.fake_monitor import wait_until
 from tests.client.rank import started

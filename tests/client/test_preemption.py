@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from ft_client.piggyback import Piggyback
 from ft_client.preemption import DistributedSignalHandler, PreemptionGuard
 from tests.client import preempted
 from tests.client.rerun.ranks import Ranks
@@ -37,12 +35,11 @@ def ranks_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
             stack.callback(one.close)
 
 
-@pytest.mark.parametrize("one_host", [True, False])
 @pytest.mark.parametrize(("world_size", "struck"), [(1, 0), (2, 1), (4, 2)])
 def test_one_rank_is_hit_and_all_stop_at_the_same_step(
-    ranks_of: Callable[[int], Ranks], world_size: int, struck: int, one_host: bool
+    ranks_of: Callable[[int], Ranks], world_size: int, struck: int
 ) -> None:
-    told = ranks_of(world_size).run(preempted.asks, struck=struck, at=3, sig=signal.SIGTERM, one_host=one_host)
+    told = ranks_of(world_size).run(preempted.asks, struck=struck, at=3, sig=signal.SIGTERM)
     for rank, one in enumerate(told):
         assert one["step"] == 3
         assert one["agreed"] == ([("all_reduce", 1)] * 4 if world_size > 1 else []), "one number per step"
@@ -50,45 +47,6 @@ def test_one_rank_is_hit_and_all_stop_at_the_same_step(
         assert one["released"] == [True, False] and one["restored"]
         received = ["Received signal 15, initiating graceful stop"] if rank == struck else []
         assert one["lines"] == ["Signal handler installed for 15", *received]
-
-
-@pytest.mark.parametrize("one_host", [True, False])
-@pytest.mark.parametrize("short_s", [math.inf, 0.0])
-def test_the_rerun_machines_votes_carry_the_signal_where_steps_are_short(
-    ranks_of: Callable[[int], Ranks], short_s: float, one_host: bool
-) -> None:
-    told = ranks_of(2).run(preempted.rides, struck=1, at=3, short_s=short_s, one_host=one_host)
-    votes = 5  # four steps and one rerun
-    own = 2 if short_s else 4  # the time before the first vote is not known, and nobody asks between run and rerun
-    assert [one["step"] for one in told] == [3, 3]
-    assert [len(one["agreed"]) for one in told] == [votes + own] * 2
-
-
-def test_what_carries_a_flag_and_what_does_not(ranks_of: Callable[[int], Ranks]) -> None:
-    told = ranks_of(2).run(preempted.agrees)
-    for rank, one in enumerate(told):
-        assert one.pop("lines") == []
-        assert one == {
-            "nobody rides": [[1.0], None],
-            "rides": [[1.0], True, None],
-            "another's": [[1.0], None],
-            "one rank was long": [[1.0], None],
-            "one rank did not ask": [[1.0], None],
-            "one rank has none": [[1.0], None],
-            "before it came": None,
-            "of another group": None,
-        }, rank
-
-
-def test_alone_the_flag_is_never_old() -> None:
-    one = Piggyback()
-
-    def flag() -> bool:
-        return True
-
-    one.board(flag)
-    assert one.max_over_ranks([2.0], now_s=0.0) == one.max_over_ranks([2.0], now_s=0.1) == [2.0]
-    assert one.taken(flag) is None
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from ft_client import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import (
-    Attach,
-    ControlRequest,
-    Detach,
-    LimitsSet,
-    Sections,
-)
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, LimitsSet, Sections
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.story import names
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import ft_client as ft
-from rank_monitor.contract.messages import Attach, Detach, IterationReached, Sections
+from rank_monitor.contract.wire.messages import Attach, Detach, IterationReached, Sections
 from tests.client.fake_monitor import FakeMonitor
 
 

@@ -8,15 +8,11 @@ import threading
 
 import pytest
 
-from ft_client import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest, process
+from ft_client import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError as TheError
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import (
-    Attach,
-    Hello,
-    LimitsSet,
-    Sections,
-)
+from ft_client.monitoring import process
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.messages import Attach, Hello, LimitsSet, Sections
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.story import STATE, connected_anew
 

@@ -79,8 +79,10 @@ import atexit, concurrent.futures, ctypes, logging, sys, threading, time, weakre
 import torch
 atexit.register(print, "first registered")
 atexit.register(print, "second registered")
+worked = threading.Event()
 def late():
-    time.sleep(0.1)
+    threading.main_thread().join()
+    worked.wait()
     print("a thread that python waits for", threading.main_thread().is_alive())
 threading.Thread(target=late).start()
 def beside():
@@ -90,7 +92,7 @@ if sys.argv[1:]:
     threading.Thread(target=beside, daemon=True).start()
 print(threading.enumerate(), threading.active_count(), threading.current_thread() is threading.main_thread())
 pool = concurrent.futures.ThreadPoolExecutor(1)
-pool.submit(time.sleep, 0.05).add_done_callback(lambda done: print("the pool's work is done"))
+pool.submit(time.sleep, 0.05).add_done_callback(lambda done: (print("the pool's work is done"), worked.set()))
 class Last:
     def __init__(self, name):
         self.name = name

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ft_launcher import script
-from ft_launcher.process_tree import become_subreaper
-from ft_launcher.zygote_pool import ZygotePool
-from ft_launcher.zygote_process import RankOrder
-from rank_monitor.contract.config import StartSettings
+from ft_launcher.processes.process_tree import become_subreaper
+from ft_launcher.settings import script
+from ft_launcher.zygote.client import RankOrder
+from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.settings.config import StartSettings
 
 LIMIT_S = 120
 
@@ -49,7 +49,7 @@ def by_exec(*between: str) -> Start:
 
 def by_fork(zygotes: ZygotePool) -> Start:
     def start(run: dict[str, Any], out: IO[bytes], err: IO[bytes]) -> Any:
-        from ft_launcher.rank_context import ForkedProcess
+        from ft_launcher.ranks.rank_context import ForkedProcess
 
         streams = {1: out.fileno(), 2: err.fileno()}
         pids = zygotes.start_ranks([RankOrder(run["words"], {**os.environ, **run["environ"]}, streams)], numa=False)

@@ -75,11 +75,11 @@ def send_nonsense() -> None:
 
 
 def flood() -> None:
-    """80 MB of good reports on the live connection, as fast as the monitor takes them."""
+    """20 MB of good reports on the live connection, as fast as the monitor takes them."""
     connection = live_connection()
     report = _header(1, _SECTION_TIMES) + b'{"sections": {"step": "' + b"x" * 55_000 + b'"}, "gpu": {}}'
     connection.setblocking(True)
-    for _ in range(80_000_000 // len(report)):
+    for _ in range(20_000_000 // len(report)):
         connection.send(report)
     connection.setblocking(False)
     connection.close()

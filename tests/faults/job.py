@@ -23,6 +23,7 @@ import psutil
 
 from tests.faults import children
 from tests.faults.training import Plan, State
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
@@ -139,7 +140,7 @@ class Job:
 
     def until(self, condition: Callable[[], _T], what: str, limit_s: float = _STARTS_S) -> _T:
         """Waits until `condition()` is true; returns its value. Fails when time is up or the launcher ended first."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patient(limit_s)
         while True:
             ended = self.process.poll() is not None
             if value := condition():
@@ -158,7 +159,7 @@ class Job:
     def finish(self, limit_s: float = _STARTS_S) -> int:
         """Waits for the launcher's end; returns its exit code as a shell has it."""
         try:
-            code = self.process.wait(limit_s)
+            code = self.process.wait(patient(limit_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the launcher did not end within {limit_s} s\n{self.tail()}") from None
         return code if code >= 0 else 128 - code
@@ -246,7 +247,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     try:
         signal.pidfd_send_signal(pidfd, number)
         if number == signal.SIGKILL:
-            select.select([pidfd], [], [], _STARTS_S)
+            select.select([pidfd], [], [], patient(_STARTS_S))
     except ProcessLookupError:
         pass
     finally:

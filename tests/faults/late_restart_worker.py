@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from ft_client import process
-from rank_monitor.contract.messages import Restarter
+from ft_client.monitoring import process
+from rank_monitor.contract.wire.messages import Restarter
 
 LIMIT_S = 1.0
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from rank_monitor.contract.iteration import joining
+from rank_monitor.contract.iterations.iteration import joining
 from tests.faults.conftest import StartJob
 from tests.faults.in_process_worker import SAMPLES, STEPS
 from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left

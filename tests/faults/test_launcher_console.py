@@ -22,7 +22,10 @@ HOLD = 8
 CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 FAILING_REPORTS = """
 import sys
-from ft_launcher import attribution, cli, composition, evidence, progress, recorder, report
+from ft_launcher import attribution, cli, composition
+from ft_launcher.cycle import evidence
+from ft_launcher.policy import progress
+from ft_launcher.record import recorder, report
 
 def fails(*args, **kwargs):
     raise RecursionError("what a rank wrote \\x1b[2J")

@@ -31,7 +31,7 @@ def test_what_a_rank_sends_harms_nothing(start_job: StartJob, what: str, nproc: 
 
 
 def test_a_rank_that_floods_its_launcher_is_throttled(start_job: StartJob) -> None:
-    """80 MB of reports: the monitor of each rank passes on a bounded part and says so once; the watch goes on."""
+    """20 MB of reports: the monitor of each rank passes on a bounded part and says so once; the watch goes on."""
     plan = Plan((Strike("flood", "step", 2), Strike("sleep", "step", 4, rank=1)))
     job = start_job(plan, 2, *LIMITS)
     holds(job, 0, [Told("hang", {1}, "section:step")])

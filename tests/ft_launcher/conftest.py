@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import pytest
 from torch.distributed.run import get_args_parser
 
-from ft_launcher import cli, prescan
-from ft_launcher.torch_config import Job
+from ft_launcher import cli
+from ft_launcher.settings import prescan
+from ft_launcher.settings.job_settings import Job
 
 OF_LATER_TORCH = {
     "--duplicate-stdout-filters",

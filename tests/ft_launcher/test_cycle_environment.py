@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 
-from ft_launcher.devices import Move
-from ft_launcher.worker_env import cycle_environment
-from rank_monitor.contract.config import NcclSettings
-from rank_monitor.contract.messages import ResultInDoubt
+from ft_launcher.ranks.devices import Move
+from ft_launcher.ranks.environment import cycle_environment
+from rank_monitor.contract.settings.config import NcclSettings
+from rank_monitor.contract.wire.messages import ResultInDoubt
 
 DOUBT = ResultInDoubt("reproducible", 1, 7, "a", "cuda:GPU-1")
 

@@ -15,8 +15,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
-from ft_launcher import LaunchConfig, launch, options
+from ft_launcher import LaunchConfig, launch
 from ft_launcher.python_api import job_of
+from ft_launcher.settings import options
 from rank_monitor.contract.errors import ConfigError
 
 

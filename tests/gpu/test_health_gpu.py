@@ -6,7 +6,7 @@ import pytest
 
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.node_health import NodeHealth
-from rank_monitor.contract.config import HealthSettings, StopSettings
+from rank_monitor.contract.settings.config import HealthSettings, StopSettings
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ft_client.rerun import RerunStateMachine, rng
-from ft_client.rerun.place import here
+from ft_client.rerun.unexpected_result import current_device
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +35,7 @@ def test_random_numbers_of_the_device(through_json: bool) -> None:
 
 def test_the_device_by_its_uuid() -> None:
     draw()
-    assert here("a").device == f"cuda:{torch.cuda.get_device_properties(0).uuid}"
+    assert current_device("a").device == f"cuda:{torch.cuda.get_device_properties(0).uuid}"
 
 
 def test_a_transient_error_with_a_check_in_the_backward_pass(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.faults import invariants
 from tests.faults.job import Job, kill, lives
 from tests.faults.training import Plan, after
 from tests.nodes.job_site import Site, node_name
+from tests.patience import patient
 
 LOST = 128 + signal.SIGKILL
 LAUNCHER_ERROR = 80
@@ -132,7 +133,7 @@ class Agents:
 
     def until(self, condition: Callable[[], _T], what: str, limit_s: float = _LIMIT_S) -> _T:
         """Waits until `condition()` is true; returns its value. Fails at once when no agent runs, or one has a bug."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patient(limit_s)
         while True:
             codes = [agent.process.poll() for agent in self]
             if value := condition():
@@ -141,6 +142,12 @@ class Agents:
             assert time.monotonic() < deadline, f"waited {limit_s} s for {what}\n{self.tail()}"
             time.sleep(_POLL_S)
 
+    def until_cycle_of(self, nodes: int, limit_s: float = _LIMIT_S) -> int:
+        """Waits until a cycle of so many nodes has begun on each of them; returns its number."""
+        what = f"a cycle of {nodes} nodes"
+        self.until(lambda: all(agent.event("cycle_start", nodes=nodes) for agent in self), what, limit_s)
+        return self[0].cycles[-1]
+
     def until_train(self, iteration: int, world: int, cycle: int = 0, limit_s: float = _LIMIT_S) -> None:
         """Waits until the ranks of a cycle, `world` of them, have come to an iteration."""
         what = f"{world} ranks at iteration {iteration} of cycle {cycle}"
@@ -148,7 +155,7 @@ class Agents:
 
     def end(self, *codes: int, limit_s: float = _LIMIT_S) -> None:
         """Waits for all to end, and compares their exit codes, in the order of their start."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patient(limit_s)
         self.until(lambda: all(agent.process.poll() is not None for agent in self), "the end of all", limit_s)
         found = tuple(agent.finish(max(0.0, deadline - time.monotonic())) for agent in self)
         assert found == codes, f"ended with {found}, not {codes}\n{self.tail()}"

@@ -65,7 +65,9 @@ class Site:
 
     def rendezvous(self, number: int) -> tuple[str, str]:
         """The launcher's flags that lead a node to the store."""
-        host, port, conf = self._host(), self.port, "join_timeout=60,last_call_timeout=1"
+        # Agents that a test starts together join the same first cycle, also on a machine so busy that they come seconds
+        # apart. Where all that may come are there, nobody waits for the last call.
+        host, port, conf = self._host(), self.port, "join_timeout=60,last_call_timeout=5"
         hosts = self._store is None and number == 0
         if self._line is not None and not hosts:
             if number in self.proxies:

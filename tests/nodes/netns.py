@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.faults.job import kill
+from tests.patience import patient
 
 _PROGRAMS = ("unshare", "nsenter", "mount", "hostname", "ip", "nft")
 _PROBE = "ip link add b0 type bridge && ip link add type veth && nft add table inet t"
@@ -103,7 +104,7 @@ class Network:
 
     def kill(self, name: str) -> None:
         """SIGKILL to all that runs inside a node, stopped first so that nothing can answer, until nothing runs."""
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + patient(_LIMIT_S)
         while pids := self.processes(name):
             assert time.monotonic() < deadline, f"{pids} cannot be killed"
             for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -184,7 +185,7 @@ def _hold(name: str, hosts: Path) -> subprocess.Popen[bytes]:
 
 def _in_net(pid: int, argv: Sequence[str], text: str = "") -> None:
     words = ["nsenter", f"--target={pid}", "--net", "--", *argv]
-    done = subprocess.run(words, check=False, input=text, text=True, capture_output=True, timeout=_LIMIT_S)
+    done = subprocess.run(words, check=False, input=text, text=True, capture_output=True, timeout=patient(_LIMIT_S))
     assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}\n{text}"
 
 

@@ -11,9 +11,10 @@ import os
 import signal
 from multiprocessing.connection import Connection
 
-from rank_monitor.contract import resolver
+from rank_monitor.contract.processes import resolver
 from tests.client.inprocess.job import PRELOAD
 from tests.faults.job import kill
+from tests.patience import patient
 
 _LIMIT_S = 60.0
 
@@ -29,7 +30,7 @@ class StoreHost:
         self._process.start()
         theirs.close()
         with ours:
-            assert ours.poll(_LIMIT_S) and ours.recv() == port
+            assert ours.poll(patient(_LIMIT_S)) and ours.recv() == port
 
     def kill(self) -> None:
         """Ends it; harmless when it has ended."""

@@ -22,8 +22,7 @@ ONE_OR_TWO = ("--nnodes=1:2", "--ft-node-timeout=6", "--ft-node-beat=1")
 def begin(start: StartAgents) -> tuple[Agents, int]:
     """Two nodes that train, of which one is enough, and the number of their cycle: one may have begun alone."""
     agents = start(2, HELD, *ONE_OR_TWO, nproc=1, store_apart=True)
-    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of both")
-    cycle = agents[0].cycles[-1]
+    cycle = agents.until_cycle_of(2)
     agents.until_train(HOLD, world=2, cycle=cycle)
     return agents, cycle
 
@@ -40,7 +39,7 @@ def says_so_and_takes_part_again(agents: Agents, frozen: Agent, cycle: int) -> N
     fenced = frozen.until_event("fenced", cycle=cycle)
     assert fenced["ranks"] == sorted(frozen.global_ranks(cycle)), agents.tail()
     assert fenced["silent_s"] >= fenced["limit_s"] > 0, agents.tail()
-    assert "its monitors ended the ranks of this node" in frozen.output, agents.tail()
+    agents.until(lambda: "its monitors ended the ranks of this node" in frozen.output, "the line of it")
     agents.until_train(HOLD, world=2, cycle=cycle + 2)
     agents.go()
     agents.end(0, 0)

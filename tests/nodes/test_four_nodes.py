@@ -11,8 +11,7 @@ HOLD, SAVED = 4, 3
 def test_three_go_on_when_one_of_four_is_lost(on_nodes: StartAgents) -> None:
     flags = ("--nnodes=3:4", "--ft-node-timeout=6", "--ft-node-beat=0.5")
     agents = on_nodes(4, Plan(hold=HOLD), *flags, nproc=1, store_apart=True)
-    agents.until(lambda: all(agent.event("cycle_start", nodes=4) for agent in agents), "a cycle of four nodes")
-    cycle = agents[0].cycles[-1]
+    cycle = agents.until_cycle_of(4)
     agents.until_train(HOLD, world=4, cycle=cycle)
     agents.lose(agents.node_of(0, cycle))
     agents.until_train(HOLD, world=3, cycle=cycle + 1)

@@ -45,8 +45,7 @@ def test_the_rest_goes_on_when_a_node_is_lost(on_nodes: StartAgents) -> None:
 def test_two_of_three_go_on_whichever_is_lost(on_nodes: StartAgents, number: int) -> None:
     """One of the three led the others, and two may want to follow it at once."""
     agents = on_nodes(3, HELD, "--nnodes=2:3", *QUICK, store_apart=True)
-    agents.until(lambda: all(agent.event("cycle_start", nodes=3) for agent in agents), "a cycle of three nodes")
-    cycle = agents[0].cycles[-1]
+    cycle = agents.until_cycle_of(3)
     agents.until_train(HOLD, world=6, cycle=cycle)
     agents.lose(agents[number])
     agents.until_train(HOLD, world=4, cycle=cycle + 1)
@@ -182,8 +181,7 @@ def test_two_agents_join_at_once(on_nodes: StartAgents) -> None:
     agents.until_train(HOLD, world=2)
     agents.join()
     agents.join()
-    agents.until(lambda: all(agent.event("cycle_start", nodes=3) for agent in agents), "a cycle of three nodes")
-    last = agents[0].cycles[-1]
+    last = agents.until_cycle_of(3)
     agents.until_train(HOLD, world=6, cycle=last)
     agents.go()
     agents.end(0, 0, 0)

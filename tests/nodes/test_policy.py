@@ -17,8 +17,7 @@ QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loopback: StartAgents) -> None:
     flags = ("--nnodes=1:2", *QUICK, "--ft-restart-policy=min-healthy", "--max-restarts=2")
     agents = on_loopback(2, Plan(), *flags, script=Path(lone_worker.__file__))
-    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of two nodes")
-    cycle = agents[0].cycles[-1]
+    cycle = agents.until_cycle_of(2)
     for ill in (agents[1], agents[0]):
         assert len(ill.ranks_alive(cycle)) == 2, agents.tail()
         (agents.folder / lone_worker.fail_file(cycle, min(ill.global_ranks(cycle)))).touch()
@@ -33,7 +32,7 @@ def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loop
 def test_a_node_that_is_done_waits_for_the_others_so_long_and_leaves_them_at_work(on_loopback: StartAgents) -> None:
     flags = ("--nnodes=2", *QUICK, "--ft-exit-barrier-timeout=1")
     agents = on_loopback(2, Plan(), *flags, store_apart=True, script=Path(lone_worker.__file__))
-    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of two nodes")
+    agents.until_cycle_of(2)
     early, late = agents.node_of(0), agents.node_of(3)
     for rank in early.global_ranks(0):
         (agents.folder / lone_worker.done_file(rank)).touch()

@@ -97,7 +97,7 @@ def test_those_that_are_enough_go_on_and_nothing_is_charged(
     on_loopback: StartAgents, tmp_path: Path, short: Path, told: int, apart: bool
 ) -> None:
     agents = Runs(on_loopback, tmp_path, short).begin("--nnodes=1:2", *QUICK, steps=60, store_apart=apart)
-    agents.until(lambda: all(agent.event("cycle_start", nodes=2) for agent in agents), "a cycle of two nodes", LIMIT_S)
+    agents.until_cycle_of(2, LIMIT_S)
     agents.until(lambda: min(map(step_of, agents)) > 0, "step 1", LIMIT_S)
     left, stayed = agents[told], agents[1 - told]
     left.process.send_signal(signal.SIGTERM)

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from ft_launcher.cycle_store import PortHolder
-from ft_launcher.node_rendezvous import NodeRendezvous, Terms
-from ft_launcher.nodes.membership import Size
-from ft_launcher.nodes.messages import How
+from ft_launcher.nodes.formation import Rules, Size
+from ft_launcher.nodes.messages import EndReason
 from ft_launcher.nodes.store_connection import open_job_store
-from ft_launcher.nodes.terms import Rules
-from rank_monitor.contract.wait import readable
+from ft_launcher.rendezvous.cycle_store import PortHolder
+from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from rank_monitor.contract.processes.wait import readable
 from scripts.bench import simulated_nodes
 from tests.etcd_server import EtcdServer, running_etcd
 from tests.faults.job import free_port
@@ -74,11 +73,11 @@ def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[N
         list(pool.map(lambda one: one.next_rendezvous(), nodes))
         yield nodes
         for one in nodes:
-            one.tell(How.SUCCEEDED, "")
+            one.tell(EndReason.SUCCEEDED, "")
         for one in nodes:
             while (end := one.take_end()) is None:
                 readable(one.descriptors(), 1.0)
-            assert end.how == How.SUCCEEDED
+            assert end.how == EndReason.SUCCEEDED
         list(pool.map(lambda one: one.leave("done", 30.0), nodes))
 
 

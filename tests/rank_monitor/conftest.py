@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.contract.spawn import Template
+from rank_monitor.contract.processes.spawn import Template
 from tests.rank_monitor.node import TAG, Node, playing
 
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from rank_monitor.contract import channel, codec, env
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import Connected, CycleStart, Ready
-from rank_monitor.contract.messages import Attach, Hello, Message
-from rank_monitor.contract.spawn import Monitor, Template
-from rank_monitor.contract.sweep import processes_of
+from rank_monitor.contract import env
+from rank_monitor.contract.processes.spawn import Monitor, Template
+from rank_monitor.contract.processes.sweep import processes_of
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import Connected, CycleStart, Ready
+from rank_monitor.contract.wire.messages import Attach, Hello, Message
 
 PATIENCE_S = 30.0
 STACK_SIGNAL = MonitorSettings().stack_signal

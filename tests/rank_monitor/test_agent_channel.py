@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rank_monitor.contract.launcher_messages import CycleStart, Snapshot, SnapshotRequest, Verdict
-from rank_monitor.contract.messages import Guard, Sections
+from rank_monitor.contract.wire.launcher_messages import CycleStart, Snapshot, SnapshotRequest, Verdict
+from rank_monitor.contract.wire.messages import Guard, Sections
 from tests.faults.hostile import messages
 from tests.rank_monitor.node import Node, bytes_of
 from tests.rank_monitor.timeline import limited

@@ -9,10 +9,9 @@ import pytest
 
 from rank_monitor.actions import Action, Interrupt, Kill, SendVerdict, Signal
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.launcher_messages import CycleEnd
-from rank_monitor.contract.messages import Attach, Detach, Guard, Heartbeat, Hello, Ping, Progress
-from rank_monitor.guard import PHASES
-from rank_monitor.hang_detector import State
+from rank_monitor.contract.wire.launcher_messages import CycleEnd
+from rank_monitor.contract.wire.messages import Attach, Detach, Guard, Heartbeat, Hello, Ping, Progress, WrapperPhase
+from rank_monitor.hang_detector import DetectorState
 from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S
@@ -69,7 +68,7 @@ def test_no_progress_interrupts_then_kills() -> None:
     line = running()
     stamp(line, T + 50)
     assert asked_at(line, T + 110) == ("soft_timeout", 60.0)
-    assert line.detector.state is State.INTERRUPTED
+    assert line.detector.state is DetectorState.INTERRUPTED
     assert killed_at(line, T + 140) == "hard_timeout"
     assert line.until(T + 143.99) == []
     assert line.until(T + 144) == [Signal(signal.SIGTERM), Kill()]
@@ -91,7 +90,7 @@ def test_what_is_called_after_the_interruption_ends_what_was_asked() -> None:
     line.say(FINALIZING, T + 70)
     line.say(RESTARTING, T + 80)
     assert line.until(T + 500) == []
-    assert line.detector.state is not State.INTERRUPTED
+    assert line.detector.state is not DetectorState.INTERRUPTED
 
 
 def test_what_is_said_of_both() -> None:
@@ -109,7 +108,7 @@ def test_stamps_keep_a_rank_going_and_no_heartbeat_does() -> None:
     line = running()
     for second in range(2, 400, 50):
         stamp(line, T + second)
-        assert line.detector.state is State.WAITING
+        assert line.detector.state is DetectorState.WAITING
     line.say(Heartbeat(), T + 400)
     assert asked_at(line, T + 412) == ("soft_timeout", 60.0)
 
@@ -118,7 +117,7 @@ def test_the_restart_that_was_asked_for_ends_the_alarm() -> None:
     line = running()
     line.until(T + 61)
     line.say(RESTARTING, T + 70)
-    assert line.detector.state is State.WAITING
+    assert line.detector.state is DetectorState.WAITING
     assert line.until(T + 10_000) == []
     line.say(RUNNING, T + 10_000)
     assert asked_at(line, T + 10_060) == ("soft_timeout", 60.0), "from its beginning, however old the last stamp is"
@@ -128,7 +127,7 @@ def test_a_main_thread_that_goes_on_by_itself_ends_the_alarm() -> None:
     line = running()
     line.until(T + 61)
     stamp(line, T + 80)
-    assert line.detector.state is State.WAITING
+    assert line.detector.state is DetectorState.WAITING
     assert asked_at(line, T + 140) == ("soft_timeout", 60.0)
 
 
@@ -145,7 +144,7 @@ def test_pings_are_expected_from_the_first_on() -> None:
     assert asked_at(line, T + 560) == ("soft_timeout", 60.0)
     for second in (570, 589):
         stamp(line, T + second)
-    assert line.detector.state is State.INTERRUPTED, "a livelock goes on"
+    assert line.detector.state is DetectorState.INTERRUPTED, "a livelock goes on"
     assert killed_at(line, T + 590) == "hard_timeout"
 
 
@@ -157,7 +156,7 @@ def test_an_iteration_without_pings_owes_none() -> None:
     line.say(Ping(), T + 30, sent=T + 20)
     for second in range(31, 300, 20):
         stamp(line, T + second)
-    assert line.detector.state is State.WAITING
+    assert line.detector.state is DetectorState.WAITING
 
 
 def test_pings_alone_are_no_progress_of_the_main_thread() -> None:
@@ -207,7 +206,7 @@ def test_what_a_former_iteration_left_open_is_closed() -> None:
     line.say(RUNNING, T + 30)
     for second in range(31, 90, 20):
         stamp(line, T + second)
-    assert line.detector.state is State.WATCHED, "judged again from the first sign of this iteration"
+    assert line.detector.state is DetectorState.WATCHED, "judged again from the first sign of this iteration"
     line.say(Heartbeat(), T + 91)
     assert asked_at(line, T + 101) == ("subsequent", 10.0)
     line.say(Detach(), T + 102)
@@ -239,7 +238,7 @@ def test_without_hang_protection_no_progress_is_owed_and_the_iteration_goes_on()
     assert asked_at(line, T + 560) == ("soft_timeout", 60.0), "the ping is still owed"
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", WrapperPhase)
 def test_only_who_restarts_is_not_warned_of_a_stall(phase: str) -> None:
     line = running(limited(stall_warning=30.0))
     line.say(replace(RUNNING, phase=phase), T + 2)
@@ -270,7 +269,7 @@ def test_the_end_of_a_call_ends_what_was_asked_of_it() -> None:
     line = running(limited(rank_heartbeat_timeout=100.0))
     line.until(T + 61)
     line.say(OVER, T + 62)
-    assert line.detector.state is State.WAITING
+    assert line.detector.state is DetectorState.WAITING
     assert line.until(T + 1000) == []
 
 
@@ -371,7 +370,7 @@ def test_a_restart_that_went_unheard_is_told_with_the_next_call() -> None:
     tell_again(line, (RESTARTING, T + 5), (RUNNING, T + 6), stamped=T + 6)
     for second in range(7, 200, 20):
         stamp(line, T + second)
-    assert line.detector.state is State.WAITING, "the ping was of the call before"
+    assert line.detector.state is DetectorState.WAITING, "the ping was of the call before"
 
 
 def test_a_program_that_took_the_place_of_the_training_is_not_guarded() -> None:

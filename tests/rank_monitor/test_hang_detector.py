@@ -8,10 +8,19 @@ from dataclasses import replace
 import pytest
 
 from rank_monitor.actions import DumpStacks, Interrupt, Kill, SendVerdict, Signal
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.launcher_messages import CycleEnd, CycleStart
-from rank_monitor.contract.messages import Attach, Detach, Guard, Heartbeat, Hello, IterationReached, Message, Sections
-from rank_monitor.hang_detector import ALARMS, Event, HangDetector, State
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart
+from rank_monitor.contract.wire.messages import (
+    Attach,
+    Detach,
+    Guard,
+    Heartbeat,
+    Hello,
+    IterationReached,
+    Message,
+    Sections,
+)
+from rank_monitor.hang_detector import ALARMS, DetectorEvent, DetectorState, HangDetector
 from tests.rank_monitor.timeline import ONE_OF_EACH, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S
@@ -19,39 +28,43 @@ T = STARTED_S
 
 # The table.
 
-EXPECTED: dict[State | None, dict[Event, State | None]] = {
+EXPECTED: dict[DetectorState | None, dict[DetectorEvent, DetectorState | None]] = {
     None: {
-        Event.LEAD: State.SUSPECT,
-        Event.ASK: State.INTERRUPTED,
-        Event.DUE: State.CONDEMNED,
-        Event.CLEAR: None,
-        Event.OVER: None,
-        Event.RESET: None,
+        DetectorEvent.LEAD: DetectorState.SUSPECT,
+        DetectorEvent.ASK: DetectorState.INTERRUPTED,
+        DetectorEvent.DUE: DetectorState.CONDEMNED,
+        DetectorEvent.CLEAR: None,
+        DetectorEvent.OVER: None,
+        DetectorEvent.RESET: None,
     },
-    State.SUSPECT: {
-        Event.LEAD: State.SUSPECT,
-        Event.ASK: State.INTERRUPTED,
-        Event.DUE: State.CONDEMNED,
-        Event.CLEAR: None,
-        Event.OVER: State.SUSPECT,
-        Event.RESET: None,
+    DetectorState.SUSPECT: {
+        DetectorEvent.LEAD: DetectorState.SUSPECT,
+        DetectorEvent.ASK: DetectorState.INTERRUPTED,
+        DetectorEvent.DUE: DetectorState.CONDEMNED,
+        DetectorEvent.CLEAR: None,
+        DetectorEvent.OVER: DetectorState.SUSPECT,
+        DetectorEvent.RESET: None,
     },
-    State.INTERRUPTED: {
-        Event.LEAD: State.INTERRUPTED,
-        Event.ASK: State.INTERRUPTED,
-        Event.DUE: State.CONDEMNED,
-        Event.CLEAR: None,
-        Event.OVER: State.INTERRUPTED,
-        Event.RESET: None,
+    DetectorState.INTERRUPTED: {
+        DetectorEvent.LEAD: DetectorState.INTERRUPTED,
+        DetectorEvent.ASK: DetectorState.INTERRUPTED,
+        DetectorEvent.DUE: DetectorState.CONDEMNED,
+        DetectorEvent.CLEAR: None,
+        DetectorEvent.OVER: DetectorState.INTERRUPTED,
+        DetectorEvent.RESET: None,
     },
-    State.CONDEMNED: {**dict.fromkeys(Event, State.CONDEMNED), Event.OVER: State.KILLED, Event.RESET: None},
-    State.KILLED: {**dict.fromkeys(Event, State.KILLED), Event.RESET: None},
+    DetectorState.CONDEMNED: {
+        **dict.fromkeys(DetectorEvent, DetectorState.CONDEMNED),
+        DetectorEvent.OVER: DetectorState.KILLED,
+        DetectorEvent.RESET: None,
+    },
+    DetectorState.KILLED: {**dict.fromkeys(DetectorEvent, DetectorState.KILLED), DetectorEvent.RESET: None},
 }
 
 
 @pytest.mark.parametrize("alarm", list(EXPECTED))
-@pytest.mark.parametrize("event", list(Event))
-def test_every_event_in_every_alarm(alarm: State | None, event: Event) -> None:
+@pytest.mark.parametrize("event", list(DetectorEvent))
+def test_every_event_in_every_alarm(alarm: DetectorState | None, event: DetectorEvent) -> None:
     assert ALARMS.get((alarm, event), alarm) == EXPECTED[alarm][event]
 
 
@@ -107,81 +120,83 @@ def _killed() -> Timeline:
     return line
 
 
-IN_STATE: dict[State, Callable[[], Timeline]] = {
-    State.WAITING: _waiting,
-    State.WATCHED: _watched,
-    State.DETACHED: _detached,
-    State.SUSPECT: _suspect,
-    State.INTERRUPTED: _interrupted,
-    State.CONDEMNED: _condemned,
-    State.KILLED: _killed,
+IN_STATE: dict[DetectorState, Callable[[], Timeline]] = {
+    DetectorState.WAITING: _waiting,
+    DetectorState.WATCHED: _watched,
+    DetectorState.DETACHED: _detached,
+    DetectorState.SUSPECT: _suspect,
+    DetectorState.INTERRUPTED: _interrupted,
+    DetectorState.CONDEMNED: _condemned,
+    DetectorState.KILLED: _killed,
 }
 
 
-def state_of(line: Timeline) -> State:
+def state_of(line: Timeline) -> DetectorState:
     return line.detector.state
 
 
 LIFE = (Heartbeat, Sections, IterationReached)
-ALARMED = (State.SUSPECT, State.INTERRUPTED)
-LAST = (State.CONDEMNED, State.KILLED)
+ALARMED = (DetectorState.SUSPECT, DetectorState.INTERRUPTED)
+LAST = (DetectorState.CONDEMNED, DetectorState.KILLED)
 
 
-def _after(state: State, message: Message) -> State:
+def _after(state: DetectorState, message: Message) -> DetectorState:
     """Where a message leads."""
     if isinstance(message, CycleEnd):
-        return State.WATCHED if state in (*ALARMED, *LAST) else state  # nothing is judged: no alarm
+        return DetectorState.WATCHED if state in (*ALARMED, *LAST) else state  # nothing is judged: no alarm
     if state in LAST:
         return state
     if isinstance(message, Attach) or (isinstance(message, Hello) and message.attached):
-        return State.WATCHED
+        return DetectorState.WATCHED
     if isinstance(message, Detach):
-        return State.DETACHED
+        return DetectorState.DETACHED
     if isinstance(message, Guard):  # the training's function is called anew, or (unguarded before) goes on
-        if state is State.INTERRUPTED and message.phase == "running":
+        if state is DetectorState.INTERRUPTED and message.phase == "running":
             return state
-        return State.WAITING if state in (State.WAITING, State.DETACHED) else State.WATCHED
-    if isinstance(message, Hello) and state is not State.DETACHED:
-        return State.WAITING  # the same process says that it is not watched
-    return State.WATCHED if state in ALARMED and isinstance(message, LIFE) else state
+        return (
+            DetectorState.WAITING if state in (DetectorState.WAITING, DetectorState.DETACHED) else DetectorState.WATCHED
+        )
+    if isinstance(message, Hello) and state is not DetectorState.DETACHED:
+        return DetectorState.WAITING  # the same process says that it is not watched
+    return DetectorState.WATCHED if state in ALARMED and isinstance(message, LIFE) else state
 
 
 @pytest.mark.parametrize("message", ONE_OF_EACH, ids=repr)
-@pytest.mark.parametrize("state", list(State))
-def test_every_message_in_every_state(state: State, message: Message) -> None:
+@pytest.mark.parametrize("state", list(DetectorState))
+def test_every_message_in_every_state(state: DetectorState, message: Message) -> None:
     line = IN_STATE[state]()
     assert line.detector.state is state
     line.say(replace(message, last_sign_ns=ns(line.now)) if isinstance(message, Hello) else message)
     assert line.detector.state is _after(state, message)
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_a_new_cycle_in_every_state(state: State) -> None:
+@pytest.mark.parametrize("state", list(DetectorState))
+def test_a_new_cycle_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.say(CycleStart(2, 3, 701, ns(line.now), ""))
-    assert line.detector.state is State.WAITING
+    assert line.detector.state is DetectorState.WAITING
     assert line.detector.next_deadline() is not None, "connect_timeout"
     assert not line.detector.watch.sections
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_the_exit_of_the_rank_in_every_state(state: State) -> None:
+@pytest.mark.parametrize("state", list(DetectorState))
+def test_the_exit_of_the_rank_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.detector.on_exit(ns(line.now))
     assert line.detector.next_deadline() is None
     assert line.until(line.now + 10_000) == []
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_the_end_of_the_cycle_in_every_state(state: State) -> None:
+@pytest.mark.parametrize("state", list(DetectorState))
+def test_the_end_of_the_cycle_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.say(CycleEnd())
     assert line.detector.next_deadline() is None
     assert line.until(line.now + 10_000) == []
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.KILLED])
-def test_a_lost_connection_never_switches_the_watch_off(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in DetectorState if state is not DetectorState.KILLED])
+def test_a_lost_connection_never_switches_the_watch_off(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.lose(line.now)
     assert line.detector.next_deadline() is not None
@@ -204,25 +219,25 @@ def test_the_ladder_in_order() -> None:
     line.say(Heartbeat(), T + 2)
     assert line.until(T + 11.89) == []
     assert line.until(T + 11.9) == [DumpStacks()]
-    assert state_of(line) is State.SUSPECT
+    assert state_of(line) is DetectorState.SUSPECT
     first, second = line.until(T + 12)
     assert isinstance(first, SendVerdict), "the verdict comes before the signal"
     assert second == Signal(15)
-    assert state_of(line) is State.CONDEMNED
+    assert state_of(line) is DetectorState.CONDEMNED
     assert line.until(T + 15.99) == []
     assert line.until(T + 16) == [Kill()]
-    assert state_of(line) is State.KILLED
+    assert state_of(line) is DetectorState.KILLED
     assert line.detector.next_deadline() is None
 
 
 def test_a_late_sign_of_life_clears_the_suspicion_and_does_not_bring_back_the_condemned() -> None:
     line = _suspect()
     line.say(Heartbeat(), T + 11.99)
-    assert state_of(line) is State.WATCHED
+    assert state_of(line) is DetectorState.WATCHED
     assert line.until(T + 21.88) == []
     line.until(T + 22)
     line.say(Heartbeat(), T + 22.1)
-    assert state_of(line) is State.CONDEMNED
+    assert state_of(line) is DetectorState.CONDEMNED
 
 
 def test_a_sign_of_life_that_came_after_the_deadline_but_before_judgement_counts() -> None:
@@ -258,11 +273,11 @@ def test_a_rank_that_can_restart_in_process_is_asked_first() -> None:
     assert verdicts(line.until(T + 41.9)) == []
     (verdict,) = verdicts(line.until(T + 42))
     assert (verdict.condemned, verdict.limit) == (True, "subsequent")
-    assert state_of(line) is State.CONDEMNED
+    assert state_of(line) is DetectorState.CONDEMNED
 
 
 def test_an_interrupted_rank_that_lives_again_is_watched_again() -> None:
     line = _interrupted()
     line.say(Heartbeat(), T + 20)
-    assert state_of(line) is State.WATCHED
+    assert state_of(line) is DetectorState.WATCHED
     assert isinstance(line.until(T + 30)[-1], Interrupt)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.messages import Heartbeat, IterationReached, Message, Progress, Sections
-from rank_monitor.hang_detector import State
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.messages import Heartbeat, IterationReached, Message, Progress, Sections
+from rank_monitor.hang_detector import DetectorState
 from tests.rank_monitor.timeline import STARTED_S, Timeline, limited, ns, verdicts
 
 MS = 1_000_000
@@ -90,11 +90,11 @@ def test_a_verdict_exactly_when_the_first_deadline_is_over(story: list[tuple[int
         if first < then:
             (verdict,) = verdicts(line.detector.on_tick(first))
             assert due[verdict.limit] == first
-            assert line.detector.state is State.CONDEMNED
+            assert line.detector.state is DetectorState.CONDEMNED
             return
         now = then
         assert verdicts(line.detector.on_message(Received(oracle.act(act, now), 0, now), now)) == []
-        assert line.detector.state in (State.WATCHED, State.SUSPECT)
+        assert line.detector.state in (DetectorState.WATCHED, DetectorState.SUSPECT)
     raise AssertionError("a silence of a minute passed every deadline")
 
 

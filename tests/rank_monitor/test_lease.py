@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from rank_monitor.contract import env
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import Fenced, Ready
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.launcher_messages import Fenced, Ready
 from tests.rank_monitor.node import TAG, Node, Puppet, ended, playing
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rank_monitor.contract import spawn
+from rank_monitor.contract.processes import spawn
 from rank_monitor.log import Log
 
 ROOT = spawn.__file__.rpartition("/rank_monitor/")[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.contract.launcher_messages import Verdict
-from rank_monitor.contract.messages import Hello, Progress, Sections
+from rank_monitor.contract.wire.launcher_messages import Verdict
+from rank_monitor.contract.wire.messages import Hello, Progress, Sections
 from rank_monitor.rank_process import RankProcess
 from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, ended, until
 from tests.rank_monitor.timeline import limited

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rank_monitor.contract.messages import Heartbeat, Hello, Message, Sections
+from rank_monitor.contract.wire.messages import Heartbeat, Hello, Message, Sections
 from rank_monitor.loop import Loop
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.rest import LONGEST_NS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.job import Job
+from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.rehearsal import rehearse
 
@@ -16,7 +16,7 @@ def test_nothing_is_left_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     log = Log("INFO", "template")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
-        rehearse(Job("tag-of-nobody", str(tmp_path)), log)
+        rehearse(MonitoredJob("tag-of-nobody", str(tmp_path)), log)
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert tmp_path.is_dir()
     assert capfd.readouterr().err == ""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rank_monitor.hang_detector import State
-from rank_monitor.limits import Limits
+from rank_monitor.hang_detector import DetectorState
+from rank_monitor.limits import WatchLimits
 from rank_monitor.rest import rest_ns
 from tests.rank_monitor.timeline import STARTED_S, Timeline, limited
 
@@ -43,7 +43,7 @@ def test_rest(beats: int, passed_ms: float, patience_ms: int, expected_ms: int) 
     ],
 )
 def test_no_limit_is_missed_by_a_message_that_lies_unread(limits: dict[str, Any], expected_ms: int) -> None:
-    assert Limits.configured(limited(**limits)).patience_ns == expected_ms * MS
+    assert WatchLimits.configured(limited(**limits)).patience_ns == expected_ms * MS
 
 
 def test_nothing_lies_unread_during_an_alarm() -> None:
@@ -51,5 +51,5 @@ def test_nothing_lies_unread_during_an_alarm() -> None:
     line.attach()
     assert line.detector.patience_ns() > 0
     line.until(STARTED_S + 9.95)
-    assert line.detector.state is State.SUSPECT
+    assert line.detector.state is DetectorState.SUSPECT
     assert line.detector.patience_ns() == 0

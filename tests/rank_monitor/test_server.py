@@ -10,9 +10,10 @@ import time
 
 import pytest
 
-from rank_monitor.contract import channel, codec
-from rank_monitor.contract.launcher_messages import Connected, CycleEnd, Snapshot, SnapshotRequest, Verdict
-from rank_monitor.contract.messages import (
+from rank_monitor.contract.settings.declaration import to_json
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import Connected, CycleEnd, Snapshot, SnapshotRequest, Verdict
+from rank_monitor.contract.wire.messages import (
     Attach,
     ControlRequest,
     Detach,
@@ -30,7 +31,6 @@ from rank_monitor.contract.messages import (
     Sections,
     Welcome,
 )
-from rank_monitor.contract.settings import to_json
 from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, bytes_of, playing
 from tests.rank_monitor.timeline import limited
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.messages import Heartbeat, Sections
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.messages import Heartbeat, Sections
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.launcher_messages import CycleStart
-from rank_monitor.contract.messages import (
+from rank_monitor.contract.wire.launcher_messages import CycleStart
+from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
     Heartbeat,
@@ -19,7 +19,7 @@ from rank_monitor.contract.messages import (
     Progress,
     Sections,
 )
-from rank_monitor.hang_detector import State
+from rank_monitor.hang_detector import DetectorState
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of, verdicts
 
 T = STARTED_S
@@ -67,7 +67,7 @@ def test_every_overdue_section_counts_whatever_the_order(opened: tuple[str, str]
     line.open(*opened, at=T + 2)
     since = T + 1 + opened.index("step")
     assert verdict_of(line, since + 20) == ("section:step", 20.0)
-    assert line.detector.state is State.CONDEMNED
+    assert line.detector.state is DetectorState.CONDEMNED
 
 
 def test_a_section_opened_again_counts_anew() -> None:

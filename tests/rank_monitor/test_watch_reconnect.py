@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rank_monitor.actions import Note
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.launcher_messages import CycleStart
-from rank_monitor.contract.messages import Heartbeat, Hello, Sections
-from rank_monitor.hang_detector import HangDetector, State
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.launcher_messages import CycleStart
+from rank_monitor.contract.wire.messages import Heartbeat, Hello, Sections
+from rank_monitor.hang_detector import DetectorState, HangDetector
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of
 
 T = STARTED_S
@@ -107,7 +107,7 @@ def test_a_rank_that_became_another_program_is_not_judged_by_what_it_was() -> No
     line = _watched()
     line.lose(line.now)
     line.say(Hello(RANK_PID), T + 3)
-    assert line.detector.state is State.WAITING
+    assert line.detector.state is DetectorState.WAITING
     assert line.until(T + 10_000) == []
     line = _watched()
     line.lose(line.now)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from rank_monitor.actions import Action, SendVerdict
-from rank_monitor.contract.codec import Received
-from rank_monitor.contract.config import MonitorSettings
-from rank_monitor.contract.launcher_messages import CycleEnd, CycleStart, Verdict
-from rank_monitor.contract.messages import (
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
+from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
     Guard,

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.faults.job import ROOT, free_port
+from tests.patience import patient
 
 SCRIPTS = ROOT / "scripts" / "slurm"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -71,4 +72,4 @@ def marked(word: str) -> dict[int, list[str]]:
 
 def _dev_cluster(word: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["bash", SCRIPTS / "dev_cluster.sh", word]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=patient(_LIMIT_S), check=False)

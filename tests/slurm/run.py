@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.faults.job import free_port
+from tests.patience import patient
 from tests.slurm.cluster import SCRIPTS, marked
 
 RANK = Path(__file__).with_name("rank.py")
@@ -74,7 +75,13 @@ class Run:
             AssertionError: it fails.
         """
         done = subprocess.run(
-            command, env=self._environ, cwd=self.folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            command,
+            env=self._environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=patient(_LIMIT_S),
+            check=False,
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
@@ -107,7 +114,7 @@ class Run:
 
     def until(self, condition: Callable[[], _T], what: str, limit_s: float = _LIMIT_S) -> _T:
         """Waits until something holds; a job that was requeued need not wait its two minutes meanwhile."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patient(limit_s)
         while not (found := condition()):
             assert time.monotonic() < deadline, (
                 f"not in time: {what}; {self.jobs()}; {self.history}\n{self.log[-6000:]}"
@@ -140,7 +147,7 @@ class Run:
 
     def cancel(self) -> None:
         """Ends its jobs; harmless when there is none."""
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + patient(_LIMIT_S)
         while jobs := self.jobs():
             assert time.monotonic() < deadline, f"cannot be cancelled: {jobs}"
             self.slurm("scancel", "--quiet", *jobs)

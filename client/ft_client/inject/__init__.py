@@ -1,6 +1,6 @@
 """Faults on purpose, for drills: `inject_fault(kind, ...)` in a script, and what `--ft-inject` sets up in a rank.
 
-The public names, loaded when they are used: importing this package loads none of its rooms.
+The public names, loaded when they are used: importing this package loads none of its modules.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.inject.call import inject_fault as inject_fault
-    from ft_client.inject.simulated import SimulatedFaultParams as SimulatedFaultParams
-    from ft_client.inject.simulated import simulate_fault as simulate_fault
+    from ft_client.inject.fault_calls import SimulatedFaultParams as SimulatedFaultParams
+    from ft_client.inject.fault_calls import inject_fault as inject_fault
+    from ft_client.inject.fault_calls import simulate_fault as simulate_fault
     from ft_client.inject.strikes import BaseFaultOnPurpose as BaseFaultOnPurpose
     from ft_client.inject.strikes import FaultOnPurpose as FaultOnPurpose
 
 _HOMES = {
     "BaseFaultOnPurpose": ".strikes",
     "FaultOnPurpose": ".strikes",
-    "SimulatedFaultParams": ".simulated",
-    "inject_fault": ".call",
-    "simulate_fault": ".simulated",
+    "SimulatedFaultParams": ".fault_calls",
+    "inject_fault": ".fault_calls",
+    "simulate_fault": ".fault_calls",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

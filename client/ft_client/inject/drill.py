@@ -1,42 +1,49 @@
-"""The faults that the launcher was asked for, set up in a rank before its script runs. What fails here is said, and
-the training goes on."""
+"""The faults that the environment asks for, set up in a rank before its script runs.
+
+They come from `--ft-inject`, and from the variable of the peers' integrations. A text that cannot be read is reported
+on stderr, and the training goes on without its faults.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from ft_client.inject import simulated, steps
-from ft_client.inject.place import here
-from ft_client.inject.strike import Strike
-from ft_client.inject.when import When
-from rank_monitor.contract import env, injection
+from ft_client.inject import steps
+from ft_client.inject.fault_calls import SimulatedFaultParams, planned
+from ft_client.inject.strikes import Strike
+from ft_client.inject.this_rank import this_rank
+from ft_client.inject.trigger import Trigger
+from rank_monitor.contract import env
+from rank_monitor.contract.settings import injection
+
+_READS_IT_ITSELF = "megatron.training.ft_integration"
 
 
 def begin() -> Callable[[], None]:
-    """Sets up what the environment asks for; the variable goes, so that children of the rank are spared.
+    """Sets up the faults of the environment, and removes our variable from it, for the sake of the rank's children.
 
     Returns:
         What starts the clocks: from then on a fault may strike at any place.
     """
-    timed = simulated.of_environment()
+    timed = _simulated(os.environ)
     text = os.environ.pop(env.INJECT, "")
-    place = here()
+    own = this_rank()
     try:
-        mine = [fault for fault in injection.parse_all(text) if place.is_meant(fault)]
+        faults = [fault for fault in injection.parse_all(text) if own.is_meant(fault)]
     except ValueError as problem:
-        mine = []
+        faults = []
         print(f"ft_client: {env.INJECT} does nothing: {problem}", file=sys.stderr)
     now_s = time.monotonic()
-    for fault in mine:
-        when = When(fault, place.dice(fault, f"when {place.rank}"), now_s)
-        strike = Strike(fault, place)
-        if when.by_time_s is None:
-            steps.listen(_Waiting(when, strike))
+    for fault in faults:
+        trigger = Trigger(fault, own.dice(fault, f"when {own.rank}"), now_s)
+        strike = Strike(fault, own)
+        if trigger.by_time_s is None:
+            steps.listen(_Waiting(trigger, strike))
         else:
-            timed.append((strike, when.by_time_s))
+            timed.append((strike, trigger.by_time_s))
 
     def start() -> None:
         for strike, delay_s in timed:
@@ -46,15 +53,31 @@ def begin() -> Callable[[], None]:
 
 
 class _Waiting:
-    """A fault that waits for the training to come to its place."""
+    """A fault that strikes at a step or in a section of the training."""
 
-    def __init__(self, when: When, strike: Strike) -> None:
-        self._when, self._strike = when, strike
+    def __init__(self, trigger: Trigger, strike: Strike) -> None:
+        self._trigger = trigger
+        self._strike = strike
 
     def on_step(self, steps: range) -> None:
-        if self._when.on_step(steps, time.monotonic()):
+        if self._trigger.on_step(steps, time.monotonic()):
             self._strike.now(f"at step {steps[-1]}")
 
     def on_section(self, name: str) -> None:
-        if self._when.on_section(name, time.monotonic()):
+        if self._trigger.on_section(name, time.monotonic()):
             self._strike.now(f"in section {name}")
+
+
+def _simulated(environ: Mapping[str, str]) -> list[tuple[Strike, float]]:
+    """Returns the fault of the peers' variable and its delay in seconds, where it is set and meant for this rank.
+
+    Megatron-LM's own integration reads that variable too: where it is loaded, the fault is left to it.
+    """
+    text = environ.get(env.SIMULATED_FAULT, "")
+    if not text.strip():
+        return []
+    try:
+        return planned(SimulatedFaultParams.of_text(text), unless=_READS_IT_ITSELF)
+    except ValueError as problem:
+        print(f"ft_client: {env.SIMULATED_FAULT} does nothing: {problem}", file=sys.stderr)
+        return []

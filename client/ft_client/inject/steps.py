@@ -1,4 +1,4 @@
-"""Where the training is, as it shows by itself: calls of the client, and steps of optimizers.
+"""Follows the training by its calls of the client and by the steps of its optimizers.
 
 The client's methods are wrapped while somebody listens, so that without a drill nothing is paid for. A script that
 does not know the client is counted by torch's public hook after each optimizer step.
@@ -10,24 +10,24 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ft_client import process
-from ft_client.after_import import after_import
-from ft_client.inject.when import Source, StepCount
-from ft_client.learned_limits import STEP
-from ft_client.progress import megatron_iteration
-from ft_client.signs_of_life import SignsOfLife
+from ft_client.inject.trigger import Source, StepCount
+from ft_client.monitoring import process
+from ft_client.monitoring.learned_limits import STEP
+from ft_client.monitoring.signs_of_life import SignsOfLife
+from ft_client.monitoring.watchdog import megatron_iteration
+from ft_client.start.after_import import after_import
 
 _OPTIMIZER = "torch.optim.optimizer"
 
 
 class Listener(Protocol):
-    """Who wants to know. Called in the training's thread."""
+    """Is called when the training reaches a step or opens a section, in the training's thread."""
 
     def on_step(self, steps: range) -> None:
-        """The training came to these steps."""
+        """Is called with the steps that the training has just reached."""
 
     def on_section(self, name: str) -> None:
-        """A section was opened."""
+        """Is called when a section was opened."""
 
 
 _listeners: list[Listener] = []
@@ -35,7 +35,7 @@ _count = StepCount()
 
 
 def listen(listener: Listener) -> None:
-    """Has `listener` called from now on, in this process only."""
+    """Calls `listener` from now on, in this process but not in its forks."""
     if not _listeners:
         _wrap("report_iteration", lambda iteration: _note(Source.ITERATIONS, int(iteration)))
         _wrap("start_section", _note_section)
@@ -65,7 +65,10 @@ def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _note(source: Source, iteration: int | None = None, who: object = None) -> None:
-    if process.is_forked() or (steps := _count.reached(source, iteration, who)) is None:
+    if process.is_forked():
+        return
+    steps = _count.reached(source, iteration, who)
+    if steps is None:
         return
     for listener in tuple(_listeners):
         listener.on_step(steps)

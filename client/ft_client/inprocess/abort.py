@@ -1,6 +1,6 @@
-"""What frees a main thread that is blocked in a call. Runs in another thread; knows nothing of the restart.
+"""Frees a main thread that is blocked in a call. Runs in another thread; knows nothing of the restart.
 
-Nothing here raises: what could not be freed is logged, and the limits of the wrapper decide. Every step has a thread
+Nothing here raises: what could not be freed is logged, and the limits of the wrapper apply. Every step has a thread
 and a deadline of its own, since the calls that free others can hang themselves. Uses underscored names of torch: the
 list of process groups and their count, the backend of a group, the Flight Recorder's dump and the hook for uncaught
 exceptions have no public ones.
@@ -21,8 +21,7 @@ from threading import Thread
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from ft_client.group import cut as cut_agreements
-from ft_client.inprocess import connections
+from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.state import FrozenState
 
@@ -31,8 +30,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Below the defaults of soft_timeout (60 s) and hard_timeout (90 s): the next step runs although one hangs.
 _STEP_S = 20.0
 _HOOK = "init_process_group.<locals>._distributed_excepthook"
+# `abort` of these backends does nothing; the connections of gloo are shut down instead.
 _ABORTS_NOTHING = ("gloo", "fake", "undefined")
 _TRANSFORMER_ENGINE = {
     "transformer_engine.pytorch.module.base": "destroy_ub",
@@ -42,8 +43,8 @@ _TRANSFORMER_ENGINE = {
 _PERSISTENT_CHECKPOINTS = {"nvidia_resiliency_ext.checkpointing.async_ckpt.core": "abort_nvrx_checkpoint"}
 
 _aborted: list[ProcessGroup] = []
-"""Kept until the main thread is out of the function: were a DDP model there the last to let go of a group of gloo, its
-end would wait, with the GIL held, for a thread of the group that may wait for the GIL."""
+"""Kept until the main thread is out of the function: if a DDP model held the last reference to a group of gloo, the
+destructor would wait, with the GIL held, for a thread of the group that may wait for the GIL."""
 
 
 class Abort(Callback):
@@ -53,10 +54,9 @@ class Abort(Callback):
 class AbortTorchDistributed(Abort):
     """Ends what runs in `torch.distributed` and destroys all process groups.
 
-    NCCL's communicators are aborted, each in a thread of its own; gloo's connections are shut down, and so are those
-    by which ranks of one host agree, and those to the store at MASTER_PORT, for which a main thread inside
-    `init_process_group` may wait. Whoever waits in gloo gets a RuntimeError; on the other side of the connection too,
-    where nobody aborts, once `forget_groups` was called here.
+    NCCL's communicators are aborted, each in a thread of its own; gloo's connections are shut down, and so are those to
+    the store at MASTER_PORT, for which a main thread inside `init_process_group` may wait. A wait in gloo ends with a
+    RuntimeError; on the other side of the connection too, where nobody aborts, once `forget_groups` was called here.
     A main thread that is still on its way into a wait (its store looks up a name, or finds no server yet) is not
     freed: call again until it has been interrupted. Never freed are a `recv` from any source, which ends with its
     group's timeout, and gloo over ibverbs.
@@ -71,7 +71,8 @@ class AbortTorchDistributed(Abort):
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Returns `state`. Can be called from any thread, with or without process groups, more than once."""
-        if (dist := sys.modules.get("torch.distributed")) is None or not dist.is_available():
+        dist = sys.modules.get("torch.distributed")
+        if dist is None or not dist.is_available():
             return state
         if self.torch_fr_trace_path is not None and dist.is_initialized():
             path = Path(self.torch_fr_trace_path) / f"iter_{state.iteration}" / f"_dump_{state.initial_rank}"
@@ -86,8 +87,8 @@ class AbortTorchDistributed(Abort):
 class AbortTransformerEngine(Abort):
     """Frees the communication buffers (Userbuffers) of Transformer Engine and the process group its FP8 state keeps.
 
-    Does nothing where the package was not imported. In a `Compose`, it stands before `AbortTorchDistributed`, which
-    is thus called first.
+    Does nothing where the package was not imported. Put it before `AbortTorchDistributed` in a `Compose`, which then
+    calls that first.
     """
 
     def __call__(self, state: FrozenState) -> FrozenState:
@@ -109,11 +110,11 @@ class AbortPersistentCheckpointProcesses(Abort):
 
 
 def forget_groups() -> None:
-    """Leaves `torch.distributed` as it was before the first group, for all ranks to begin again with the same names.
+    """Resets `torch.distributed` to its state before the first group, so that all ranks use the same names again.
 
-    A main thread that was on its way through `init_process_group` during the abort may have come to its end since, or
-    have taken a name for a group that never was: then its next group waits for ever for peers that count from 0. Who
-    has interrupted a main thread calls this in it, before the next iteration.
+    A main thread that was inside `init_process_group` during the abort may have completed it since, or have taken a
+    name for a group that was never made: then its next group waits without end for peers that count from 0. To be
+    called in the main thread after its interruption, before the next iteration.
     """
     _forget_names()  # which keeps them as well
     _forget_hooks()
@@ -121,16 +122,16 @@ def forget_groups() -> None:
     # The number: an aborted group and one that came meanwhile have the same name.
     held = [[group] for group in _aborted]
     _aborted.clear()
-    connections.let_go()
+    gloo_connections.let_go()
     _run({f"end of group {_name(holder[0])}, {number}": partial(_end, holder) for number, holder in enumerate(held)})
 
 
 def _end(holder: list[ProcessGroup]) -> None:
-    """Lets go of a group, and of its backends once the group is gone.
+    """Drops the reference to a group, and those to its backends once the group is destroyed.
 
     The destructor of a backend releases the GIL while it waits for the backend's threads. That of a group does not with
-    torch 2.6: were it the last to hold a backend, it would wait for ever for a thread that waits for the GIL. A group
-    can outlive this, by a model that the user keeps for instance, and ends in whatever thread then lets go of it.
+    torch 2.6: if it held the last reference to a backend, it would deadlock with a thread that waits for the GIL. A
+    group can outlive this, through a model that the user keeps for instance; it then ends with its last reference.
     """
     group = holder.pop()
     backends = [group._get_backend(device) for device in group._device_types]
@@ -139,7 +140,8 @@ def _end(holder: list[ProcessGroup]) -> None:
 
 
 def _forget_names() -> None:
-    if (dist := sys.modules.get("torch.distributed")) is None or not dist.is_available():
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
         return
     _aborted.extend(dist.distributed_c10d._world.pg_names)
     if dist.is_initialized():
@@ -149,7 +151,7 @@ def _forget_names() -> None:
 
 
 def _forget_hooks() -> None:
-    """Takes back the hooks for uncaught exceptions: with each default group torch puts one more around those there are.
+    """Removes torch's hooks for uncaught exceptions: with each default group torch wraps the present one in another.
 
     After 1,000 restarts an uncaught exception would end in a RecursionError.
     """
@@ -162,7 +164,7 @@ def _forget_hooks() -> None:
 
 
 def _name(group: ProcessGroup) -> str:
-    """What a process group is called in the log."""
+    """The name of a process group in the log."""
     return f"{group.group_name} ({group.group_desc})"
 
 
@@ -178,19 +180,23 @@ def _abort(group: ProcessGroup) -> None:
 
 
 def cut_again() -> None:
-    """To be called while the main thread does not arrive. It was on its way into a wait, in a name lookup for instance;
-    or a group of gloo is being made, and waits for a peer whose connection was cut before it had said whose it is."""
+    """Cuts connections again; to be called while the main thread has not ended its function.
+
+    It may have entered a wait since, after a name lookup for instance; or it is making a group of gloo, and waits for a
+    peer whose connection was cut before it had sent its number.
+    """
     cut_connections()
-    if (size := os.environ.get("WORLD_SIZE", "")).isdecimal():
-        connections.stand_in_for_peers(int(size))
+    size = os.environ.get("WORLD_SIZE", "")
+    if size.isdecimal():
+        gloo_connections.stand_in_for_peers(int(size))
 
 
 def cut_connections() -> None:
-    """Ends waits for peers and for the iteration's store."""
-    cut_agreements()
-    left = connections.cut_gloo()
-    if (port := os.environ.get("MASTER_PORT", "")).isdecimal():
-        connections.cut_store(int(port))
+    """Ends waits for peers and for the iteration's store, by shutting down their connections."""
+    left = gloo_connections.cut_gloo()
+    port = os.environ.get("MASTER_PORT", "")
+    if port.isdecimal():
+        gloo_connections.cut_store(int(port))
     for what in left:
         _log.warning("abort: %s", what)
 
@@ -199,15 +205,19 @@ def _dump_flight_recorder(path: Path) -> None:
     import torch
     from torch._C import _distributed_c10d as c10d
 
-    name = "_dump_nccl_trace" if torch.cuda.is_initialized() else "_dump_fr_trace"
-    if (dump := getattr(c10d, name, None)) is None:
+    if torch.cuda.is_initialized():
+        name = "_dump_nccl_trace"
+    else:
+        name = "_dump_fr_trace"
+    dump = getattr(c10d, name, None)
+    if dump is None:
         raise RuntimeError(f"torch {torch.__version__} has none here (no {name})")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(dump(includeStackTraces=False))  # stacks need the GIL, which the main thread may never release
 
 
 def _loaded(functions: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
-    """Those functions whose module was imported and has them; `functions` maps modules to names in them."""
+    """The functions whose module was imported and has them. `functions` maps modules to names in them."""
     found: dict[str, Callable[[], Any]] = {}
     for module, function in functions.items():
         try:

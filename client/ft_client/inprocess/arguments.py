@@ -1,4 +1,4 @@
-"""What `Wrapper` takes, checked when it is made. Pure: files and stores are tried by who opens them."""
+"""The arguments of `Wrapper`, checked when it is created. Pure: files and stores are opened elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_client.inprocess.abort import Abort
-from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx
+from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.completion import Completion
 from ft_client.inprocess.compose import Compose

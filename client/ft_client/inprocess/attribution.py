@@ -1,4 +1,4 @@
-"""What interrupted an iteration, and on which rank, as it is written to the store. Pure."""
+"""The record of what interrupted an iteration, and on which rank, as written to the store. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import json
 from dataclasses import dataclass
 
-from rank_monitor.contract.escalation import COLLATERAL
+from rank_monitor.contract.iterations.escalation import COLLATERAL
 
 
 class Interruption(enum.Enum):
@@ -15,7 +15,7 @@ class Interruption(enum.Enum):
     EXCEPTION = enum.auto()
     """The function, a callback before it, or a health check raised an `Exception`."""
     BASE_EXCEPTION = enum.auto()
-    """It raised another `BaseException`: this rank ends."""
+    """The function raised another `BaseException`: this rank ends."""
     SOFT_TIMEOUT = enum.auto()
     """No progress: the main thread was to be interrupted."""
     HARD_TIMEOUT = enum.auto()
@@ -35,7 +35,7 @@ class InterruptionRecord:
     """One rank, by its number in the iteration, and what happened there.
 
     Attributes:
-        member: its number at entry, where whoever writes it knows that.
+        member: its number at entry, if the writer knows it.
         error: of an exception: its type, where it was raised, and in which iteration of the training.
         is_collateral: it is the consequence of a fault elsewhere.
     """

@@ -1,4 +1,4 @@
-"""A call in a thread of its own that the caller stops waiting for. Knows nothing of what is called."""
+"""Calls a function in a thread of its own, and stops waiting for it after a timeout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _T = TypeVar("_T")
 
 
 def call_within(timeout: datetime.timedelta, function: Callable[[], _T], what: str) -> _T:
-    """What `function` returns. Its thread works on the caller's CUDA device, and never holds up the interpreter's exit.
+    """Calls `function` in a daemon thread on the caller's CUDA device, and returns its result. Blocks up to `timeout`.
 
     Raises:
         TimeoutError: of `inprocess.exception`, naming `what`; the thread goes on.
-        BaseException: whatever `function` raises.
+        BaseException: what `function` raises.
     """
     future: Future[_T] = Future()
     device = _cuda_device()
@@ -42,4 +42,6 @@ def _cuda_device() -> int | None:
     """The caller's device, which is a property of the thread; None when CUDA is not in use."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    return cuda.current_device() if cuda is not None and cuda.is_initialized() else None
+    if cuda is not None and cuda.is_initialized():
+        return int(cuda.current_device())
+    return None

@@ -1,13 +1,26 @@
-"""What the user's function gets of the wrapper: how far it is, and how to tell or ask for something."""
+"""The wrapper's interface for the user's function: state of the restarts, `ping()`, atomic and unguarded sections."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from ft_client.inprocess.guard import Guard
 from ft_client.inprocess.state import FrozenState, State
+
+
+class HangProtection(Protocol):
+    """The methods of the link to the monitor that are used here."""
+
+    def ping(self) -> None:
+        """Reports progress of the function."""
+
+    def unguarded(self) -> None:
+        """Reports that no progress is expected from now on."""
+
+    def running(self) -> None:
+        """Reports that progress is expected again."""
 
 
 class CallWrapper:
@@ -18,7 +31,7 @@ class CallWrapper:
         guard: the link to the monitor.
     """
 
-    def __init__(self, state: State, guard: Guard) -> None:
+    def __init__(self, state: State, guard: HangProtection) -> None:
         self._state, self._guard = state, guard
         self._atomic = threading.RLock()
         self._unguarded = 0
@@ -34,12 +47,12 @@ class CallWrapper:
         return self._state.freeze()
 
     def ping(self) -> None:
-        """Tells that the training makes progress. After the first one of an iteration, further ones are expected."""
+        """Reports progress of the training. After the first one of an iteration, further ones are expected."""
         self._guard.ping()
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        """No restart begins while its body runs; once one has begun, it is not entered any more. Re-entrant.
+        """A context in whose body no restart begins; once one has begun, it cannot be entered. Re-entrant.
 
         The hard timeout still applies.
         """
@@ -48,7 +61,7 @@ class CallWrapper:
 
     @contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """While its body runs, the absence of progress is no fault. Re-entrant."""
+        """A context in whose body a lack of progress is no fault. Re-entrant."""
         iteration, self._unguarded = self._state.iteration, self._unguarded + 1
         try:
             if self._unguarded == 1:
@@ -61,5 +74,5 @@ class CallWrapper:
                     self._guard.running()
 
     def begin(self) -> None:
-        """A new iteration: what an interrupted one left open is closed."""
+        """Begins an iteration: contexts that an interrupted one left open are closed."""
         self._unguarded = 0

@@ -1,4 +1,4 @@
-"""What the callbacks of the wrapper have in common, and how one is called. Knows no kind of callback."""
+"""The base class of the wrapper's callbacks, and the function that calls one."""
 
 from __future__ import annotations
 

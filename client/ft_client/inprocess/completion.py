@@ -1,4 +1,4 @@
-"""What runs on a rank when the function has come to its end on all of them."""
+"""The callback that runs on a rank when the function is done on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several callbacks as one. Knows nothing of what they do."""
+"""Composes several callbacks into one."""
 
 from __future__ import annotations
 

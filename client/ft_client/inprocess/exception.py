@@ -1,14 +1,14 @@
-"""What in-process restart raises. An `Exception` is a fault of one rank; a `RestartAbort` ends that rank's part."""
+"""Exceptions of in-process restart. An `Exception` is a fault of a rank; a `RestartAbort` ends the call there."""
 
 from __future__ import annotations
 
 
 class RestartError(Exception):
-    """Base of what stands in the way of a restart on this rank."""
+    """Base class of the exceptions that prevent a restart on this rank."""
 
 
 class HealthCheckError(RestartError):
-    """This rank is not fit to run the function again."""
+    """This rank must not run the function again."""
 
 
 class InternalError(RestartError):

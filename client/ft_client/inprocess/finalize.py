@@ -1,4 +1,4 @@
-"""What runs after a fault, before the health check: it makes the process fit for another call of the function."""
+"""Callbacks that run after a fault, before the health check, to prepare the process for another call."""
 
 from __future__ import annotations
 

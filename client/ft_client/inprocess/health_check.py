@@ -1,4 +1,4 @@
-"""Checks that decide whether this rank may take part in the next iteration. Local: no other rank is asked."""
+"""Checks whether this rank may take part in the next iteration. Local: nothing is exchanged with other ranks."""
 
 from __future__ import annotations
 

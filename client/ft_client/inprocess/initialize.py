@@ -1,4 +1,4 @@
-"""What runs at the start of every iteration, before the function. Knows nothing of how an iteration ends."""
+"""Callbacks that run at the start of every iteration, before the function."""
 
 from __future__ import annotations
 

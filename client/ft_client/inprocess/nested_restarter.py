@@ -1,4 +1,4 @@
-"""Callbacks that tell the node's agent how far the in-process restart of this rank is: rung 1 of the two it knows.
+"""Callbacks that report the state of this rank's in-process restart to the node's agent: rung 1 of the two it knows.
 
 A wrapper's registration alone suffices; these say more precisely when a restart begins and ends. Each stands where its
 name says: `HandlingStarting` last in the composed abort, which is thus called first, and so on. Knows not who listens.
@@ -15,18 +15,19 @@ from ft_client.inprocess.completion import Completion
 from ft_client.inprocess.initialize import Initialize
 from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.terminate import Terminate
+from rank_monitor.contract.wire.messages import WrapperState
 
-_sink: Callable[[str], None] | None = None
+_sink: Callable[[WrapperState], None] | None = None
 
 
-def send_to(sink: Callable[[str], None] | None) -> None:
-    """From now on every state goes to `sink`; None: to nobody, as at the start."""
+def send_to(sink: Callable[[WrapperState], None] | None) -> None:
+    """Sets the function that every state is sent to; None: none, as at the start."""
     global _sink
     _sink = sink
 
 
 class _Report(Callback):
-    reported: ClassVar[str]
+    reported: ClassVar[WrapperState]
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Returns `state`, after it told `reported`."""
@@ -38,7 +39,7 @@ class _Report(Callback):
 class NestedRestarterHandlingStarting(_Report, Abort):
     """A fault is being handled: what runs is about to be aborted."""
 
-    reported = "handling_starting"
+    reported = WrapperState.HANDLING_STARTING
 
 
 class NestedRestarterHandlingCompleted(_Report, Initialize):
@@ -48,19 +49,19 @@ class NestedRestarterHandlingCompleted(_Report, Initialize):
         special_rank: accepted for code written against NVIDIA's class; every rank reports here.
     """
 
-    reported = "handling_completed"
+    reported = WrapperState.HANDLING_COMPLETED
 
     def __init__(self, special_rank: int = 0) -> None:
         self.special_rank = special_rank
 
 
 class NestedRestarterFinalized(_Report, Completion):
-    """The function has come to its end on all ranks."""
+    """The function is done on all ranks."""
 
-    reported = "finalized"
+    reported = WrapperState.FINALIZED
 
 
 class NestedRestarterAborted(_Report, Terminate):
     """This rank leaves for good."""
 
-    reported = "aborted"
+    reported = WrapperState.ABORTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Set
 
-from ft_client.inprocess.assignment import (
+from ft_client.inprocess.assignment.base import (
     RankAssignment,
     RankAssignmentCtx,
     RankDiscarded,
@@ -14,9 +14,9 @@ from ft_client.inprocess.assignment import (
     forget_activity,
     limit_activity,
 )
-from ft_client.inprocess.group_filter import FilterCountGroupedByKey, FilterGroupedByKey
-from ft_client.inprocess.layer import Layer, LayerFlag
-from ft_client.inprocess.tree import Tree
+from ft_client.inprocess.assignment.group_filter import FilterCountGroupedByKey, FilterGroupedByKey
+from ft_client.inprocess.assignment.layer import Layer, LayerFlag
+from ft_client.inprocess.assignment.tree import Tree
 
 __all__ = [
     "ActivateAllRanks",
@@ -46,7 +46,7 @@ class ActivateAllRanks(RankFilter):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """The first ranks are active, at most so many of them.
+    """Makes the first ranks active, up to a maximum.
 
     Args:
         max_active_world_size: None: no limit.
@@ -63,7 +63,7 @@ class MaxActiveWorldSize(RankFilter):
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """The first ranks are active, as many as are divisible by `divisor`."""
+    """Makes the first ranks active: the largest number of them that is divisible by `divisor`."""
 
     def __init__(self, divisor: int = 1) -> None:
         self.divisor = at_least(1, "divisor", divisor) or 1
@@ -128,7 +128,7 @@ def at_least(least: int, name: str, value: int | None) -> int | None:
 
 
 def _renumber(ctx: RankAssignmentCtx, number: Callable[[int, int, Set[int]], int]) -> RankAssignmentCtx:
-    """Gives this rank its new number. Who was active before says nothing any more."""
+    """Sets the new number of this rank, and resets which ranks are active."""
     state, terminated = ctx.state, ctx.terminated_ranks
     if state.rank is None or state.rank in terminated:
         raise RankDiscarded(f"rank {state.rank} is terminated")

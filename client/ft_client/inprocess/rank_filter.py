@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
-from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx, limit_activity
+from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx, limit_activity
 from ft_client.inprocess.rank_assignment import at_least
 from ft_client.inprocess.state import State
 
@@ -19,7 +19,7 @@ class RankFilter(abc.ABC):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """At most so many ranks are active; None: no limit."""
+    """Makes at most this many ranks active; None: no limit."""
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
         self.max_active_world_size = at_least(1, "max_active_world_size", max_active_world_size)
@@ -32,7 +32,7 @@ class MaxActiveWorldSize(RankFilter):
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """As many ranks are active as are divisible by `divisor`."""
+    """Makes the largest number of ranks active that is divisible by `divisor`."""
 
     def __init__(self, divisor: int = 1) -> None:
         self.divisor = at_least(1, "divisor", divisor) or 1

@@ -1,4 +1,4 @@
-"""What a rank is in the present iteration: its numbers, its mode, and what its function raised.
+"""The state of a rank in the present iteration: its numbers, its mode, and what its function raised.
 
 Pure: who sets the environment and who decides on the next iteration live elsewhere.
 """
@@ -11,16 +11,16 @@ from dataclasses import dataclass, fields
 
 
 class Mode(enum.Enum):
-    """What a rank does."""
+    """The mode of a rank."""
 
     INITIALIZED = enum.auto()
-    """No rank assignment took place yet."""
+    """No rank assignment has been made yet."""
     ACTIVE = enum.auto()
-    """It calls the function."""
+    """The rank calls the function."""
     INACTIVE = enum.auto()
-    """It waits, as a warm spare."""
+    """The rank waits as a warm spare."""
     TERMINATED = enum.auto()
-    """It has left and does not come back by itself."""
+    """The rank has left and does not return by itself."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class State:
 
 @dataclass(frozen=True)
 class FrozenState:
-    """A `State` that callbacks read and hand on."""
+    """A read-only `State`, which callbacks get and return."""
 
     rank: int | None
     world_size: int

@@ -1,4 +1,4 @@
-"""The stores of the coordination: torch's, with barriers. Every rank is a client; who hosts them is not known here."""
+"""The stores of the coordination: torch's, with barriers. Every rank is a client; the host is not known here."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 
 from torch import distributed
 
-from rank_monitor.contract.roll import Entry, Roll
+from rank_monitor.contract.iterations.barrier import Arrivals, Entry
 
 
 class BarrierError(Exception):
-    """A barrier did not let this rank through."""
+    """A barrier was not passed."""
 
 
 class BarrierTimeout(BarrierError):
-    """The others did not come in time."""
+    """The other ranks did not arrive in time."""
 
 
 class BarrierOverflow(BarrierError):
-    """More came than were expected."""
+    """More ranks arrived than were expected."""
 
 
 class StoreMixin:
-    """What a class needs, beside torch's `Store`, to be a `store_factory` of the wrapper: to be inherited together.
+    """Makes a subclass of torch's `Store` fit to be a `store_factory` of the wrapper: inherit from both.
 
-    A store that has no `clone()` is made a second time, with the same arguments, for the thread that waits on it.
+    A store that has no `clone()` is created a second time, with the same arguments, for the thread that waits on it.
     """
 
     def barrier(self, rank: int, group_name: str, rendezvous_count: int, timeout: datetime.timedelta) -> None:
-        """Waits until `rendezvous_count` ranks have come to the barrier of this name; each rank comes once.
+        """Blocks until `rendezvous_count` ranks have entered the barrier of this name; each rank enters once.
 
         Raises:
-            BarrierTimeout: naming who is missing.
-            BarrierOverflow: more ranks came than that.
+            BarrierTimeout: they have not; the text names the ranks that have.
+            BarrierOverflow: more ranks have entered.
         """
         store: Any = self
-        roll, released = Roll(store, f"barrier/{group_name}"), f"barrier/{group_name}/released"
+        roll, released = Arrivals(store, f"barrier/{group_name}"), f"barrier/{group_name}/released"
         counted = roll.sign(Entry(rank))
         if counted > rendezvous_count:
             raise BarrierOverflow(f"barrier {group_name!r}: {counted} ranks came, {rendezvous_count} were expected")
@@ -83,7 +83,10 @@ class TCPStore(StoreMixin, distributed.TCPStore):  # type: ignore[misc]
         is_master: bool = False,
     ) -> None:
         host, port = address(host_name, port)
-        size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+        if world_size is None:
+            size = int(os.environ.get("WORLD_SIZE", "1"))
+        else:
+            size = world_size
         super().__init__(
             host_name=host,
             port=port,
@@ -115,13 +118,17 @@ class PrefixStore(StoreMixin, distributed.PrefixStore):  # type: ignore[misc]
 
 
 def address(host_name: str | None, port: int | None) -> tuple[str, int]:
-    """Where a `TCPStore` with these arguments is.
+    """The address of a `TCPStore` with these arguments.
 
     Raises:
         ValueError: it is neither given nor in the environment.
     """
-    host_name = os.environ.get("MASTER_ADDR") if host_name is None else host_name
-    text = os.environ.get("MASTER_PORT") if port is None else str(port)
+    if host_name is None:
+        host_name = os.environ.get("MASTER_ADDR")
+    if port is None:
+        text = os.environ.get("MASTER_PORT")
+    else:
+        text = str(port)
     if not host_name or not text or not text.isdigit() or not 0 < int(text) < 65536:
         raise ValueError(
             f"no store at host_name={host_name!r}, port={text!r}: give both in store_kwargs, or set MASTER_ADDR and "

@@ -1,4 +1,4 @@
-"""What runs on a rank that leaves while others go on."""
+"""The callback that runs on a rank that leaves while others go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The durations of the wrapper, with their defaults and what ties them to each other. Pure."""
+"""The durations of the wrapper, with their defaults (NVIDIA's) and the relations between them. Pure."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Timeouts:
     last_call_wait: datetime.timedelta = _SECOND
     termination_grace_time: datetime.timedelta = 5 * _SECOND
     interrupt_grace: datetime.timedelta | None = None
-    """How long the cleanup of an interrupted function may take before it is interrupted again. None: what the launcher
-    says, else half of what is between soft_timeout and hard_timeout."""
+    """How long the cleanup of an interrupted function may take before it is interrupted again. None: the launcher's
+    setting, else half the time between soft_timeout and hard_timeout."""
 
     def __post_init__(self) -> None:
         for field in fields(Timeouts):
@@ -60,7 +60,7 @@ class Timeouts:
                 raise ValueError(f"{_named(self, lower)} must be below {_named(self, upper)}")
 
     def interrupt_grace_s(self, of_launcher: float | None) -> float:
-        """Seconds of `interrupt_grace`; `of_launcher`: what `--ft-interrupt-grace` says, None: nothing."""
+        """`interrupt_grace` in seconds. `of_launcher`: the value of `--ft-interrupt-grace`; None: not set."""
         if self.interrupt_grace is not None:
             return self.interrupt_grace.total_seconds()
         if of_launcher is not None:

@@ -23,17 +23,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rank_monitor.contract.exit_codes import died_of
-from rank_monitor.contract.wait import readable
+from rank_monitor.contract.processes.wait import readable
 
 COMPANION = "ft_companion"
-"""What `ps` shows of a companion, and how a recycled pid is told from one."""
+"""The name of a companion in `ps`, by which it is distinguished from a recycled pid."""
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# As a shell exits where the command is not found.
 _NOT_FOUND = 127
 
 
 def main(words: Sequence[str]) -> int:
-    """Does what the module says; returns the exit code.
+    """Runs the command line that the module describes. Returns the exit code.
 
     Args:
         words: of the command line, without the program.
@@ -48,7 +49,9 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(own)
     if (options.pidfile is None) == (options.logfile is None) or (options.logfile is None) == bool(command):
         parser.error("give either PIDFILE, or --monitor-process-logfile and a command behind --")
-    return _after(command, options.logfile) if command else _wait_for_pids(options.pidfile)
+    if command:
+        return _after(command, options.logfile)
+    return _wait_for_pids(options.pidfile)
 
 
 def _wait_for_pids(path: str) -> int:
@@ -58,7 +61,9 @@ def _wait_for_pids(path: str) -> int:
         found = True
         if not _wait_for(pids):  # else a companion that was lost may have been replaced meanwhile
             break
-    return 0 if found else 1
+    if found:
+        return 0
+    return 1
 
 
 def _after(command: Sequence[str], path: str) -> int:
@@ -90,12 +95,17 @@ def _run(command: Sequence[str]) -> int:
     for sent in early:
         process.send_signal(sent)
     code = process.wait()
-    return died_of(-code) if code < 0 else code
+    if code < 0:
+        return died_of(-code)
+    return code
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words before `--`, and those behind it."""
-    place = list(words).index("--") if "--" in words else len(words)
+    """The arguments before `--`, and those after it."""
+    if "--" in words:
+        place = list(words).index("--")
+    else:
+        place = len(words)
     return words[:place], words[place + 1 :]
 
 
@@ -131,7 +141,7 @@ def _writers(files: Iterable[Path]) -> set[int]:
 
 
 def _wait_for(pids: Iterable[int]) -> bool:
-    """Waits until all of these have ended; returns whether one of them had not."""
+    """Blocks until all of these have ended. Returns whether one had not."""
     waited = False
     for pid in pids:
         with contextlib.suppress(OSError):

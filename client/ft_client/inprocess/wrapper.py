@@ -1,6 +1,6 @@
 """`Wrapper`: makes of a function one that is called again on every rank, in the same processes, after a fault on any.
 
-The thin front: checks what it is given, brings the ranks together, and hands over to `call.py`.
+The thin front: checks what it is given, brings the ranks together, and hands over to `restart/call.py`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import torch
 from torch import distributed
 
 from ft_client.inprocess.abort import AbortTorchDistributed
-from ft_client.inprocess.advice import advice
 from ft_client.inprocess.arguments import Arguments
-from ft_client.inprocess.call import Call
-from ft_client.inprocess.call_parameters import CallParameters
 from ft_client.inprocess.call_wrapper import CallWrapper
-from ft_client.inprocess.coordination import Coordination, is_respawned, meet
-from ft_client.inprocess.guard import Guard
-from ft_client.inprocess.joining import join
+from ft_client.inprocess.restart.advice import advice
+from ft_client.inprocess.restart.call import Call
+from ft_client.inprocess.restart.call_parameters import CallParameters
+from ft_client.inprocess.restart.coordination import Coordination, is_respawned, meet
+from ft_client.inprocess.restart.joining import join
+from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import TCPStore
+from rank_monitor.contract.wire.messages import WrapperState
 
 _T = TypeVar("_T")
 _LOGGER = "ft_client.inprocess"
@@ -112,9 +113,12 @@ class Wrapper:
             if call is not None:
                 call.soft_timeout(reason)
 
-        guard = Guard(self.arguments, interrupted, coordination.logfile)
+        guard = MonitorLink(self.arguments, interrupted, coordination.logfile)
         closed = None
-        entry = "joining" if is_respawned() else "initialized"
+        if is_respawned():
+            entry = WrapperState.JOINING
+        else:
+            entry = WrapperState.INITIALIZED
         guard.restarting()
         guard.report(entry, state.rank or 0, 0, coordination.prefix, self.arguments.restart_limit_s)
         if is_respawned():
@@ -130,22 +134,25 @@ class Wrapper:
 
 
 def _nccl_version() -> tuple[int, ...] | None:
-    """NCCL's version; None where it cannot be used."""
+    """The version of NCCL; None where it cannot be used."""
     if not (torch.cuda.is_available() and distributed.is_nccl_available()):
         return None
     return tuple(torch.cuda.nccl.version())
 
 
 def _collective_timeout() -> datetime.timedelta | None:
-    """Of NCCL groups that are made without one of their own; None: not known."""
+    """The timeout of NCCL groups that are made without one of their own; None: not known."""
     known = distributed.is_available() and distributed.distributed_c10d.default_pg_nccl_timeout
     return known or None
 
 
 @contextlib.contextmanager
 def one_handler(logger: logging.Logger) -> Iterator[logging.Logger]:
-    """Inside, `logger` writes to the stream of the first ancestor that writes to one, and nowhere else."""
-    handler = None if logger.handlers else _handler_above(logger)
+    """A context in which `logger` writes to the stream of the first ancestor that writes to one, and nowhere else."""
+    if logger.handlers:
+        handler = None
+    else:
+        handler = _handler_above(logger)
     if handler is None:
         yield logger
         return

@@ -1,6 +1,6 @@
 """Rerun: a step with an unexpected result is computed again, to tell a fault that passed from one that stays.
 
-Everything public by its documented name, loaded when it is used: importing this package loads none of its rooms.
+Everything public by its documented name, loaded when it is used: importing this package loads none of its modules.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ if TYPE_CHECKING:
     from ft_client.rerun.data_iterator import RerunDataIterator as RerunDataIterator
     from ft_client.rerun.injector import RerunErrorInjector as RerunErrorInjector
     from ft_client.rerun.judgement import RerunDiagnostic as RerunDiagnostic
-    from ft_client.rerun.loss_check import RerunStateMachineConfig as RerunStateMachineConfig
-    from ft_client.rerun.machine import EXIT_CODE_FAILED_ON_RESULT_VALIDATION as EXIT_CODE_FAILED_ON_RESULT_VALIDATION
-    from ft_client.rerun.machine import EXIT_CODE_RESUME_TO_DISAMBIGUATE as EXIT_CODE_RESUME_TO_DISAMBIGUATE
-    from ft_client.rerun.machine import RerunMode as RerunMode
-    from ft_client.rerun.machine import RerunState as RerunState
-    from ft_client.rerun.of_process import destroy_rerun_state_machine as destroy_rerun_state_machine
-    from ft_client.rerun.of_process import get_rerun_state_machine as get_rerun_state_machine
-    from ft_client.rerun.of_process import initialize_rerun_state_machine as initialize_rerun_state_machine
+    from ft_client.rerun.result_records import ran_before as ran_before
     from ft_client.rerun.state_machine import RerunStateMachine as RerunStateMachine
-    from ft_client.rerun.told import ran_before as ran_before
+    from ft_client.rerun.state_machine import RerunStateMachineConfig as RerunStateMachineConfig
+    from ft_client.rerun.state_machine import destroy_rerun_state_machine as destroy_rerun_state_machine
+    from ft_client.rerun.state_machine import get_rerun_state_machine as get_rerun_state_machine
+    from ft_client.rerun.state_machine import initialize_rerun_state_machine as initialize_rerun_state_machine
+    from ft_client.rerun.transitions import (
+        EXIT_CODE_FAILED_ON_RESULT_VALIDATION as EXIT_CODE_FAILED_ON_RESULT_VALIDATION,
+    )
+    from ft_client.rerun.transitions import EXIT_CODE_RESUME_TO_DISAMBIGUATE as EXIT_CODE_RESUME_TO_DISAMBIGUATE
+    from ft_client.rerun.transitions import RerunMode as RerunMode
+    from ft_client.rerun.transitions import RerunState as RerunState
 
 _HOMES = {
-    "EXIT_CODE_FAILED_ON_RESULT_VALIDATION": ".machine",
-    "EXIT_CODE_RESUME_TO_DISAMBIGUATE": ".machine",
+    "EXIT_CODE_FAILED_ON_RESULT_VALIDATION": ".transitions",
+    "EXIT_CODE_RESUME_TO_DISAMBIGUATE": ".transitions",
     "RerunDataIterator": ".data_iterator",
     "RerunDiagnostic": ".judgement",
     "RerunErrorInjector": ".injector",
-    "RerunMode": ".machine",
-    "RerunState": ".machine",
+    "RerunMode": ".transitions",
+    "RerunState": ".transitions",
     "RerunStateMachine": ".state_machine",
-    "RerunStateMachineConfig": ".loss_check",
-    "destroy_rerun_state_machine": ".of_process",
-    "get_rerun_state_machine": ".of_process",
-    "initialize_rerun_state_machine": ".of_process",
-    "ran_before": ".told",
+    "RerunStateMachineConfig": ".state_machine",
+    "destroy_rerun_state_machine": ".state_machine",
+    "get_rerun_state_machine": ".state_machine",
+    "initialize_rerun_state_machine": ".state_machine",
+    "ran_before": ".result_records",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""The machine's part of a checkpoint: its form, how it is read back, and when it may not be.
+"""The machine's part of a checkpoint: how it is written, checked and read back.
 
 All of it is JSON; only the microbatches of the data iterators are what the loader made of them.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from ft_client.rerun import rng
 from ft_client.rerun.data_iterator import RerunDataIterator
-from ft_client.rerun.failure import Failure
-from ft_client.rerun.machine import IN_DOUBT, RerunState
+from ft_client.rerun.transitions import IN_DOUBT, RerunState
+from ft_client.rerun.unexpected_result import UnexpectedResult
 
 VERSION = 1
 _SHARDED = "sharded"
@@ -28,20 +28,23 @@ class Checkpoint:
     current_iteration: int
     world_size: int
     rank: int
-    failure: Failure | None = None
+    failure: UnexpectedResult | None = None
     rng: dict[str, Any] | None = None
     largest: dict[str, Any] = field(default_factory=dict)
     data_iterators: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that is saved. Microbatches are not copied."""
+        """Returns the form that is saved. Microbatches are not copied."""
         form = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        failure = self.failure.to_json() if self.failure else None
+        if self.failure:
+            failure = self.failure.to_json()
+        else:
+            failure = None
         return {"version": VERSION, **form, "state": self.state.value, "failure": failure}
 
 
 def part_of(form: dict[str, Any], ckpt_format: str, world_size: int, rank: int) -> dict[str, Any]:
-    """The form as it goes into a checkpoint of this format.
+    """Returns the form as it is put into a checkpoint of this format.
 
     Megatron's distributed checkpoints keep one copy of what is plain, rank 0's; what each rank has of its own is one
     of its sharded objects there, and comes back as what it holds.
@@ -52,21 +55,23 @@ def part_of(form: dict[str, Any], ckpt_format: str, world_size: int, rank: int) 
     return {_SHARDED: mapping.ShardedObject("rerun_state_machine", form, (world_size,), (rank,))}
 
 
-def settled(state: RerunState, iteration: int) -> tuple[RerunState, int]:
-    """State and iteration to save: a step in doubt is computed again; any other unfinished step is a new one."""
+def state_to_save(state: RerunState, iteration: int) -> tuple[RerunState, int]:
+    """Returns state and iteration to save: a step in doubt is computed again, another unfinished step is a new one."""
     if state in IN_DOUBT:
         return RerunState.WILL_RERUN_FROM_CHECKPOINT, iteration
-    return RerunState.NOT_RUNNING_YET, iteration if state is RerunState.NOT_RUNNING_YET else iteration - 1
+    if state is RerunState.NOT_RUNNING_YET:
+        return state, iteration
+    return RerunState.NOT_RUNNING_YET, iteration - 1
 
 
-def without_doubt(loaded: Checkpoint) -> Checkpoint:
-    """The same, with the step in doubt as a new one."""
+def as_new_step(loaded: Checkpoint) -> Checkpoint:
+    """Returns the checkpoint with the step in doubt as a new one."""
     iteration = loaded.current_iteration - 1
     return replace(loaded, state=RerunState.NOT_RUNNING_YET, current_iteration=iteration, failure=None)
 
 
 def read(state_dict: Any, world_size: int, rank: int) -> Checkpoint:
-    """The checkpoint in `state_dict`.
+    """Returns the checkpoint in `state_dict`.
 
     Raises:
         ValueError: naming `state_dict`: of another form, of another world size, or in doubt of another rank's step.
@@ -77,7 +82,10 @@ def read(state_dict: Any, world_size: int, rank: int) -> Checkpoint:
         raise ValueError(f"state_dict={state_dict!r:.100} was not written by RerunStateMachine.state_dict()")
     try:
         form = {name: state_dict[name] for name in Checkpoint.__dataclass_fields__}
-        failure = Failure.from_json(form["failure"]) if form["failure"] else None
+        if form["failure"]:
+            failure = UnexpectedResult.from_json(form["failure"])
+        else:
+            failure = None
         found = Checkpoint(**(form | {"state": RerunState(form["state"]), "failure": failure}))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"state_dict: {error!r} in what RerunStateMachine.state_dict() wrote") from error
@@ -90,7 +98,7 @@ def read(state_dict: Any, world_size: int, rank: int) -> Checkpoint:
 
 
 def resume(loaded: Checkpoint | None, iterators: list[RerunDataIterator[Any]]) -> None:
-    """Takes over data and random numbers of `loaded`: a step that was not done finds what it had.
+    """Restores data and random numbers of `loaded`, so that an unfinished step begins as it did before.
 
     Raises:
         ValueError: naming `data_iterator`: as many iterators as the checkpoint was saved with are needed.
@@ -101,8 +109,8 @@ def resume(loaded: Checkpoint | None, iterators: list[RerunDataIterator[Any]]) -
     if held and len(iterators) != len(loaded.data_iterators):
         needed = len(loaded.data_iterators)
         raise ValueError(f"data_iterator: {len(iterators)} iterators, the checkpoint holds the data of {needed}")
-    for one, state in zip(iterators if held else (), loaded.data_iterators, strict=False):
-        one.load_state_dict(state)
-        one.rewind()
+    for iterator, state in zip(iterators if held else (), loaded.data_iterators, strict=False):
+        iterator.load_state_dict(state)
+        iterator.rewind()
     if loaded.rng is not None:
         rng.restore(rng.from_json(loaded.rng))

@@ -14,8 +14,8 @@ T_co = TypeVar("T_co", covariant=True)
 _keeps = True
 
 
-def keep(on: bool) -> None:
-    """Whether all iterators keep what they give from now on: for a disabled machine nothing is computed again."""
+def keep_microbatches(on: bool) -> None:
+    """Sets whether all iterators keep what they give: a disabled machine computes nothing again."""
     global _keeps
     _keeps = on
 
@@ -69,16 +69,21 @@ class RerunDataIterator(Generic[T]):
         return microbatch
 
     def rewind(self) -> None:
-        """The microbatches of this step come again."""
-        self.replaying, self.replay_pos = True, 0
+        """Starts to give the microbatches of this step once more."""
+        self.replaying = True
+        self.replay_pos = 0
 
     def advance(self) -> None:
-        """This step is done: what it used is forgotten. What a shorter replay left over comes next, and is not lost."""
-        self.saved_microbatches = self.saved_microbatches[self.replay_pos :] if self.replaying else []
-        self.replaying, self.replay_pos = bool(self.saved_microbatches), 0
+        """Forgets the microbatches of a step that is done. Those that a shorter replay did not use come next."""
+        if self.replaying:
+            self.saved_microbatches = self.saved_microbatches[self.replay_pos :]
+        else:
+            self.saved_microbatches = []
+        self.replaying = bool(self.saved_microbatches)
+        self.replay_pos = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The microbatches of this step, as the loader made them, and where a replay is."""
+        """Returns the microbatches of this step, as the loader made them, and where a replay is."""
         return {
             "saved_microbatches": list(self.saved_microbatches),
             "replaying": self.replaying,
@@ -94,12 +99,16 @@ class RerunDataIterator(Generic[T]):
         if not isinstance(state_dict, dict) or not {"saved_microbatches", "replaying", "replay_pos"} <= set(state_dict):
             raise ValueError(f"state_dict={state_dict!r:.200} was not written by RerunDataIterator.state_dict()")
         self.saved_microbatches = list(state_dict["saved_microbatches"])
-        self.replaying, self.replay_pos = bool(state_dict["replaying"]), int(state_dict["replay_pos"])
-        self._to_skip = len(self.saved_microbatches) if self._skip_replayed else 0
+        self.replaying = bool(state_dict["replaying"])
+        self.replay_pos = int(state_dict["replay_pos"])
+        if self._skip_replayed:
+            self._to_skip = len(self.saved_microbatches)
+        else:
+            self._to_skip = 0
 
 
 def as_iterators(data_iterator: Any, must_replay: bool = True) -> list[RerunDataIterator[Any]]:
-    """What `data_iterator` holds: one, a list of them (None in it: a stage without data), or none.
+    """Returns the iterators in `data_iterator`: one, a list of them (None in it: a stage without data), or none.
 
     Args:
         must_replay: others than `RerunDataIterator` are an error; False: they are left out.
@@ -107,9 +116,12 @@ def as_iterators(data_iterator: Any, must_replay: bool = True) -> list[RerunData
     Raises:
         TypeError: naming `data_iterator`.
     """
-    several = data_iterator if isinstance(data_iterator, (list, tuple)) else [data_iterator]
-    found = [one for one in several if isinstance(one, RerunDataIterator)]
-    other = next((one for one in several if one is not None and not isinstance(one, RerunDataIterator)), None)
+    if isinstance(data_iterator, (list, tuple)):
+        several = data_iterator
+    else:
+        several = [data_iterator]
+    found = [item for item in several if isinstance(item, RerunDataIterator)]
+    other = next((item for item in several if item is not None and not isinstance(item, RerunDataIterator)), None)
     if must_replay and other is not None:
         kind = type(other).__name__
         raise TypeError(f"data_iterator: {kind} is no RerunDataIterator; wrap it: RerunDataIterator(iterator)")

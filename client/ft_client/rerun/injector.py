@@ -9,13 +9,13 @@ import dataclasses
 import math
 import random
 
-from ft_client.given import check_count
-from ft_client.rerun.arguments import Check, choice
+from ft_client.argument_checks import check_count
 from ft_client.rerun.judgement import RerunDiagnostic
+from ft_client.rerun.result import Check, choice
 
 
 class RerunErrorInjector:
-    """Strikes one in so many checks.
+    """Rejects one in so many results on purpose.
 
     Args:
         error_injection_rate: one in that many checks, on the average; 0: none; 1: every one.
@@ -36,12 +36,12 @@ class RerunErrorInjector:
         self._dice = random.Random()
 
     def strikes(self) -> bool:
-        """Whether this check is struck."""
+        """Draws whether this check is struck."""
         return self.error_injection_rate > 0 and self._dice.randrange(self.error_injection_rate) == 0
 
 
 def reproduces(injected: RerunDiagnostic, on_another_device: bool) -> bool:
-    """Whether the rerun of a struck check gives the same result again."""
+    """Returns whether the rerun of a struck check gives the same result again."""
     if injected is RerunDiagnostic.PERSISTENT_ERROR:
         return not on_another_device
     return injected is RerunDiagnostic.CORRECT_RESULT
@@ -51,13 +51,13 @@ _to_spoil = 0
 
 
 def spoil_next() -> None:
-    """The next check of this process, in the first run of a step, finds NaN in the place of its result."""
+    """Makes the next check of this process, in the first run of a step, find NaN in place of its result."""
     global _to_spoil
     _to_spoil += 1
 
 
 def spoiled(check: Check) -> Check:
-    """The check as it is to be made: with its own result, or with NaN."""
+    """Returns the check with its own result, or with NaN after `spoil_next`."""
     global _to_spoil
     if not _to_spoil:
         return check

@@ -1,4 +1,4 @@
-"""What a rerun says about a result: its diagnosis, what the rank votes for, and the lines that tell it. Pure.
+"""Decides what a rerun shows about a result: its diagnosis, the rank's vote, and the lines of the log. Pure.
 
 The wording of the lines is what people look for in logs. Knows no state and no numbers.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ft_client.rerun.machine import Votes
+from ft_client.rerun.transitions import Votes
 
 
 class RerunDiagnostic(str, enum.Enum):
@@ -40,7 +40,7 @@ CORRECT = "second_rerun_reproducible"
 
 
 def first_rerun(reproduced: bool, fatal: bool) -> Judgement:
-    """The result was computed again where it came from."""
+    """Judges a result that the same device has computed again."""
     if not reproduced:
         lines = (
             "First rerun: unexpected result is not reproducible within the tolerance",
@@ -54,9 +54,9 @@ def first_rerun(reproduced: bool, fatal: bool) -> Judgement:
     return Judgement(REPRODUCED, None, Votes(checkpoint=True), (line, need))
 
 
-def second_rerun(reproduced: bool, same_place: bool) -> Judgement:
-    """The result was computed again by a job that resumed, on another device or, by chance, on the same."""
-    if same_place:
+def second_rerun(reproduced: bool, same_device: bool) -> Judgement:
+    """Judges a result that a resumed job has computed again, on another device or, by chance, on the same."""
+    if same_device:
         lines = ("Second rerun: on the same device as before, which says nothing", "Need to rerun on a different GPU")
         return Judgement(SAME_DEVICE, None, Votes(restart_again=True), lines)
     if not reproduced:

@@ -1,23 +1,28 @@
-"""One result as it is checked, kept, compared and written down: a number, or a tensor of one element.
+"""A result of a step: how it is checked, copied, compared and written down. It is a number, or a tensor of one element.
 
-Knows nothing of reruns.
+The arguments of the public calls are checked here, too. Every error names its argument.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from ft_client.argument_checks import check_count
+
+Choice = TypeVar("Choice", bound=enum.Enum)
 Result = Any
 """A real number, or a tensor of one element on any device."""
 
 
-def check(result: Result) -> None:
-    """Says no to what is not one real number.
+def check_result(result: Result) -> None:
+    """Checks that a result is one real number.
 
     Raises:
         TypeError, ValueError: naming `result`.
@@ -33,18 +38,25 @@ def check(result: Result) -> None:
 
 
 def number(result: Result) -> float | int:
-    """The value; waits for the device."""
-    value = result.item() if isinstance(result, torch.Tensor) else result
-    return int(value) if isinstance(value, Integral) else float(value)
+    """Returns the value; waits for the device."""
+    if isinstance(result, torch.Tensor):
+        value = result.item()
+    else:
+        value = result
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value)
 
 
-def keep(result: Result) -> Result:
-    """A copy in host memory that nothing changes any more."""
-    return result.detach().to("cpu", copy=True) if isinstance(result, torch.Tensor) else result
+def host_copy(result: Result) -> Result:
+    """Returns a copy in host memory that later work does not change."""
+    if isinstance(result, torch.Tensor):
+        return result.detach().to("cpu", copy=True)
+    return result
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """The value as text (JSON has no NaN), and how to make the tensor again."""
+    """Returns the value as text (JSON has no NaN), with type and shape of a tensor."""
     form: dict[str, Any] = {"value": repr(number(result))}
     if isinstance(result, torch.Tensor):
         form |= {"dtype": str(result.dtype).removeprefix("torch."), "shape": list(result.shape)}
@@ -52,20 +64,22 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def from_json(form: dict[str, Any]) -> Result:
-    """What `to_json` wrote, exactly."""
+    """Returns exactly what `to_json` wrote."""
     text = form["value"]
-    value = int(text) if text.lstrip("-").isdigit() else float(text)
+    is_whole = text.lstrip("-").isdigit()
+    value = int(text) if is_whole else float(text)
     if "dtype" not in form:
         return value
     return torch.tensor(value, dtype=getattr(torch, form["dtype"])).reshape(form["shape"])
 
 
 def relative_difference(first: Result, second: Result) -> float:
-    """|a - b| over the mean of |a| and |b|: 0 for equal values and for NaN with NaN, at most 2 for finite ones.
+    """Returns |a - b| over the mean of |a| and |b|: 0 for equal values and for NaN with NaN, at most 2 for finite ones.
 
     Finite for opposite signs, and without overflow; an infinity equals only itself: `inf` for any other pair.
     """
-    a, b = number(first), number(second)
+    a = number(first)
+    b = number(second)
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     if not (math.isfinite(a) and math.isfinite(b)):
@@ -76,9 +90,9 @@ def relative_difference(first: Result, second: Result) -> float:
 
 
 def difference(comparison_func: Callable[[Result, Result], Any] | None, first: Result, second: Result) -> float:
-    """How far two results are apart, by the user's comparison or by `relative_difference`.
+    """Returns the distance of two results, by the user's comparison or by `relative_difference`.
 
-    One that gives NaN, as |a - b| does for NaN and infinities, cannot tell: `relative_difference` does then.
+    Where the comparison gives NaN, as |a - b| does for NaN and infinities, `relative_difference` is used.
 
     Raises:
         RuntimeError, TypeError: naming `comparison_func`: it raised, or gave no number.
@@ -86,11 +100,83 @@ def difference(comparison_func: Callable[[Result, Result], Any] | None, first: R
     if comparison_func is None:
         return relative_difference(first, second)
     try:
-        apart = comparison_func(first, keep(second))
+        apart = comparison_func(first, host_copy(second))
     except Exception as error:
         raise RuntimeError(f"comparison_func raised {error!r} for the results {first!r} and {second!r}") from error
     try:
         distance = float(apart)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"comparison_func gave {apart!r}, which is no number") from error
-    return relative_difference(first, second) if math.isnan(distance) else distance
+    if math.isnan(distance):
+        return relative_difference(first, second)
+    return distance
+
+
+def choice(name: str, value: Any, of: type[Choice]) -> Choice:
+    """Returns the member of `of` that `value` is, or is the value of.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return of(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in of)
+        raise ValueError(f"{name}={value!r} must be one of {known}") from None
+
+
+def check_callable(name: str, function: Any) -> None:
+    """Checks that `function` is None or can be called; else raises TypeError."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name}={function!r} cannot be called")
+
+
+def check_large(result: Result, threshold: float, num_samples: int) -> None:
+    """Checks the arguments of `is_unexpectedly_large`; raises TypeError or ValueError."""
+    check_result(result)
+    check_count("num_samples", num_samples, 1)
+    if not isinstance(threshold, (int, float)) or not (math.isfinite(threshold) and threshold > 0):
+        raise ValueError(f"threshold={threshold!r} is no finite number above 0")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The arguments of `validate_result`. Raises TypeError or ValueError on creation."""
+
+    result: Result
+    rejection_func: Callable[[Any], Any]
+    message: str
+    comparison_func: Callable[[Any, Any], Any] | None
+    tolerance: float
+    fatal: bool
+
+    def __post_init__(self) -> None:
+        check_result(self.result)
+        if self.rejection_func is None:
+            raise TypeError("rejection_func=None cannot be called")
+        check_callable("rejection_func", self.rejection_func)
+        check_callable("comparison_func", self.comparison_func)
+        if not isinstance(self.message, str):
+            raise TypeError(f"message={self.message!r} is no text")
+        if not isinstance(self.tolerance, (int, float)) or not self.tolerance >= 0:
+            raise ValueError(f"tolerance={self.tolerance!r} is no number of at least 0")
+
+    def rejects(self) -> bool:
+        """Returns whether `rejection_func` rejects the result.
+
+        Raises:
+            TypeError: naming `rejection_func`: it gave no truth value.
+        """
+        answer = self.rejection_func(self.result)
+        try:
+            return bool(answer)
+        except (RuntimeError, ValueError) as error:
+            raise TypeError(f"rejection_func gave {answer!r}, which is not one truth value") from error
+
+    def difference(self, first: Result) -> float:
+        """Returns the distance of the result from that of the first run."""
+        return difference(self.comparison_func, first, self.result)
+
+    def reproduces(self, first: Result) -> bool:
+        """Returns whether it is the same within the tolerance."""
+        return self.difference(first) <= self.tolerance

@@ -25,7 +25,7 @@ class RngState:
 
 
 def save() -> RngState:
-    """The present state."""
+    """Returns the present state."""
     of_numpy = sys.modules.get("numpy.random")
     return RngState(
         random.getstate(),
@@ -36,7 +36,7 @@ def save() -> RngState:
 
 
 def restore(state: RngState) -> None:
-    """Every generator that is in `state` gives once more what it gave after `save`."""
+    """Sets every generator in `state` back, so that it gives again what it gave after `save`."""
     random.setstate(state.python)
     if state.numpy is not None:
         import numpy
@@ -48,7 +48,7 @@ def restore(state: RngState) -> None:
 
 
 def to_json(state: RngState) -> dict[str, Any]:
-    """Numbers, lists and text."""
+    """Returns the state as numbers, lists and text."""
     version, numbers, gauss = state.python
     form: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": _hex(state.torch)}
     if state.numpy is not None:
@@ -60,10 +60,16 @@ def to_json(state: RngState) -> dict[str, Any]:
 
 
 def from_json(form: dict[str, Any]) -> RngState:
-    """What `to_json` wrote."""
+    """Returns what `to_json` wrote."""
     version, numbers, gauss = form["python"]
-    numpy = tuple(form["numpy"]) if "numpy" in form else None
-    device = _bytes(form["device"]) if "device" in form else None
+    if "numpy" in form:
+        numpy = tuple(form["numpy"])
+    else:
+        numpy = None
+    if "device" in form:
+        device = _bytes(form["device"])
+    else:
+        device = None
     return RngState((version, tuple(numbers), gauss), numpy, _bytes(form["torch"]), device)
 
 

@@ -1,27 +1,33 @@
-"""`RerunStateMachine`: the machine at work in a rank. It asks the pure machine and does what that says.
+"""`RerunStateMachine`, which carries out the transitions of a step in a rank, and the one machine of this process.
 
 The votes go over the process group by one reduction per run of a step, in which preemption's flag may ride; without a
 group a rank is alone. How states follow each other, what a check found, and a checkpoint's form have their own files.
+`RerunStateMachineConfig` makes the machine of this process, and gives it the usual checks of a loss.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ft_client import group, piggyback
-from ft_client.rerun import checkpoint, rng, told, tracker
-from ft_client.rerun import result as results
-from ft_client.rerun.arguments import Check, check_callable, check_large, choice
+import torch
+
+from ft_client.agreement import group
+from ft_client.rerun import checkpoint, result_records, rng
 from ft_client.rerun.checkpoint import Checkpoint
-from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators, keep
+from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators, keep_microbatches
 from ft_client.rerun.injector import RerunErrorInjector
 from ft_client.rerun.judgement import RerunDiagnostic
-from ft_client.rerun.machine import (
+from ft_client.rerun.result import Check, Result, check_callable, check_large, choice, number
+from ft_client.rerun.result_statistics import LargestSeen
+from ft_client.rerun.transitions import (
     COMPUTING,
     IN_DOUBT,
     RERUNNING,
@@ -33,8 +39,7 @@ from ft_client.rerun.machine import (
     transition,
     votes_count,
 )
-from ft_client.rerun.place import Place
-from ft_client.rerun.statistics import LargestSeen
+from ft_client.rerun.unexpected_result import Device
 from ft_client.rerun.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -77,16 +82,19 @@ class RerunStateMachine:
         self.set_mode(mode)
         self._save_user = state_save_func or (lambda: None)
         self._restore_user = state_restore_func or (lambda state: None)
-        tracker_file = None if result_rejected_tracker_filename is None else str(result_rejected_tracker_filename)
+        if result_rejected_tracker_filename is None:
+            tracker_file = None
+        else:
+            tracker_file = str(result_rejected_tracker_filename)
         self._validation = Validation(error_injector or RerunErrorInjector(), tracker_file, node_name)
         self._largest = LargestSeen()
         self._loaded: Checkpoint | None = None
         self._thread: int | None = None
 
-    get_skipped_iterations_from_tracker_file = staticmethod(tracker.get_skipped_iterations_from_tracker_file)
+    get_skipped_iterations_from_tracker_file = staticmethod(result_records.get_skipped_iterations_from_tracker_file)
 
     def get_mode(self) -> RerunMode:
-        """The same as `mode`."""
+        """Returns `mode`."""
         return self.mode
 
     def set_mode(self, mode: RerunMode | str) -> None:
@@ -101,7 +109,7 @@ class RerunStateMachine:
             raise RuntimeError(f"mode={chosen.value!r}: a step is being computed; change the mode after it")
         self.mode = chosen
         self._saved: tuple[rng.RngState, Any] | None = None
-        keep(chosen is not RerunMode.DISABLED)
+        keep_microbatches(chosen is not RerunMode.DISABLED)
 
     @property
     def diagnostic(self) -> RerunDiagnostic | None:
@@ -109,15 +117,17 @@ class RerunStateMachine:
         return self._validation.diagnostic
 
     @property
-    def suspect(self) -> Place | None:
+    def suspect(self) -> Device | None:
         """Where this rank computed its unexpected result of the present step; None when it had none."""
         failure = self._validation.failure
-        return failure.computed_at if failure else None
+        if failure:
+            return failure.computed_at
+        return None
 
     def should_run_forward_backward(
         self, data_iterator: RerunDataIterator[Any] | list[RerunDataIterator[Any]] | None
     ) -> bool:
-        """Whether to compute the step (again): `while machine.should_run_forward_backward(data_iterator): ...`.
+        """Returns whether to compute the step (again): `while machine.should_run_forward_backward(data_iterator): ...`.
 
         A collective of all ranks at the end of each run. Restores random numbers, user state and data before a rerun.
 
@@ -131,7 +141,7 @@ class RerunStateMachine:
         if votes_count(self.state, self.mode):
             if self.state in RERUNNING:
                 self._validation.end_rerun()
-            votes = Votes(*map(bool, piggyback.of_process.max_over_ranks(votes)))
+            votes = Votes(*map(bool, group.max_over_ranks(votes)))
         then = transition(self.state, self.mode, votes)
         if then.reason and group.rank() == 0:
             logger.warning("Rerun at iteration #%d: %s", self.current_iteration, then.reason)
@@ -142,7 +152,7 @@ class RerunStateMachine:
         return then.run
 
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
-        """After the loop: whether to save a checkpoint, whether to exit, and the exit code. The same on all ranks.
+        """Returns whether to save a checkpoint after the loop, whether to exit, and the exit code. Alike on all ranks.
 
         16: a job on other hardware has to compute the step from this checkpoint. 17: a device gave a wrong result; the
         checkpoint is from before the step, which the next job computes once. The caller saves and exits.
@@ -151,7 +161,7 @@ class RerunStateMachine:
 
     def validate_result(
         self,
-        result: results.Result,
+        result: Result,
         rejection_func: Callable[[Any], Any],
         message: str,
         comparison_func: Callable[[Any, Any], Any] | None = None,
@@ -193,9 +203,9 @@ class RerunStateMachine:
             self._validation.first_run(call, check, self.current_iteration)
 
     def is_unexpectedly_large(
-        self, result: results.Result, threshold: float, context: str, num_samples: int = 100, resample: bool = False
+        self, result: Result, threshold: float, context: str, num_samples: int = 100, resample: bool = False
     ) -> bool:
-        """Whether |result| is above `threshold` times the largest of the first `num_samples` results of `context`.
+        """Returns whether |result| is above `threshold` x the largest of the first `num_samples` results of `context`.
 
         NaN and infinities are not large. Use it in a `rejection_func`; it is counted per rank, and kept in checkpoints.
 
@@ -207,20 +217,23 @@ class RerunStateMachine:
         """
         check_large(result, threshold, num_samples)
         counts = self.state not in RERUNNING
-        return self._largest.judge(results.number(result), threshold, context, num_samples, resample, counts)
+        return self._largest.judge(number(result), threshold, context, num_samples, resample, counts)
 
     def state_dict(self, data_iterator: Any = None, ckpt_format: str = "torch", force: bool = True) -> dict[str, Any]:
-        """This rank's part of a checkpoint: JSON, and the microbatches of a step that will be computed again.
+        """Returns this rank's part of a checkpoint: JSON, and the microbatches of a step that will be computed again.
 
         Args:
             data_iterator: as given to `should_run_forward_backward`.
             ckpt_format: each rank saves and loads its own dict; in Megatron's "torch_dist" it is a sharded object.
             force: accepted for compatibility.
         """
-        state, iteration = checkpoint.settled(self.state, self.current_iteration)
+        state, iteration = checkpoint.state_to_save(self.state, self.current_iteration)
         unfinished = self.state is not RerunState.NOT_RUNNING_YET
-        random = rng.to_json(self._saved[0]) if unfinished and self._saved else None
-        data = [one.state_dict() for one in as_iterators(data_iterator, self.mode is not RerunMode.DISABLED)]
+        if unfinished and self._saved:
+            random = rng.to_json(self._saved[0])
+        else:
+            random = None
+        data = [iterator.state_dict() for iterator in as_iterators(data_iterator, self.mode is not RerunMode.DISABLED)]
         if self._loaded is not None:
             random, data = self._loaded.rng, self._loaded.data_iterators
         world_size, rank = group.size(), group.rank()
@@ -237,7 +250,7 @@ class RerunStateMachine:
         return checkpoint.part_of(form, ckpt_format, world_size, rank)
 
     def validate_state_dict(self, state_dict: Any) -> bool:
-        """Whether `load_state_dict` would take it; the log says why not."""
+        """Returns whether `load_state_dict` would take it; the log says why not."""
         try:
             checkpoint.read(state_dict, group.size(), group.rank())
         except ValueError as error:
@@ -256,15 +269,24 @@ class RerunStateMachine:
         loaded = checkpoint.read(state_dict, group.size(), group.rank())
         if loaded.state in IN_DOUBT and self.mode is not RerunMode.VALIDATE_RESULTS:
             logger.warning("mode=%s: iteration #%d stays in doubt", self.mode.value, loaded.current_iteration)
-            loaded = checkpoint.without_doubt(loaded)
-        self.state, self.current_iteration = loaded.state, loaded.current_iteration
-        self._validation.failure, self._loaded = loaded.failure, loaded
+            loaded = checkpoint.as_new_step(loaded)
+        self.state = loaded.state
+        self.current_iteration = loaded.current_iteration
+        self._validation.failure = loaded.failure
+        self._loaded = loaded
         self._largest.load_state_dict(loaded.largest)
-        if loaded.state in IN_DOUBT and (before := told.ran_before()) is not None and group.rank() == 0:
+        if loaded.state in IN_DOUBT:
+            before = result_records.ran_before()
+        else:
+            before = None
+        if before is not None and group.rank() == 0:
             logger.warning("The launcher moved this job: rank %d ran on %s before", *before)
 
     def _check_thread(self) -> None:
-        """The backward pass of a device runs in threads of torch, one after the other with the training's own."""
+        """Raises RuntimeError in a second thread.
+
+        Threads of torch may call: a device's backward pass runs in them, one after the other with the training's own.
+        """
         me = threading.get_ident()
         if self._thread is None:
             self._thread = me
@@ -275,7 +297,8 @@ class RerunStateMachine:
     def _perform(self, action: Action, iterators: list[RerunDataIterator[Any]]) -> None:
         match action:
             case Action.RESUME:
-                loaded, self._loaded = self._loaded, None
+                loaded = self._loaded
+                self._loaded = None
                 checkpoint.resume(loaded, iterators)
             case Action.BEGIN:
                 self.current_iteration += 1
@@ -286,12 +309,83 @@ class RerunStateMachine:
                 rng.restore(self._saved[0])
                 self._restore_user(self._saved[1])
             case Action.REWIND:
-                for one in iterators:
-                    one.rewind()
+                for iterator in iterators:
+                    iterator.rewind()
             case Action.ADVANCE:
-                for one in iterators:
-                    one.advance()
+                for iterator in iterators:
+                    iterator.advance()
             case Action.REPORT if self._validation.variability.is_due():
                 texts = group.union_over_ranks([self._validation.variability.to_text(group.rank())])
-                for line in self._validation.variability.report(texts) if group.rank() == 0 else ():
-                    logger.info("%s", line)
+                if group.rank() == 0:
+                    for line in self._validation.variability.report(texts):
+                        logger.info("%s", line)
+
+
+_machine: RerunStateMachine | None = None
+
+
+def initialize_rerun_state_machine(**arguments: Any) -> RerunStateMachine:
+    """Makes the machine of this process, in place of an earlier one; the arguments are `RerunStateMachine`'s.
+
+    Each call makes a new one, so that a function that is called again after a restart starts afresh.
+    """
+    global _machine
+    _machine = RerunStateMachine(**arguments)
+    return _machine
+
+
+def get_rerun_state_machine() -> RerunStateMachine:
+    """Returns the machine of this process; a disabled one when none was made."""
+    if _machine is None:
+        return initialize_rerun_state_machine()
+    return _machine
+
+
+def destroy_rerun_state_machine() -> None:
+    """Forgets the machine of this process."""
+    global _machine
+    _machine = None
+    keep_microbatches(True)
+
+
+@dataclass(frozen=True)
+class RerunStateMachineConfig:
+    """The settings of the machine of this process and of its checks of a loss, by their documented names.
+
+    NaN in a loss is fatal; sudden growth is not.
+
+    `error_injection_rate`: one in so many checks. `spiky_loss_factor`: times the largest of the first 100 losses.
+    """
+
+    rerun_mode: RerunMode | str = "disabled"
+    check_for_nan_in_loss: bool = True
+    check_for_spiky_loss: bool = False
+    spiky_loss_factor: float = 10.0
+    error_injection_rate: int = 0
+    error_injection_type: RerunDiagnostic | str = "transient_error"
+
+    def __post_init__(self) -> None:
+        """Checks the factor; raises ValueError."""
+        factor: object = self.spiky_loss_factor
+        if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+            raise ValueError(f"spiky_loss_factor={factor!r} is no finite number above 0")
+
+    def initialize(self, **arguments: Any) -> RerunStateMachine:
+        """Makes and returns the machine of this process; further arguments are `RerunStateMachine`'s."""
+        injector = RerunErrorInjector(self.error_injection_rate, self.error_injection_type)
+        return initialize_rerun_state_machine(mode=self.rerun_mode, error_injector=injector, **arguments)
+
+    def validate_loss(self, loss: Result) -> None:
+        """Checks `loss` by the machine of this process, as the settings say."""
+        machine = get_rerun_state_machine()
+        if self.check_for_nan_in_loss:
+            machine.validate_result(loss, _is_nan, "loss is NaN")
+        if self.check_for_spiky_loss:
+            large = partial(machine.is_unexpectedly_large, threshold=self.spiky_loss_factor, context="loss")
+            machine.validate_result(loss, large, "loss is unexpectedly large", fatal=False)
+
+
+def _is_nan(loss: Result) -> bool:
+    if isinstance(loss, torch.Tensor):
+        return bool(torch.isnan(loss))
+    return math.isnan(loss)

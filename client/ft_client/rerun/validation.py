@@ -1,6 +1,6 @@
 """The checks of a step: which result was rejected first, what a rerun says of it, and what the rank votes for.
 
-Knows nothing of data and random numbers; which run this is, is told, and what the votes lead to, decided elsewhere.
+Knows nothing of data and random numbers. What the votes lead to is decided in `transitions`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from ft_client import group
-from ft_client.rerun import injector, judgement, result, told, tracker
-from ft_client.rerun.arguments import Check
-from ft_client.rerun.failure import Call, Failure
+from ft_client.agreement import group
+from ft_client.rerun import injector, judgement, result_records
 from ft_client.rerun.injector import RerunErrorInjector
 from ft_client.rerun.judgement import RerunDiagnostic
-from ft_client.rerun.machine import NO_VOTES, Votes
-from ft_client.rerun.place import here
-from ft_client.rerun.statistics import Variability
+from ft_client.rerun.result import Check, Result, host_copy
+from ft_client.rerun.result_statistics import Variability
+from ft_client.rerun.transitions import NO_VOTES, Votes
+from ft_client.rerun.unexpected_result import Call, UnexpectedResult, current_device
 
 logger = logging.getLogger(__name__)
 
@@ -29,38 +28,42 @@ class Validation:
 
     def __init__(self, error_injector: RerunErrorInjector, tracker_file: str | None, node_name: str | None) -> None:
         self.votes = NO_VOTES
-        self.failure: Failure | None = None
+        self.failure: UnexpectedResult | None = None
         self.diagnostic: RerunDiagnostic | None = None
         self.variability = Variability()
-        self._injector, self._tracker_file, self._node_name = error_injector, tracker_file, node_name
+        self._injector = error_injector
+        self._tracker_file = tracker_file
+        self._node_name = node_name
         self._passed: Counter[str] = Counter()
         self._rejected: set[Call] = set()
-        self._first_results: dict[Call, result.Result] = {}
+        self._first_results: dict[Call, Result] = {}
         self._was_judged = False
 
     def begin_step(self) -> None:
-        """Forgets what the last step had."""
-        self.failure = self.diagnostic = None
+        """Forgets the results of the last step."""
+        self.failure = None
+        self.diagnostic = None
         self._rejected.clear()
         self._first_results.clear()
 
     def begin_run(self) -> None:
-        """The checks of the step come from the beginning."""
-        self.votes, self._was_judged = NO_VOTES, False
+        """Prepares for the checks of one run of the step, from the first."""
+        self.votes = NO_VOTES
+        self._was_judged = False
         self._passed.clear()
 
     def end_rerun(self) -> None:
-        """Says so when the rerun took another way and never came to the check that failed."""
+        """Logs it when the rerun took another way and never came to the check that failed."""
         if self.failure is not None and not self._was_judged:
             logger.error("The rerun did not come to this check again, so nothing is known of it: %s", self.failure)
 
     def call_at(self, place: str) -> Call:
-        """The present call of a check there."""
+        """Counts and returns the present call of a check at `place`."""
         self._passed[place] += 1
         return Call(place, self._passed[place])
 
-    def only_run(self, call: Call, check: Check, iteration: int) -> Failure | None:
-        """Checks a result that nobody will compute again; a rejected one is said, written down and returned."""
+    def only_run(self, call: Call, check: Check, iteration: int) -> UnexpectedResult | None:
+        """Checks a result that nobody will compute again; a rejected one is logged, recorded and returned."""
         check = injector.spoiled(check)
         if not check.rejects():
             return None
@@ -70,8 +73,9 @@ class Validation:
         return failure
 
     def first_run(self, call: Call, check: Check, iteration: int) -> None:
-        """Checks a result; a rejected one is said, written down and voted on."""
-        check, injected = injector.spoiled(check), None
+        """Checks a result; a rejected one is logged, recorded and voted on."""
+        check = injector.spoiled(check)
+        injected = None
         if not check.rejects():
             if not self._injector.strikes():
                 return
@@ -85,10 +89,10 @@ class Validation:
             self.failure = failure
 
     def rerun(self, call: Call, check: Check, iteration: int, elsewhere: bool) -> None:
-        """Judges the result that failed; another one that is rejected now and was not before is only said.
+        """Judges the result that failed; another one that is rejected now and was not before is only logged.
 
         Args:
-            elsewhere: a job that resumed computes the step.
+            elsewhere: a resumed job computes the step.
         """
         failure = self.failure
         if failure is None or call != failure.call:
@@ -100,28 +104,33 @@ class Validation:
         else:
             reproduced = check.reproduces(failure.result)
         if elsewhere:
-            found = judgement.second_rerun(reproduced, here(self._node_name).is_same(failure.computed_at))
+            found = judgement.second_rerun(reproduced, current_device(self._node_name).is_same(failure.computed_at))
         else:
             found = judgement.first_rerun(reproduced, failure.fatal)
-        self._was_judged, self.diagnostic, self.votes = True, found.diagnostic, found.votes
+        self._was_judged = True
+        self.diagnostic = found.diagnostic
+        self.votes = found.votes
         for line in found.lines:
             at = f"rank {failure.rank}, iteration #{failure.iteration}, {failure.computed_at}"
             logger.error("%s (%s, message='%s')", line, at, failure.message)
-        told.tell(found.status, failure)
+        result_records.report_to_launcher(found.status, failure)
         self._track(found.status, failure)
 
     def note(self, call: Call, check: Check, is_rerun: bool) -> None:
         """Keeps a first result, or notes how far its rerun is from it."""
         if not is_rerun:
-            self._first_results[call] = result.keep(check.result)
+            self._first_results[call] = host_copy(check.result)
         elif call in self._first_results:
             apart = check.difference(self._first_results.pop(call))
             self.variability.add(f"{call.place} '{check.message}'", apart)
 
-    def _failure(self, call: Call, check: Check, iteration: int, injected: RerunDiagnostic | None = None) -> Failure:
-        kept, at = result.keep(check.result), here(self._node_name)
-        return Failure(call, group.rank(), iteration, check.message, kept, check.fatal, at, injected)
+    def _failure(
+        self, call: Call, check: Check, iteration: int, injected: RerunDiagnostic | None = None
+    ) -> UnexpectedResult:
+        kept = host_copy(check.result)
+        at = current_device(self._node_name)
+        return UnexpectedResult(call, group.rank(), iteration, check.message, kept, check.fatal, at, injected)
 
-    def _track(self, status: str, failure: Failure) -> None:
+    def _track(self, status: str, failure: UnexpectedResult) -> None:
         if self._tracker_file is not None:
-            tracker.record(self._tracker_file, status, failure)
+            result_records.record(self._tracker_file, status, failure)

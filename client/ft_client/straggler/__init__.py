@@ -1,6 +1,6 @@
 """Straggler detection: which rank is slower than the others, and which has become slower than it was.
 
-Everything public by its documented name, loaded when it is used: importing this package loads none of its rooms.
+Everything public by its documented name, loaded when it is used: importing this package loads none of its modules.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from ft_client.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ft_client.straggler.callables import CallableId as CallableId
     from ft_client.straggler.detector import Detector as Detector
-    from ft_client.straggler.options import StragglerOptions as StragglerOptions
-    from ft_client.straggler.report import Report as Report
-    from ft_client.straggler.report import StragglerId as StragglerId
+    from ft_client.straggler.reporting import Report as Report
+    from ft_client.straggler.reporting import StragglerId as StragglerId
     from ft_client.straggler.samples import Statistic as Statistic
-    from ft_client.straggler.training import NVRxStragglerDetectionManager as NVRxStragglerDetectionManager
-    from ft_client.straggler.training import StragglerManager as StragglerManager
+    from ft_client.straggler.straggler_manager import NVRxStragglerDetectionManager as NVRxStragglerDetectionManager
+    from ft_client.straggler.straggler_manager import StragglerManager as StragglerManager
+    from ft_client.straggler.straggler_options import StragglerOptions as StragglerOptions
 
 _HOMES = {
     "CallableId": ".callables",
     "Detector": ".detector",
-    "NVRxStragglerDetectionManager": ".training",
-    "Report": ".report",
+    "NVRxStragglerDetectionManager": ".straggler_manager",
+    "Report": ".reporting",
     "Statistic": ".samples",
-    "StragglerId": ".report",
-    "StragglerManager": ".training",
-    "StragglerOptions": ".options",
+    "StragglerId": ".reporting",
+    "StragglerManager": ".straggler_manager",
+    "StragglerOptions": ".straggler_options",
 }
 """Class -> the module it lives in."""
 

@@ -1,4 +1,4 @@
-"""Callables of the user in place of which stands one that opens a section around it. Knows no timer and no report."""
+"""Wraps callables of the user so that each call opens a section. Knows no timer and no report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 
-class Around(Protocol):
-    """A context manager that knows whether its body runs."""
+class SectionContext(Protocol):
+    """A context manager with the information whether its body runs."""
 
     is_open: bool
 
@@ -41,59 +41,59 @@ class CallableId:
 
 
 class Wrapped:
-    """All callables that were wrapped, and what stood in their places."""
+    """The callables that are wrapped, with the originals to restore."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[CallableId, Any, bool]] = []
 
     def check(self, wanted: Sequence[object]) -> None:
-        """Nothing when all of them can be wrapped.
+        """Checks that all of `wanted` can be wrapped.
 
         Raises:
             ValueError: naming the argument and the first that is no callable, or is wrapped already.
         """
-        seen = [(id(one.obj), one.name) for one, _, _ in self._originals]
-        for one in wanted:
-            if not isinstance(one, CallableId):
-                raise ValueError(f"callable_ids: {one!r} is no CallableId(obj, name)")
-            if not callable(getattr(one.obj, one.name, None)):
-                raise ValueError(f"callable_ids: {one}: {one.obj!r} has no callable {one.name!r}")
-            if (id(one.obj), one.name) in seen:
-                raise ValueError(f"callable_ids: {one} is wrapped already")
-            seen.append((id(one.obj), one.name))
+        seen = [(id(target.obj), target.name) for target, _, _ in self._originals]
+        for target in wanted:
+            if not isinstance(target, CallableId):
+                raise ValueError(f"callable_ids: {target!r} is no CallableId(obj, name)")
+            if not callable(getattr(target.obj, target.name, None)):
+                raise ValueError(f"callable_ids: {target}: {target.obj!r} has no callable {target.name!r}")
+            if (id(target.obj), target.name) in seen:
+                raise ValueError(f"callable_ids: {target} is wrapped already")
+            seen.append((id(target.obj), target.name))
 
-    def wrap(self, one: CallableId, section: Around) -> None:
-        """Puts the wrapper in the callable's place. A call inside another of the same section is not timed.
+    def wrap(self, target: CallableId, section: SectionContext) -> None:
+        """Replaces the callable by one that opens `section`. A call inside another of the same section is not timed.
 
         Raises:
             ValueError: nothing can be put there.
         """
-        original = inspect.getattr_static(one.obj, one.name)
-        own = one.name in getattr(one.obj, "__dict__", ())
+        original = inspect.getattr_static(target.obj, target.name)
+        own = target.name in getattr(target.obj, "__dict__", ())
         wrapper: Any
-        if not isinstance(one.obj, type):
-            wrapper = _timed(getattr(one.obj, one.name), section)
+        if not isinstance(target.obj, type):
+            wrapper = _timed(getattr(target.obj, target.name), section)
         elif isinstance(original, (classmethod, staticmethod)):
             wrapper = type(original)(_timed(original.__func__, section))
         else:
             wrapper = _timed(original, section)
         try:
-            setattr(one.obj, one.name, wrapper)
+            setattr(target.obj, target.name, wrapper)
         except (AttributeError, TypeError) as problem:
-            raise ValueError(f"callable_ids: {one} cannot be wrapped: {problem}") from None
-        self._originals.append((one, original, own))
+            raise ValueError(f"callable_ids: {target} cannot be wrapped: {problem}") from None
+        self._originals.append((target, original, own))
 
     def restore(self) -> None:
         """Puts every callable back."""
         while self._originals:
-            one, original, own = self._originals.pop()
+            target, original, own = self._originals.pop()
             if own:
-                setattr(one.obj, one.name, original)
+                setattr(target.obj, target.name, original)
             else:
-                delattr(one.obj, one.name)
+                delattr(target.obj, target.name)
 
 
-def _timed(call: Callable[..., Any], section: Around) -> Callable[..., Any]:
+def _timed(call: Callable[..., Any], section: SectionContext) -> Callable[..., Any]:
     @functools.wraps(call)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if section.is_open:

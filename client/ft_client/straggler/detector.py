@@ -1,22 +1,136 @@
-"""`Detector`: what a training calls. Checks what it is given; everything else is the detection's of this process."""
+"""`Detector`: the calls of a training, and the detection of this process from `initialize` to `shutdown`."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import sys
+import time
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
-from ft_client.given import check_count, check_seconds
-from ft_client.straggler.callables import CallableId
-from ft_client.straggler.detection import Detection, Plan
-from ft_client.straggler.report import Report
-from ft_client.straggler.sections import Section
+from ft_client.agreement import group
+from ft_client.argument_checks import check_count, check_seconds
+from ft_client.monitoring import process
+from ft_client.straggler.callables import CallableId, Wrapped
+from ft_client.straggler.exchange import Exchange
+from ft_client.straggler.interval import IntervalTracker
+from ft_client.straggler.kernels import MAX_KERNELS, Kernels
+from ft_client.straggler.reporting import (
+    References,
+    Report,
+    best_medians,
+    medians,
+    row_of,
+    scores_of,
+    section_times,
+    tables_of,
+)
+from ft_client.straggler.section_timers import Section, Sections
 
 logger = logging.getLogger(__name__)
 
 RELATIVE, INDIVIDUAL = "relative_perf_scores", "individual_perf_scores"
+
+
+@dataclass(frozen=True)
+class DetectionPlan:
+    """The arguments of `Detector.initialize`; `interval_s` is the seconds between two reports."""
+
+    relative: bool
+    individual: bool
+    gather_on_rank0: bool
+    profiling_interval: int
+    interval_s: float
+    node: str
+
+    @property
+    def needs_other_ranks(self) -> bool:
+        """Whether a report needs values of other ranks."""
+        return self.relative or self.gather_on_rank0
+
+
+class Detection:
+    """One detection in this process: sections, kernels, best medians so far.
+
+    `plan` is alike on all ranks, but for the node.
+    """
+
+    def __init__(self, plan: DetectionPlan) -> None:
+        self.plan = plan
+        self.kernels = Kernels()
+        self.sections = Sections(plan.profiling_interval, self.kernels)
+        self.wrapped = Wrapped()
+        self.tracker = IntervalTracker(plan.interval_s)
+        self._exchange: Exchange | None = None  # made at the first report: the group may come after the detection
+        self._best = References({}, {})
+
+    def close(self) -> None:
+        """Restores wrapped callables and stops a recording of kernels."""
+        self.wrapped.restore()
+        self.kernels.stop(keep=False)
+
+    def step(self) -> bool:
+        """Counts a step; returns whether a report is due. Collective now and then, where a report is."""
+        if self.tracker.step(time.monotonic()):
+            own_s = self.tracker.median_s
+            self.tracker.agree(group.max_over_ranks([own_s])[0] if self.plan.needs_other_ranks else own_s)
+        return self.tracker.elapsed
+
+    def report(self) -> Report | None:
+        """Returns the report on everything since the last one; None where only rank 0 gets it. Collective.
+
+        The own times and scores go to the monitor as well, without waiting; there is none without a launcher.
+        """
+        start_s = time.perf_counter()
+        exchange = self._exchange or Exchange(self.plan.node)
+        self._exchange = exchange
+        sections = self.sections.taken()
+        kernels = self.kernels.taken()
+        relative = None
+        individual = None
+        if self.plan.needs_other_ranks:
+            lowest = exchange.references(medians(kernels), medians(sections))
+            if self.plan.relative:
+                relative = scores_of(lowest, sections, kernels)
+        if self.plan.individual:
+            of_kernels = islice(best_medians(self._best.kernels, kernels).items(), MAX_KERNELS)
+            self._best = References(dict(of_kernels), best_medians(self._best.sections, sections))
+            individual = scores_of(self._best, sections, kernels)
+        link = process.current()
+        if link is not None:
+            link.post(section_times(sections, relative, individual), time.monotonic_ns())
+        agreed = exchange.names
+        gathers = self.plan.gather_on_rank0
+        names = list(agreed.sections if gathers else sections)
+        row = row_of(relative, names) + row_of(individual, names)
+        if gathers:
+            gathered = group.gather_on_rank0(row)
+        else:
+            gathered = [row]
+        if gathered is None:
+            return None
+        rows = dict(enumerate(gathered, 0 if gathers else exchange.rank))
+        if relative:
+            of_relative = tables_of(rows, names, 0)
+        else:
+            of_relative = ({}, {})
+        if individual:
+            of_individual = tables_of(rows, names, len(names) + 1)
+        else:
+            of_individual = ({}, {})
+        return Report(
+            *of_relative,
+            *of_individual,
+            rank_to_node={rank: agreed.nodes.get(rank, self.plan.node) for rank in rows},
+            local_section_summaries=sections,
+            local_kernel_summaries=kernels,
+            generate_report_elapsed_time=time.perf_counter() - start_s,
+            gather_on_rank0=gathers,
+            rank=exchange.rank,
+        )
 
 
 class Detector:
@@ -34,13 +148,13 @@ class Detector:
         report_time_interval: float = 60.0,
         node_name: str | None = None,
     ) -> None:
-        """Begins. When it had begun already (as after a restart in process) everything begins anew.
+        """Starts the detection. One that was started before, as after an in-process restart, is discarded.
 
         Args:
             scores_to_compute: "all", or any of "relative_perf_scores" and "individual_perf_scores".
             gather_on_rank0: rank 0 reports on all ranks; else each on itself. Individual scores that are not gathered
                 need no communication at all.
-            profiling_interval: every so-manieth entry of a section is timed.
+            profiling_interval: one in so many entries of a section is timed.
             report_time_interval: seconds between two reports of `generate_report_if_interval_elapsed`.
             node_name: None: the host's name.
 
@@ -53,8 +167,11 @@ class Detector:
         if node_name is not None and not isinstance(node_name, str):
             raise ValueError(f"node_name={node_name!r}: give a text")
         cls.shutdown()
-        node = socket.gethostname() if node_name is None else node_name
-        plan = Plan(
+        if node_name is None:
+            node = socket.gethostname()
+        else:
+            node = node_name
+        plan = DetectionPlan(
             RELATIVE in wanted, INDIVIDUAL in wanted, gather_on_rank0, profiling_interval, report_time_interval, node
         )
         cls._now = Detection(plan)
@@ -62,7 +179,7 @@ class Detector:
 
     @classmethod
     def detection_section(cls, name: str | None = None, profile_cuda: bool = True) -> Section:
-        """A context manager whose body is timed.
+        """Returns a context manager whose body is timed.
 
         Args:
             name: None: file and line of this call.
@@ -93,20 +210,20 @@ class Detector:
         now = cls._detection("wrap_callables")
         wanted = list(callable_ids)
         now.wrapped.check(wanted)
-        for one in wanted:
-            section = now.sections[str(one)]
+        for target in wanted:
+            section = now.sections[str(target)]
             section.profile_cuda = profile_cuda
-            now.wrapped.wrap(one, section)
+            now.wrapped.wrap(target, section)
 
     @classmethod
     def restore_original_callables(cls) -> None:
-        """Takes every wrapper away."""
+        """Removes every wrapper."""
         if cls._now is not None:
             cls._now.wrapped.restore()
 
     @classmethod
     def generate_report(cls) -> Report | None:
-        """The report on what was timed since the last one. Collective.
+        """Returns the report on what was timed since the last one. Collective.
 
         Returns:
             None on other ranks than 0 where scores are gathered.
@@ -118,23 +235,27 @@ class Detector:
 
     @classmethod
     def generate_report_if_interval_elapsed(cls) -> Report | None:
-        """To be called once per step: a report when the interval has passed, on all ranks at the same step.
+        """Returns a report when the interval has passed, on all ranks at the same step. To be called once per step.
 
         Raises:
             RuntimeError: not initialised.
         """
         now = cls._detection("generate_report_if_interval_elapsed")
-        return now.report() if now.step() else None
+        if now.step():
+            return now.report()
+        return None
 
     @classmethod
     def is_interval_elapsed(cls) -> bool:
-        """Whether the last `generate_report_if_interval_elapsed` made a report; the same on every rank."""
+        """Returns whether the last `generate_report_if_interval_elapsed` made a report; the same on every rank."""
         return cls._detection("is_interval_elapsed").tracker.elapsed
 
     @classmethod
     def shutdown(cls) -> None:
-        """Ends; wrapped callables are themselves again. May be called at any time, and twice."""
-        now, cls._now, cls.initialized = cls._now, None, False
+        """Ends the detection and restores wrapped callables. May be called at any time, and twice."""
+        now = cls._now
+        cls._now = None
+        cls.initialized = False
         if now is not None:
             now.close()
 
@@ -154,7 +275,9 @@ def _scores_of(scores_to_compute: object) -> set[str]:
     if scores_to_compute == "all":
         return known
     given = [scores_to_compute] if isinstance(scores_to_compute, str) else scores_to_compute
-    wanted = set(given) if isinstance(given, Collection) and all(isinstance(one, str) for one in given) else set()
+    wanted: set[str] = set()
+    if isinstance(given, Collection) and all(isinstance(name, str) for name in given):
+        wanted = set(given)
     if not wanted or wanted - known:
         raise ValueError(f'scores_to_compute={scores_to_compute!r}: give "all", or some of {sorted(known)}')
     return wanted

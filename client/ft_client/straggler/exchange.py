@@ -1,28 +1,75 @@
-"""What the ranks tell each other for one report: one minimum of the references, one gathering of the scores.
+"""The exchange between the ranks for one report: a minimum of the medians, and the names that their order needs.
 
-A union and a second minimum when any rank has names that the others have not heard yet. Alone, nothing.
-Every rank makes the same calls in the same order. Knows no score.
+`AgreedNames` decides the order in which all ranks send their medians, from the texts that all ranks have sent; a kernel
+goes by a digest of its name, which may be a page long. `Exchange` makes the collectives: one minimum, and a union and a
+second minimum when any rank has names that the others have not received yet. A rank alone makes none. Every rank makes
+the same calls in the same order.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
-from ft_client import group
-from ft_client.straggler.names import Names, digest
+from ft_client.agreement import group
+from ft_client.straggler.kernels import MAX_KERNELS
+from ft_client.straggler.reporting import References
 
+_KERNEL, _SECTION, _NODE = "k", "s", "n"
 _HAS_NEW, _HAS_NONE = 0.0, 1.0
+# Below every duration, so that the minimum over the ranks shows that one of them did not run the kernel.
 _RUNS_NOT = -1.0
 
 
-@dataclass(frozen=True)
-class References:
-    """The smallest median over all ranks, by name: of kernels that every rank with kernels ran, of sections of any."""
+@lru_cache(2 * MAX_KERNELS)
+def digest(kernel: str) -> str:
+    """Returns eight bytes, in hexadecimal digits, that stand for the name of a kernel."""
+    return hashlib.blake2b(kernel.encode(), digest_size=8).hexdigest()
 
-    kernels: Mapping[str, float]
-    sections: Mapping[str, float]
+
+class AgreedNames:
+    """The names that all ranks know, in the order that all ranks have them in. Makes no call to other ranks."""
+
+    def __init__(self, rank: int, node: str) -> None:
+        self.kernels: dict[str, None] = {}
+        self.sections: dict[str, None] = {}
+        self.nodes: dict[int, str] = {}
+        self._rank = rank
+        self._node = node
+
+    def new(self, kernels: Iterable[str], sections: Iterable[str]) -> list[str]:
+        """Returns the texts that must be sent before these medians can. Kernels beyond the bound are never sent."""
+        texts = [_SECTION + name for name in sections if name not in self.sections]
+        if len(self.kernels) < MAX_KERNELS:
+            texts += [_KERNEL + name for name in kernels if name not in self.kernels]
+        if self._rank not in self.nodes:
+            texts.append(f"{_NODE}{self._rank}:{self._node}")
+        return texts
+
+    def learn(self, texts: Iterable[str]) -> None:
+        """Adds the new texts of all ranks, in the order that all ranks have them in."""
+        for text in texts:
+            kind, name = text[0], text[1:]
+            if kind == _SECTION:
+                self.sections[name] = None
+            elif kind == _NODE:
+                rank, _, node = name.partition(":")
+                self.nodes[int(rank)] = node
+            elif len(self.kernels) < MAX_KERNELS:
+                self.kernels[name] = None
+
+    def row(
+        self, kernels: Mapping[str, float], sections: Mapping[str, float], absent: tuple[float, float]
+    ) -> list[float]:
+        """Returns the values in the agreed order.
+
+        Args:
+            absent: what stands for a kernel that is not in `kernels`, and for a section that is not in `sections`.
+        """
+        of_kernels = [kernels.get(name, absent[0]) for name in self.kernels]
+        return of_kernels + [sections.get(name, absent[1]) for name in self.sections]
 
 
 class Exchange:
@@ -30,10 +77,13 @@ class Exchange:
 
     def __init__(self, node: str) -> None:
         self.rank = group.rank()
-        self.names = Names(self.rank, node)
+        self.names = AgreedNames(self.rank, node)
 
     def references(self, kernels: Mapping[str, float], sections: Mapping[str, float]) -> References:
-        """The references that follow from all ranks' medians. Collective; all names are agreed afterwards."""
+        """Returns the smallest median over all ranks: of kernels that every rank with kernels ran, of sections of any.
+
+        Collective; all names are agreed afterwards.
+        """
         by_digest = {digest(name): median for name, median in kernels.items()}
         lowest = self._lowest(by_digest, sections)
         if lowest[0] == _HAS_NEW:
@@ -42,13 +92,20 @@ class Exchange:
         count = 1 + len(self.names.kernels)
         of_kernels = dict(zip(self.names.kernels, lowest[1:count], strict=True))
         of_sections = dict(zip(self.names.sections, lowest[count:], strict=True))
+        smallest = {name: of_kernels.get(digest(name), _RUNS_NOT) for name in kernels}
         return References(
-            {name: value for name in kernels if 0 <= (value := of_kernels.get(digest(name), _RUNS_NOT)) < math.inf},
+            {name: value for name, value in smallest.items() if 0 <= value < math.inf},
             {name: of_sections[name] for name in sections},
         )
 
     def _lowest(self, kernels: Mapping[str, float], sections: Mapping[str, float]) -> list[float]:
-        """A kernel that one rank did not run has no reference; a rank without any kernel does not take part."""
+        """Returns whether any rank has new names, and the smallest value of each agreed name.
+
+        A kernel that one rank did not run has no reference; a rank without any kernel does not take part.
+        """
         absent = (_RUNS_NOT if kernels else math.inf, math.inf)
-        flag = _HAS_NEW if self.names.new(kernels, sections) else _HAS_NONE
+        if self.names.new(kernels, sections):
+            flag = _HAS_NEW
+        else:
+            flag = _HAS_NONE
         return group.min_over_ranks([flag, *self.names.row(kernels, sections, absent)])

@@ -1,6 +1,6 @@
-"""What is said of a report: printed lines, warnings, the structured record. Pure; the wording is what people grep.
+"""Makes printed lines, warnings and the structured record from a report. Pure; people search for the wording.
 
-Where no rank has kernels to compare (no CUDA) a rank's score is the lowest of its sections, and the words say so. The
+Where no rank has kernels to compare (no CUDA) a rank's score is the lowest of its sections, and the texts say so. The
 section around the whole step counts only when there is no other: in it, all ranks wait for the slowest.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ft_client.straggler.options import StragglerOptions
-from ft_client.straggler.report import Report
+from ft_client.straggler.reporting import Report
+from ft_client.straggler.straggler_options import StragglerOptions
 
 STEP_SECTION = "train_step"
 _WARNINGS = {
@@ -40,7 +40,7 @@ class Finding:
         return [rank for rank, score in self.scores.items() if score < self.threshold]
 
     def lines(self, shown: int) -> list[str]:
-        """The worst and the best, at most `shown` of each."""
+        """Returns the lines that name the worst and the best ranks, at most `shown` of each."""
         ranks, count = list(self.scores), min(shown, len(self.scores))
         if not count:
             return []
@@ -53,15 +53,19 @@ class Finding:
         ]
 
     def warning(self) -> str | None:
-        """The warning, when any rank is flagged."""
-        words = _WARNINGS[self.subject, self.kind]
-        return f"STRAGGLER DETECTION WARNING: {words} Affected ranks: {self.flagged}" if self.flagged else None
+        """Returns the warning, when any rank is flagged."""
+        if not self.flagged:
+            return None
+        return f"STRAGGLER DETECTION WARNING: {_WARNINGS[self.subject, self.kind]} Affected ranks: {self.flagged}"
 
     def record(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns the structured record, of plain JSON values."""
         values = list(self.scores.values())
         flagged = [{"rank": rank, "node": self.nodes[rank], "score": self.scores[rank]} for rank in self.flagged]
-        spread = {"min": min(values), "med": statistics.median(values), "max": max(values)} if values else {}
+        if values:
+            spread = {"min": min(values), "med": statistics.median(values), "max": max(values)}
+        else:
+            spread = {}
         return {"of": self.subject, "kind": self.kind, **spread, "threshold": self.threshold, "flagged": flagged}
 
     def _line(self, rank: int) -> str:
@@ -69,18 +73,34 @@ class Finding:
 
 
 def findings(report: Report, options: StragglerOptions) -> list[Finding]:
-    """The findings of the kinds that were asked for."""
+    """Returns the findings of the kinds of scores that `options` asks for."""
     found = []
-    for kind in ("relative", "individual"):
-        if getattr(options, f"calc_{kind}_gpu_perf"):
-            gpus: Mapping[int, float] = getattr(report, f"gpu_{kind}_perf_scores")
-            known = {rank: score for rank, score in gpus.items() if not math.isnan(score)}
-            lowest = _lowest(getattr(report, f"section_{kind}_perf_scores"))
-            subject, scores = ("GPU", known) if report.has_kernels else ("Section", lowest)
-            ordered = dict(sorted(scores.items(), key=lambda one: (one[1], one[0])))
-            threshold = getattr(options, f"gpu_{kind}_perf_threshold")
-            found.append(Finding(subject, kind, ordered, threshold, report.rank_to_node))
+    if options.calc_relative_gpu_perf:
+        threshold = options.gpu_relative_perf_threshold
+        gpus, sections = report.gpu_relative_perf_scores, report.section_relative_perf_scores
+        found.append(_finding("relative", report, gpus, sections, threshold))
+    if options.calc_individual_gpu_perf:
+        threshold = options.gpu_individual_perf_threshold
+        gpus, sections = report.gpu_individual_perf_scores, report.section_individual_perf_scores
+        found.append(_finding("individual", report, gpus, sections, threshold))
     return found
+
+
+def _finding(
+    kind: str,
+    report: Report,
+    gpus: Mapping[int, float],
+    sections: Mapping[str, Mapping[int, float]],
+    threshold: float,
+) -> Finding:
+    if report.has_kernels:
+        subject = "GPU"
+        scores = {rank: score for rank, score in gpus.items() if not math.isnan(score)}
+    else:
+        subject = "Section"
+        scores = _lowest(sections)
+    ordered = dict(sorted(scores.items(), key=lambda item: (item[1], item[0])))
+    return Finding(subject, kind, ordered, threshold, report.rank_to_node)
 
 
 def _lowest(sections: Mapping[str, Mapping[int, float]]) -> dict[int, float]:

@@ -1,7 +1,7 @@
-"""After how many steps a report is due: the same on every rank, without a look at any clock but now and then. Pure.
+"""Decides after how many steps a report is due, the same on every rank. Pure.
 
-The median of the recent step times says how many steps the interval has. All ranks take the largest median of any rank,
-after the first steps and then four times per report, and from there on only count.
+The median of the recent step times gives the number of steps in the interval. All ranks take the largest median of any
+rank, after the first steps and then four times per report; between these agreements they only count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from collections import deque
 
 _RECENT_STEPS = 16
 _FIRST_AGREEMENT = 4
+"""Steps. Earlier, the slow first steps of a training would be the median."""
 _AGREEMENTS_PER_REPORT = 4
+"""So that steps which become slower are noticed within a quarter of the interval."""
+_SHORTEST_STEP_S = 1e-6
+"""A median of zero must not make the number of steps infinite."""
 
 
 class IntervalTracker:
@@ -24,20 +28,24 @@ class IntervalTracker:
 
     def __init__(self, interval_s: float) -> None:
         self.elapsed = False
-        """The last step ended an interval."""
+        """Whether the last step ended an interval."""
         self._interval_s = interval_s
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._last_s: float | None = None
         self._steps_per_report = math.inf
-        self._since_report = self._since_agreement = 0
+        self._since_report = 0
+        self._since_agreement = 0
         self._agree_after = _FIRST_AGREEMENT
 
     def step(self, now_s: float) -> bool:
-        """Counts one step that ended now; returns whether the ranks must agree now, by `agree`."""
+        """Counts one step that ended at `now_s` (monotonic); returns whether the ranks must agree now, by `agree`."""
         if self._last_s is not None:
             self._recent.append(now_s - self._last_s)
         self._last_s = now_s
-        self._since_report = 1 if self.elapsed else self._since_report + 1
+        if self.elapsed:
+            self._since_report = 1
+        else:
+            self._since_report = self._since_report + 1
         self._since_agreement += 1
         self.elapsed = self._since_report >= self._steps_per_report
         return self._since_agreement >= self._agree_after
@@ -48,8 +56,8 @@ class IntervalTracker:
         return statistics.median(self._recent)
 
     def agree(self, median_s: float) -> None:
-        """Takes the largest `median_s` of all ranks."""
-        steps = max(1, round(self._interval_s / max(median_s, 1e-6)))
+        """Sets the number of steps per report from the largest `median_s` of all ranks."""
+        steps = max(1, round(self._interval_s / max(median_s, _SHORTEST_STEP_S)))
         self._steps_per_report = steps
         self._agree_after = max(_FIRST_AGREEMENT, steps // _AGREEMENTS_PER_REPORT)
         self._since_agreement = 0

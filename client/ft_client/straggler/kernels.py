@@ -1,7 +1,7 @@
-"""How long the CUDA kernels of timed sections ran, through torch's own profiler. Knows no section and no rank.
+"""Measures how long the CUDA kernels of timed sections ran, by torch's profiler. Knows no section and no rank.
 
 Without CUDA there is nothing to record. Kernels of all sections are counted together; those of NCCL, which mostly wait
-for other ranks, are not counted, nor are copies. What the profiler cannot do never stops the training: it is said once.
+for other ranks, are not counted, nor are copies. An error of the profiler never stops the training: it is logged once.
 Asks torch, by an underscored name, whether a profile of the user runs: one begun inside another would end both.
 """
 
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_KERNELS = 512
 _SILENT = "6"
 _TROUBLE = (RuntimeError, AssertionError)  # what the profiler raises
+# Kernels of NCCL mostly wait for other ranks; copies are no computation.
 _NOT_COUNTED = ("nccl", "Memcpy", "Memset")
 
 
@@ -34,12 +35,12 @@ class Kernels:
         self._usable = torch.cuda.is_available()
         self._profile: Any = None
         self._samples: dict[str, Samples] = {}
-        self._said_full = False
+        self._warned_full = False
         if self._usable:  # else the profiler's library writes two lines to stderr each time
             os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
 
     def start(self) -> bool:
-        """Begins to record; returns whether it did: not without CUDA, nor inside another recording or profile."""
+        """Starts to record; returns whether it did: not without CUDA, nor inside another recording or profile."""
         if not self._usable or self._profile is not None or profiler._is_profiler_enabled:
             return False
         try:
@@ -55,9 +56,10 @@ class Kernels:
         """Ends the recording; waits for the GPU.
 
         Args:
-            keep: take the kernels in.
+            keep: add the kernels to the samples.
         """
-        recording, self._profile = self._profile, None
+        recording = self._profile
+        self._profile = None
         if recording is None:  # ended by a shutdown inside the section
             return
         try:
@@ -68,26 +70,27 @@ class Kernels:
             self._give_up(problem)
 
     def take(self, events: Iterable[FunctionEvent]) -> None:
-        """Takes in the durations (us) of all events that are kernels that count."""
+        """Adds the durations (us) of all events that are kernels of computation."""
         for event in events:
             if event.device_type.name != "CUDA" or event.is_user_annotation or event.name.startswith(_NOT_COUNTED):
                 continue
             samples = self._samples.get(event.name)
             if samples is None:
                 if len(self._samples) >= MAX_KERNELS:
-                    self._say_full(event.name)
+                    self._warn_full(event.name)
                     continue
                 samples = self._samples[event.name] = Samples()
             samples.add(event.time_range.elapsed_us())
 
     def taken(self) -> dict[str, Summary]:
-        """The summary (us) of each kernel since the last time; neither samples nor names are left."""
-        samples, self._samples = self._samples, {}
+        """Returns the summary (us) of each kernel since the last call, and removes samples and names."""
+        samples = self._samples
+        self._samples = {}
         return summaries(samples)
 
-    def _say_full(self, name: str) -> None:
-        if not self._said_full:
-            self._said_full = True
+    def _warn_full(self, name: str) -> None:
+        if not self._warned_full:
+            self._warned_full = True
             logger.warning("more than %d kinds of kernels: %.80s and further ones are not counted", MAX_KERNELS, name)
 
     def _give_up(self, problem: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The last samples of one kind of work, and what is said of them. Knows no clock and no rank."""
+"""The last samples of one kind of work, and their summaries. Knows no clock and no rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Statistic(str, enum.Enum):
     __hash__ = str.__hash__  # an Enum's own is written in Python
 
 
-_TOLD = tuple(Statistic)
+_IN_ORDER = tuple(Statistic)
 Summary: TypeAlias = Mapping[Statistic, float]
 
 
@@ -40,7 +40,7 @@ class Samples:
         self._oldest = 0
 
     def add(self, value: float) -> None:
-        """Notes one; the oldest goes when there is no room."""
+        """Adds a sample, in place of the oldest when there is no room."""
         if len(self._values) < MAX_SAMPLES:
             self._values.append(value)
         else:
@@ -48,34 +48,36 @@ class Samples:
             self._oldest = (self._oldest + 1) % MAX_SAMPLES
 
     def taken(self) -> array[float]:
-        """The samples, in no order; none are left."""
-        values, self._values, self._oldest = self._values, array("d"), 0
+        """Returns the samples, in no order, and removes them."""
+        values = self._values
+        self._values = array("d")
+        self._oldest = 0
         return values
 
 
 def summaries(samples: Mapping[str, Samples]) -> dict[str, Summary]:
-    """The summary of each that has samples, in their unit; none are left.
+    """Returns the summary of each that has samples, in their unit, and removes the samples.
 
     Those with as many samples are the rows of one table: a hundred kinds of kernels cost little more than one.
     """
-    values = {name: one.taken() for name, one in samples.items()}
+    values = {name: kept.taken() for name, kept in samples.items()}
     names_by_count: dict[int, list[str]] = {}
-    for name, of_one in values.items():
-        names_by_count.setdefault(len(of_one), []).append(name)
+    for name, taken in values.items():
+        names_by_count.setdefault(len(taken), []).append(name)
     names_by_count.pop(0, None)
     found: dict[str, Summary] = {}
     for count, names in names_by_count.items():
         columns = _columns(np.array([values[name] for name in names]), count)
-        found.update((name, dict(zip(_TOLD, row, strict=True))) for name, row in zip(names, columns, strict=True))
+        found.update((name, dict(zip(_IN_ORDER, row, strict=True))) for name, row in zip(names, columns, strict=True))
     return {name: found[name] for name in values if name in found}
 
 
 def _columns(rows: NDArray[np.float64], count: int) -> Iterator[tuple[float, ...]]:
-    """The statistics of each row, in the order of `_TOLD`."""
+    """Returns the statistics of each row, in the order of `_IN_ORDER`."""
     rows.sort(axis=1)
     mean = np.add.reduce(rows, axis=1) / count
     apart = rows - mean[:, None]
     spread = np.sqrt(np.einsum("ij,ij->i", apart, apart) / count)
     median = (rows[:, (count - 1) // 2] + rows[:, count // 2]) / 2
-    told = (rows[:, 0], rows[:, -1], median, mean, spread, np.full(len(rows), float(count)))
-    return zip(*(one.tolist() for one in told), strict=True)
+    columns = (rows[:, 0], rows[:, -1], median, mean, spread, np.full(len(rows), float(count)))
+    return zip(*(column.tolist() for column in columns), strict=True)

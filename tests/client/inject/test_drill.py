@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.contract import env, injection
-from rank_monitor.contract.injection import Told
+from rank_monitor.contract import env
+from rank_monitor.contract.settings import injection
+from rank_monitor.contract.settings.injection import Told
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank import ended, started
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ft_client.group import max_over_ranks
+from ft_client.agreement.group import max_over_ranks
 from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
 from ft_client.inprocess.state import State
 

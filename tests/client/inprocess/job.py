@@ -22,6 +22,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from tests.patience import patient
+
 LIMIT_S = 120.0
 PRELOAD = ["torch.distributed", "ft_client.inprocess.wrapper"]
 """Of the one process per pytest worker that forks ranks."""
@@ -87,7 +89,7 @@ class Job:
 
     def until(self, condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Listens until it holds."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patient(limit_s)
         while not condition():
             left_s = deadline - time.monotonic()
             assert left_s > 0, f"not within {limit_s} s: {self.ranks}"
@@ -101,7 +103,7 @@ class Job:
         """Waits for the end of all processes."""
         self.until(lambda: not self._pipes, limit_s)
         for rank, process in self._processes.items():
-            process.join(limit_s)
+            process.join(patient(limit_s))
             self.ranks[rank].exit_code = process.exitcode
         return self.ranks
 
@@ -114,7 +116,7 @@ class Job:
         for process in self._processes.values():
             if process.is_alive():
                 os.kill(process.pid or 0, signal.SIGKILL)
-                process.join(LIMIT_S)
+                process.join(patient(LIMIT_S))
 
     def _listen(self, limit_s: float) -> None:
         for pipe in wait(list(self._pipes.values()), min(limit_s, 1.0)):

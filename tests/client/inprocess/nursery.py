@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ft_client import process
-from ft_client.inprocess.companion import Companion
-from ft_client.inprocess.guard import Guard
-from ft_client.inprocess.guarded_call import GuardedCall
+from ft_client.inprocess.restart.monitor_link import MonitorLink
+from ft_client.inprocess.standalone.companion import Companion
+from ft_client.inprocess.standalone.guarded_call import GuardedCall
 from ft_client.inprocess.timeouts import Timeouts
-from rank_monitor.contract.messages import Restarter
-from rank_monitor.contract.sweep import processes_of
+from ft_client.monitoring import process
+from rank_monitor.contract.processes.sweep import processes_of
+from rank_monitor.contract.wire.messages import Restarter
 
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "COMPANION_TEST_MARK"
@@ -227,7 +227,7 @@ def do_hang() -> None:
         "termination_grace_time": 0.1,
     }
     short |= {"monitor_process_interval": 0.1, "monitor_thread_interval": 0.1}
-    guard = Guard(
+    guard = MonitorLink(
         Timeouts(**{name: datetime.timedelta(seconds=value) for name, value in short.items()}), _warnings.append
     )
     guard.running()

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 from torch import distributed
 
-from ft_client.inprocess.gather import GatherAbandoned, Gathers
-from ft_client.inprocess.machine import ENDS, Action, Event, Phase, step
-from rank_monitor.contract import observers
-from rank_monitor.contract.departure import closing_of, depart, withdraw
+from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
+from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
-from rank_monitor.contract.iteration_stores import serve_iterations
-from rank_monitor.contract.roll import Entry
+from rank_monitor.contract.iterations import observers
+from rank_monitor.contract.iterations.barrier import Entry
+from rank_monitor.contract.iterations.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
+from rank_monitor.contract.iterations.iteration_stores import serve_iterations
+from rank_monitor.contract.iterations.rank_departure import closing_of, depart, withdraw
 
 RECORD = '{"rank": 0, "interruption": "EXCEPTION"}'
 
@@ -270,7 +270,7 @@ class SimulatedCall:
         self.store = SimulatedStore(self.stage)
         self.places: dict[tuple[int, int], int] = {}
         self.sizes: dict[int, int] = {}
-        self.ends: dict[str, tuple[Phase, int]] = {}
+        self.ends: dict[str, tuple[RestartPhase, int]] = {}
         self.started: dict[str, int] = {}
         self.failures, self.deaths, self.respawns = plan.failures, plan.deaths, plan.respawns
         self.killed: set[int] = set()
@@ -312,7 +312,7 @@ class SimulatedCall:
 
     def check(self) -> None:
         """After the end: all that finished did so in one iteration, whose ranks are consecutive; nobody observes."""
-        done = {number for phase, number in self.ends.values() if phase is Phase.DONE}
+        done = {number for phase, number in self.ends.values() if phase is RestartPhase.DONE}
         if len(done) > 1:
             raise Violation(f"done in iterations {done}")
         for number in done:
@@ -320,7 +320,7 @@ class SimulatedCall:
             size = self.sizes[number] if self.plan.active is None else self.plan.active  # a spare may be slow
             if not ranks >= set(range(size)):
                 raise Violation(f"iteration {number} has ranks {ranks} of {self.sizes[number]}")
-        lost = [name for name, (phase, _) in self.ends.items() if phase is Phase.LEFT]
+        lost = [name for name, (phase, _) in self.ends.items() if phase is RestartPhase.LEFT]
         if lost and not self.stage.lines.count("time passes") and self.plan.active is None:
             raise Violation(f"healthy and lost: {lost}")
         if all(actor.ended or actor is self.host for actor in self.stage.actors) and (log := self.observers()):
@@ -384,7 +384,7 @@ class SimulatedRank:
     def _live(self) -> None:
         if self.respawned and not self._join():
             return
-        phase, event = Phase.ASSIGNING, self._do(Action.ASSIGN)
+        phase, event = RestartPhase.ASSIGNING, self._do(RestartAction.ASSIGN)
         while phase not in ENDS:
             phase, actions = step(phase, event)
             for action in actions:
@@ -394,8 +394,8 @@ class SimulatedRank:
                     if phase in ENDS or not self.call.plan.impatient:
                         raise
                     self.stage.lines.append(f"{self.actor.name}: {problem}")
-                    event = Event.ENDED
-                if event is Event.ENDED:
+                    event = RestartEvent.ENDED
+                if event is RestartEvent.ENDED:
                     break
         self.call.ends[self.actor.name] = (phase, self.number)
 
@@ -423,57 +423,61 @@ class SimulatedRank:
             raise ProtocolError(f"{key} was forgotten")
         return self.store.get(key).decode()
 
-    def _next(self, key: str, events: dict[str, Event], patient: bool = False) -> Event:
+    def _next(self, key: str, events: dict[str, RestartEvent], patient: bool = False) -> RestartEvent:
         try:
             value = self._await(key, patient)
         except distributed.DistStoreError:
             self.stage.lines.append("time passes")
-            return Event.LATE
+            return RestartEvent.LATE
         return next(event for beginning, event in events.items() if value.startswith(beginning))
 
-    def _do(self, action: Action) -> Event:
+    def _do(self, action: RestartAction) -> RestartEvent:
         iteration, entry = Iteration(self.store, self.number), Entry(self.member, self.rank, self.size)
-        outcome = {DONE: Event.DONE, FAULT: Event.INTERRUPTED}
+        outcome = {DONE: RestartEvent.DONE, FAULT: RestartEvent.INTERRUPTED}
         match action:
-            case Action.ASSIGN:
+            case RestartAction.ASSIGN:
                 return self._assign()
-            case Action.ARRIVE:
+            case RestartAction.ARRIVE:
                 iteration.arrive(entry)
-                return self._next(iteration.started, {GO: Event.STARTED, FAULT: Event.INTERRUPTED})
-            case Action.PREPARE:
+                return self._next(iteration.started, {GO: RestartEvent.STARTED, FAULT: RestartEvent.INTERRUPTED})
+            case RestartAction.PREPARE:
                 self.call.note_start(self.actor.name, self.number, self.rank, self.size, self.member)
                 if self.rank == 0:
                     tidy(self.store, self.number)
-                return Event.READY if self.rank < self.active else Event.SPARE
-            case Action.WAIT:
+                return RestartEvent.READY if self.rank < self.active else RestartEvent.SPARE
+            case RestartAction.WAIT:
                 return self._next(iteration.outcome, outcome, patient=not self.call.plan.impatient)
-            case Action.RUN:
+            case RestartAction.RUN:
                 return self._function(iteration)
-            case Action.ANNOUNCE:
+            case RestartAction.ANNOUNCE:
                 iteration.announce_return(entry, self.active)
                 return self._next(iteration.outcome, outcome)
-            case Action.REPORT:
+            case RestartAction.REPORT:
                 iteration.interrupt(RECORD)
-                return Event.FAILED
-            case Action.RECOVER:
-                return Event.RECOVERED
-            case Action.ACCOUNT:
+                return RestartEvent.FAILED
+            case RestartAction.RECOVER:
+                return RestartEvent.RECOVERED
+            case RestartAction.ACCOUNT:
                 iteration.account(entry)
                 return self._closing(iteration)
-            case Action.INTERRUPT_FOR_ABSENT | Action.EXPEL:
-                roll = iteration.end if action is Action.EXPEL else iteration.start
+            case RestartAction.INTERRUPT_FOR_ABSENT | RestartAction.EXPEL:
+                roll = iteration.end if action is RestartAction.EXPEL else iteration.start
                 for member in iteration.missing(roll, iteration.everybody(self.call.plan.ranks)):
                     iteration.interrupt(RECORD)
                     iteration.account(Entry(member, is_well=False))
-                return self._closing(iteration) if action is Action.EXPEL else self._next(iteration.outcome, outcome)
-            case Action.INTERRUPT_FOR_UNFINISHED:
+                return (
+                    self._closing(iteration)
+                    if action is RestartAction.EXPEL
+                    else self._next(iteration.outcome, outcome)
+                )
+            case RestartAction.INTERRUPT_FOR_UNFINISHED:
                 iteration.interrupt(RECORD)
                 return self._next(iteration.outcome, outcome)
-            case Action.COMPLETE:
-                return Event.DONE
+            case RestartAction.COMPLETE:
+                return RestartEvent.DONE
         return self._leave(action)
 
-    def _assign(self) -> Event:
+    def _assign(self) -> RestartEvent:
         if self.closed is not None:
             self.size = self.closed.world_size + len(self.closed.joined_members)
             gone = self.closed.terminated_ranks
@@ -486,16 +490,16 @@ class SimulatedRank:
                 self._gather()
         except GatherAbandoned:
             self.call.abandoned += 1
-            return Event.INTERRUPTED
+            return RestartEvent.INTERRUPTED
         except (ProtocolError, distributed.DistStoreError):
             if not self.call.plan.impatient:
                 raise
             self.stage.lines.append("time passes")
-            return Event.ENDED
+            return RestartEvent.ENDED
         if self.active < (self.call.plan.active or 0):
-            return Event.ENDED
+            return RestartEvent.ENDED
         self.undecided = 0
-        return Event.ASSIGNED
+        return RestartEvent.ASSIGNED
 
     def _gather(self) -> None:
         """All ranks, without gaps by now, tell each other who they are."""
@@ -509,37 +513,37 @@ class SimulatedRank:
     def active(self) -> int:
         return self.size if self.call.plan.active is None else min(self.size, self.call.plan.active)
 
-    def _leave(self, action: Action) -> Event:
+    def _leave(self, action: RestartAction) -> RestartEvent:
         """Only who is taken for lost, or has too few others, leaves."""
-        if not self.call.plan.impatient and (action is Action.LEAVE or not self.undecided):
+        if not self.call.plan.impatient and (action is RestartAction.LEAVE or not self.undecided):
             raise Violation(f"{self.actor.name} leaves: {action.name}")
-        if action is Action.LEAVE:
-            return Event.ENDED
+        if action is RestartAction.LEAVE:
+            return RestartEvent.ENDED
         try:
             depart(self.store, self.member, RECORD, 100, self.undecided, by_itself=True)
         except distributed.DistStoreError:
             self.stage.lines.append(f"{self.actor.name}: nobody took note")
             if not self.call.plan.impatient and not self.call.killed:
                 raise
-        return Event.ENDED
+        return RestartEvent.ENDED
 
-    def _closing(self, iteration: Iteration) -> Event:
-        event = self._next(iteration.closed, {"{": Event.CLOSED})
-        if event is Event.LATE:
+    def _closing(self, iteration: Iteration) -> RestartEvent:
+        event = self._next(iteration.closed, {"{": RestartEvent.CLOSED})
+        if event is RestartEvent.LATE:
             return event
         self.closed = Closed.read(self.store.get(iteration.closed))
-        return Event.CLOSED if self.closed.has(self.member) else Event.EXCLUDED
+        return RestartEvent.CLOSED if self.closed.has(self.member) else RestartEvent.EXCLUDED
 
-    def _function(self, iteration: Iteration) -> Event:
+    def _function(self, iteration: Iteration) -> RestartEvent:
         """Returns, fails, or is interrupted when there is a fault."""
         call = self.call
         if call.failures and self.stage.choose(3) == 1:
             call.failures -= 1
-            return Event.FAILED
+            return RestartEvent.FAILED
         self.stage.pause(f"works in iteration {iteration.number}")
         if self.store.values.get(iteration.outcome) == FAULT.encode():
-            return Event.INTERRUPTED
-        return Event.RETURNED
+            return RestartEvent.INTERRUPTED
+        return RestartEvent.RETURNED
 
 
 def play(plan: Plan, script: list[int]) -> SimulatedCall:

@@ -17,7 +17,7 @@ import pytest
 from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from ft_client.inprocess import abort, connections
+from ft_client.inprocess import abort, gloo_connections
 from ft_client.inprocess.abort import AbortPersistentCheckpointProcesses, AbortTorchDistributed, AbortTransformerEngine
 from ft_client.inprocess.state import State
 
@@ -173,12 +173,12 @@ def test_groups_that_came_meanwhile_are_forgotten(group: None) -> None:
 def test_an_aborted_group_lives_until_it_is_let_go(group: None) -> None:
     """Else a DDP model may end it, and wait with the GIL held for a thread of the group that waits for the GIL."""
     AbortTorchDistributed()(STATE)
-    assert connections._gloo_loops()
+    assert gloo_connections._gloo_loops()
     abort.forget_groups()
     deadline = time.monotonic() + DEADLINE_S
-    while connections._gloo_loops() and time.monotonic() < deadline:
+    while gloo_connections._gloo_loops() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not connections._gloo_loops()
+    assert not gloo_connections._gloo_loops()
 
 
 CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from ft_client.inprocess.arguments import Arguments, path_of
-from ft_client.inprocess.assignment import RankAssignmentCtx, assign
+from ft_client.inprocess.assignment.base import RankAssignmentCtx, assign
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter
 from ft_client.inprocess.initialize import RetryController

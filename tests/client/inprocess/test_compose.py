@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.assignment import RankAssignment, RankFilter
+from ft_client.inprocess.assignment.base import RankAssignment, RankFilter
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck

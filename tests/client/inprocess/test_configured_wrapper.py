@@ -10,12 +10,12 @@ import pytest
 
 from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.abort import AbortTorchDistributed
+from ft_client.inprocess.assignment.layer import LayerFlag
+from ft_client.inprocess.assignment.tree import Tree
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.health_check import FaultCounter
 from ft_client.inprocess.initialize import RetryController
-from ft_client.inprocess.layer import LayerFlag
 from ft_client.inprocess.restart_config import InProcessRestartConfig
-from ft_client.inprocess.tree import Tree
 from tests.client.inprocess import corner_mains
 from tests.client.inprocess.job import job
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.contract.sweep import processes_of
+from rank_monitor.contract.processes.sweep import processes_of
 from tests.client.inprocess.job import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "scripts" / "examples"

@@ -8,11 +8,11 @@ import logging
 import pytest
 from torch.distributed import TCPStore
 
-from rank_monitor.contract import observers
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.foreign import whole_number
-from rank_monitor.contract.iteration import Closed, Iteration, current, first_kept, tidy
-from rank_monitor.contract.roll import Entry, Roll, leave_out, ranks_in
+from rank_monitor.contract.iterations import observers
+from rank_monitor.contract.iterations.barrier import Arrivals, Entry, leave_out, ranks_in
+from rank_monitor.contract.iterations.iteration import Closed, Iteration, current, first_kept, tidy
+from rank_monitor.contract.wire.foreign import whole_number
 
 NUMBERS = ["30000000000", "-30000000000", "garbage", "9" * 5000, "", "1.5", "\xff\xfe"]
 
@@ -66,7 +66,7 @@ def test_foreign_lines_on_a_roll(store: TCPStore, line: str, caplog: pytest.LogC
 
 @pytest.mark.parametrize("count", ["30000000000", "-30000000000"])
 def test_a_foreign_count_of_a_roll(store: TCPStore, count: str) -> None:
-    roll = Roll(store, "roll")
+    roll = Arrivals(store, "roll")
     store.set("roll/count", count)
     assert [roll.complete(Entry(member, member, 3), 3) for member in range(3)] == [False, False, True]
 

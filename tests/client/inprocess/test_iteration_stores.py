@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed import HashStore
 
-from rank_monitor.contract.iteration import Iteration
-from rank_monitor.contract.iteration_stores import note_of, serve_iterations, variables_of
-from rank_monitor.contract.roll import Entry
+from rank_monitor.contract.iterations.barrier import Entry
+from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.iterations.iteration_stores import note_of, serve_iterations, variables_of
 from tests.client.inprocess.nursery import until
 
 ALONE = Entry(0, 0, 1)

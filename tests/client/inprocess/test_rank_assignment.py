@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from ft_client.inprocess.assignment import RankAssignment, RankAssignmentCtx, RankDiscarded, assign
+from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx, RankDiscarded, assign
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.exception import RestartAbort
 from ft_client.inprocess.rank_assignment import (

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from ft_client.inprocess.exception import InternalError
-from rank_monitor.contract.iteration import Iteration
+from rank_monitor.contract.iterations.iteration import Iteration
 from tests.client.inprocess.simulation import Plan, SimulatedCall, Violation, play, script_of, shrink
 
 SEEDS = int(os.environ.get("FT_SIMULATION_SEEDS", "1200"))
@@ -86,7 +86,7 @@ def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.Mo
 
 def test_who_was_slow_for_too_long_would_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: nobody looks whether its iteration is forgotten."""
-    monkeypatch.setattr("rank_monitor.contract.iteration.first_kept", lambda store: 0)
+    monkeypatch.setattr("rank_monitor.contract.iterations.iteration.first_kept", lambda store: 0)
     with pytest.raises((Violation, InternalError)):
         for seed in range(2, 20_000, 4):
             play(plan_of(seed), script_of(seed))

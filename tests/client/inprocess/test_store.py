@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
-from rank_monitor.contract import observers
-from rank_monitor.contract.iteration import DONE, Closed, Iteration, tidy
-from rank_monitor.contract.roll import Entry, Roll, ranges_of, ranks_in, release
+from rank_monitor.contract.iterations import observers
+from rank_monitor.contract.iterations.barrier import Arrivals, Entry, ranges_of, ranks_in, release
+from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, tidy
 
 WAIT = datetime.timedelta(seconds=60)
 SOON = datetime.timedelta(milliseconds=50)
@@ -144,7 +144,7 @@ def test_rolls_and_ranges() -> None:
     assert ranges_of([5, 0, 1, 2]) == "0-2,5"
     assert ranks_in("0-2,5") == {0, 1, 2, 5}
     assert ranks_in("") == set()
-    roll = Roll(_server(), "barrier")
+    roll = Arrivals(_server(), "barrier")
     assert roll.entries() == []
     assert roll.sign(Entry(7, 1, 4)) == 1
     assert roll.sign(Entry(8, is_well=False)) == 2

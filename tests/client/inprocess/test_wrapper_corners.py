@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.failure import let_go, was_never_called
-from ft_client.inprocess.interrupt import Interrupted, Interrupter
-from ft_client.inprocess.store_host import own_address
+from ft_client.inprocess.restart.failure import let_go, was_never_called
+from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
+from ft_client.inprocess.standalone.store_host import own_address
 from tests.client.inprocess import corner_mains
 from tests.client.inprocess.job import job
 

@@ -154,7 +154,7 @@ def test_the_example_as_the_guide_runs_it(start_job: StartJob, tmp_path: Path) -
 def test_a_simulated_crash_and_a_hang_in_a_save_after_a_cold_start(
     start_job: StartJob, tmp_path: Path, watch: str
 ) -> None:
-    killed = {"fault_type": "rank_killed", "base_delay": 1.0, "rank": 0}
+    killed = {"fault_type": "rank_killed", "base_delay": 1.0, "rank_to_fail": 0}
     faults = {
         0: {"simulated": killed, "strike": {"in": "training", "step": 7, "rank": 0, "what": "waits"}},
         1: {"strike": {"in": "saving", "step": 12, "rank": 1, "what": "waits"}},

@@ -32,7 +32,7 @@ from ft_client.integrations.lightning import (  # noqa: E402
 )
 from ft_client.integrations.lightning.framework import choose  # noqa: E402
 from rank_monitor.contract import env  # noqa: E402
-from rank_monitor.contract.messages import (  # noqa: E402
+from rank_monitor.contract.wire.messages import (  # noqa: E402
     ControlRequest,
     Detach,
     Heartbeat,

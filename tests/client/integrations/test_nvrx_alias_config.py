@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ft_client.integrations.nvrx_alias.config import FaultToleranceConfig
-from ft_launcher import yaml_source
-from rank_monitor.contract.config import MonitorSettings
+from ft_launcher.settings import yaml_source
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.settings import from_json
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import from_json
 
 
 def written(folder: Path, text: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from ft_client.integrations.nvrx_alias import inject_fault as tools
 from ft_client.integrations.nvrx_alias.inject_fault import Fault
-from rank_monitor.contract import injection
+from rank_monitor.contract.settings import injection
 
 WORLD = 6
 
@@ -65,7 +65,7 @@ def test_the_exception_of_the_workload_waits_for_a_look(capfd: pytest.CaptureFix
 
 
 def test_what_is_no_fault() -> None:
-    with pytest.raises(ValueError, match="fault='SIGKILL' is none of GPU_ERROR"):
+    with pytest.raises(ValueError, match="fault='SIGKILL' must be one of GPU_ERROR"):
         tools.dispatch_fault_injection("SIGKILL", 0.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="delay_s=-1"):
         tools.dispatch_fault_injection(Fault.SIGKILL, -1.0)

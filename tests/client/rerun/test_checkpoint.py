@@ -11,18 +11,17 @@ import torch
 
 from ft_client.rerun import RerunDataIterator, RerunDiagnostic, RerunState
 from ft_client.rerun import checkpoint as checkpoints
-from ft_client.rerun.checkpoint import Checkpoint, read, resume, settled, without_doubt
-from ft_client.rerun.failure import Call, Failure
-from ft_client.rerun.place import Place
+from ft_client.rerun.checkpoint import Checkpoint, as_new_step, read, resume, state_to_save
+from ft_client.rerun.unexpected_result import Call, Device, UnexpectedResult
 
-FAILURE = Failure(
+FAILURE = UnexpectedResult(
     Call("train.py:7", 2),
     1,
     150,
     "loss is NaN",
     float("nan"),
     True,
-    Place("a", "cuda:GPU-1"),
+    Device("a", "cuda:GPU-1"),
     RerunDiagnostic.CORRECT_RESULT,
 )
 IN_DOUBT = Checkpoint(RerunState.WILL_RERUN_FROM_CHECKPOINT, 150, 4, 1, FAILURE)
@@ -48,7 +47,7 @@ def test_another_world_size() -> None:
 def test_another_ranks_doubt() -> None:
     with pytest.raises(ValueError, match="state_dict: saved by rank 1, this is rank 0"):
         read(through_json(IN_DOUBT), 4, 0)
-    assert read(through_json(without_doubt(IN_DOUBT)), 4, 0).current_iteration == 149
+    assert read(through_json(as_new_step(IN_DOUBT)), 4, 0).current_iteration == 149
 
 
 @pytest.mark.parametrize("key", list(IN_DOUBT.to_dict()))
@@ -78,13 +77,13 @@ def test_what_is_none(wrong: Any) -> None:
 @pytest.mark.parametrize("state", list(RerunState))
 def test_what_a_state_is_saved_as(state: RerunState) -> None:
     """Only a step in doubt stays what it is; another one that is not done is a new step for the next job."""
-    saved, iteration = settled(state, 7)
+    saved, iteration = state_to_save(state, 7)
     if state in checkpoints.IN_DOUBT:
         assert (saved, iteration) == (RerunState.WILL_RERUN_FROM_CHECKPOINT, 7)
     else:
         assert saved is RerunState.NOT_RUNNING_YET
         assert iteration == (7 if state is RerunState.NOT_RUNNING_YET else 6)
-    assert settled(*settled(state, 7)) == (saved, iteration)
+    assert state_to_save(*state_to_save(state, 7)) == (saved, iteration)
 
 
 def test_as_many_iterators_as_there_were() -> None:

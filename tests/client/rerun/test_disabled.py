@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ft_client.rerun import RerunDataIterator, RerunErrorInjector, RerunMode, RerunStateMachine
-from ft_client.rerun.place import Place
+from ft_client.rerun.unexpected_result import Device
 from tests.client.rerun.test_state_machine import NAN, in_doubt, is_nan, one_step, validating
 
 
@@ -46,10 +46,10 @@ def test_an_evaluation_between_steps(tmp_path: Path) -> None:
     assert [json.loads(line)["status"] for line in tracker.read_text().splitlines()] == ["rerun_disabled"] * 2
     machine.set_mode(mode)
     assert machine.mode is machine.get_mode() is RerunMode.VALIDATE_RESULTS
-    assert machine.suspect == Place("a", "cpu"), "of the step in doubt"
+    assert machine.suspect == Device("a", "cpu"), "of the step in doubt"
     data = RerunDataIterator([2])
     assert machine.should_run_forward_backward(data) and next(data) == 1
     with pytest.raises(RuntimeError, match=r"^mode='disabled': a step is being computed"):
         machine.set_mode("disabled")
-    with pytest.raises(ValueError, match="mode='never' is none of"):
+    with pytest.raises(ValueError, match="mode='never' must be one of"):
         machine.set_mode("never")

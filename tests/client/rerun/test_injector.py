@@ -43,6 +43,8 @@ def test_bad_rates(rate: Any) -> None:
 
 
 def test_bad_type() -> None:
-    with pytest.raises(ValueError, match=r"error_injection_type='wrong' is none of correct_result, transient_error"):
+    with pytest.raises(
+        ValueError, match=r"error_injection_type='wrong' must be one of correct_result, transient_error"
+    ):
         RerunErrorInjector(1, "wrong")
     assert RerunErrorInjector(1, RerunDiagnostic.CORRECT_RESULT).error_injection_type == "correct_result"

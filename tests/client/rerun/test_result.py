@@ -58,7 +58,7 @@ def test_integers_and_booleans_of_torch() -> None:
 
 @pytest.mark.parametrize("value", [1, 1.5, True, np.float32(2), np.int64(3), Fraction(1, 2), torch.tensor([[1.0]])])
 def test_numbers(value: Any) -> None:
-    result.check(value)
+    result.check_result(value)
     assert result.number(value) == float(value)
 
 
@@ -67,12 +67,12 @@ def test_numbers(value: Any) -> None:
 )
 def test_no_numbers(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="result"):
-        result.check(value)
+        result.check_result(value)
 
 
 def test_what_is_kept_does_not_change() -> None:
     value = torch.tensor(1.0, requires_grad=True)
-    kept = result.keep(value)
+    kept = result.host_copy(value)
     with torch.no_grad():
         value += 1
     assert kept == 1 and not kept.requires_grad

@@ -38,7 +38,7 @@ def validating(**arguments: Any) -> RerunStateMachine:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"mode": "sometimes"}, "mode='sometimes' is none of disabled, validate_results, report_stats"),
+        ({"mode": "sometimes"}, "mode='sometimes' must be one of disabled, validate_results, report_stats"),
         ({"state_save_func": dict}, "state_save_func and state_restore_func: give both, or none"),
         ({"state_restore_func": dict}, "state_save_func and state_restore_func: give both, or none"),
         ({"state_save_func": 1, "state_restore_func": dict}, "state_save_func=1 cannot be called"),

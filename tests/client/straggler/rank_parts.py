@@ -26,9 +26,9 @@ def nap(factor: float = 1.0) -> None:
 
 
 def compute(factor: float = 1.0) -> None:
-    """Work of the CPU: a few milliseconds, times the factor."""
+    """Work of the CPU, times the factor: longer than the slices in which a busy machine gives processors away."""
     matrix = torch.ones(96, 96)
-    for _ in range(int(60 * factor)):
+    for _ in range(int(300 * factor)):
         matrix = matrix @ matrix / 96.0
 
 
@@ -92,7 +92,7 @@ def seen(report: Report | None) -> dict[str, Any] | None:
     }
 
 
-def agreements(rank: int, one_host: bool) -> list[dict[str, int]]:
+def agreements(rank: int) -> list[dict[str, int]]:
     """What each of several reports costs: the first, one as before, one with a section new on one rank, the next."""
     Detector.initialize()
     counts = []
@@ -102,7 +102,7 @@ def agreements(rank: int, one_host: bool) -> list[dict[str, int]]:
         if turn == 2 and rank == 3:
             with Detector.detection_section("late"):
                 pass
-        with asked.counted(one_host) as agreed:
+        with asked.counted() as agreed:
             report = Detector.generate_report()
         assert (report is not None) == (rank == 0)
         if report is not None and turn == 2:
@@ -113,14 +113,14 @@ def agreements(rank: int, one_host: bool) -> list[dict[str, int]]:
     return counts
 
 
-def silent_modes(rank: int, one_host: bool) -> dict[str, Any]:
+def silent_modes(rank: int) -> dict[str, Any]:
     """Reports that are not gathered: individual scores alone, and relative ones."""
     found: dict[str, Any] = {}
     for scores in ("individual_perf_scores", "relative_perf_scores"):
         Detector.initialize(
             scores_to_compute=[scores], gather_on_rank0=False, node_name=f"n{rank}", report_time_interval=0.01
         )
-        with asked.counted(one_host) as agreed:
+        with asked.counted() as agreed:
             report = None
             while report is None:
                 with Detector.detection_section("work"):

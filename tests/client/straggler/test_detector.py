@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from ft_client.monitoring import process
 from ft_client.straggler import Detector, Report, Statistic
 from ft_client.straggler.kernels import MAX_KERNELS
+from rank_monitor.contract.wire.messages import SectionTimes
+from tests.client.fake_monitor import FakeMonitor
 from tests.client.straggler.rank_parts import recorded
 
 
@@ -173,3 +176,15 @@ def test_reports_at_the_interval() -> None:
         assert (report is not None) == Detector.is_interval_elapsed()
         made += report is not None
     assert 1 <= made < 30
+
+
+def test_a_report_reaches_the_monitor(monitor: FakeMonitor) -> None:
+    process.start()
+    Detector.initialize(scores_to_compute="individual_perf_scores", gather_on_rank0=False)
+    with Detector.detection_section("work"):
+        pass
+    Detector.generate_report()
+    (message,) = monitor.wait_for(SectionTimes)
+    assert message.gpu == {"relative": None, "individual": None}
+    assert message.sections["work"].pop("med_ms") >= 0
+    assert message.sections == {"work": {"num": 1, "relative": None, "individual": 1.0}}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.attribution.error_text import chain, excerpt, of_error_file, place, raised_by_program
-from rank_monitor.contract.messages import RankException
+from rank_monitor.contract.wire.messages import RankException
 
 
 def bad() -> None:

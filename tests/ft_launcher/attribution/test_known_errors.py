@@ -12,13 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ft_client import same_host
 from ft_launcher.attribution import error_text, known_errors
+from ft_launcher.attribution.fault_class import FaultClass
+from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.known_errors import is_about_peers, of_exception
-from ft_launcher.fault_class import FaultClass
-from ft_launcher.hints import NodeEvidence
 from rank_monitor import stacks
-from rank_monitor.contract.messages import RankException
+from rank_monitor.contract.wire.messages import RankException
 
 USER, HANG, HARDWARE, MEMORY = FaultClass.USER_ERROR, FaultClass.HANG, FaultClass.HARDWARE, FaultClass.MEMORY
 TOLD, AROUND, UNSURE = FaultClass.PREEMPTION, FaultClass.INFRASTRUCTURE, FaultClass.UNKNOWN
@@ -59,7 +58,6 @@ IB = "NET/IB : Unable to open device mlx5_0"
 PAIR = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 RESET = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:4242: Connection reset by peer"
 WAITED = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
-NOT_ASKED = str(same_host.SameHost({}, 600.0, spins=False)._waited("recv", [1]))
 BARRIER = "Rank 1 failed to pass monitoredBarrier in 30000 ms"
 STORE = "wait timeout after 300000ms, keys: /default_pg/0//cuda//0"
 CLIENTS = "Timed out after 61 seconds waiting for clients. 1/2 clients joined."
@@ -102,7 +100,6 @@ SIGNALLED = "Process 4711 got signal: 15"
         ("torch.distributed.DistBackendError", WATCHDOG, NODE, HANG, "did not take part"),
         ("RuntimeError", WAITED + " to complete", NODE, HANG, "did not take part"),
         ("RuntimeError", BARRIER, NODE, HANG, "did not take part"),
-        ("torch.distributed.DistNetworkError", NOT_ASKED, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", STORE, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", CLIENTS, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", "Socket Timeout", NODE, HANG, "did not take part"),
@@ -113,7 +110,6 @@ SIGNALLED = "Process 4711 got signal: 15"
         ("torch.distributed.DistBackendError", "NCCL communicator was aborted on rank 1.", NODE, AROUND, "other end"),
         ("torch.distributed.DistNetworkError", RECV, NODE, AROUND, "other end is gone"),
         ("torch.distributed.DistNetworkError", UNREACHED, NODE, AROUND, "other end is gone"),
-        ("torch.distributed.DistNetworkError", str(same_host._lost(1)), NODE, AROUND, "other end is gone"),
         ("BrokenPipeError", "[Errno 32] Broken pipe", NODE, AROUND, "other end is gone"),
         ("ConnectionResetError", "", NODE, AROUND, ""),
         # Hardware, or what stands in its place.
@@ -283,14 +279,11 @@ def patterns() -> list[re.Pattern[str]]:
 
 
 def searching_s(text: str) -> float:
-    """Seconds of processor time, the least of three, that all searches of one text take."""
-    found = []
-    for _ in range(3):
-        began = time.process_time()
-        for pattern in patterns():
-            pattern.search(text)
-        found.append(time.process_time() - began)
-    return min(found)
+    """Seconds of processor time that all searches of one text take."""
+    began = time.process_time()
+    for pattern in patterns():
+        pattern.search(text)
+    return time.process_time() - began
 
 
 @pytest.mark.parametrize(
@@ -303,6 +296,11 @@ def searching_s(text: str) -> float:
 )
 @pytest.mark.parametrize("end", ["", "1"])
 def test_searching_takes_time_linear_in_the_text(part: str, end: str) -> None:
-    """Four times the text takes four times as long, where a quadratic pattern takes sixteen."""
+    """Four times the text takes four times as long, where a quadratic pattern takes sixteen.
+
+    The two are measured in turn and the least of each counts: a machine that slows down slows both.
+    """
     short, long = (part * (size // len(part)) + end for size in (10_000, 40_000))
-    assert searching_s(long) <= 6 * searching_s(short) + 0.01
+    times = [(searching_s(short), searching_s(long)) for _ in range(5)]
+    least_short, least_long = map(min, zip(*times, strict=True))
+    assert least_long <= 6 * least_short + 0.01

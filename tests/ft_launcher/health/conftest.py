@@ -17,7 +17,7 @@ import pytest
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading
-from rank_monitor.contract.config import HealthSettings
+from rank_monitor.contract.settings.config import HealthSettings
 
 Record = Callable[..., Places]
 """Rows of GPUs -> a node with a driver that says so."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.gpu import Gpu, judge_gpu
+from ft_launcher.health.gpu import Gpu, Links, judge_gpu, judge_links
 from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.nvlink import Links, judge_links
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading
-from rank_monitor.contract.config import HealthSettings
+from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
 

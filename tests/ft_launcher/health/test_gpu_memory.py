@@ -15,7 +15,7 @@ import pytest
 from ft_launcher.health.gpu_memory import Step, next_step
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.plan import Places
-from rank_monitor.contract.config import StopSettings
+from rank_monitor.contract.settings.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
 

@@ -12,7 +12,7 @@ from ft_launcher.health.mounts import Mount, is_local, parse
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading
-from rank_monitor.contract.config import HealthSettings
+from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
 
 Check = Callable[..., Reading]

@@ -11,7 +11,7 @@ from ft_launcher.health.nic import judge_drops, judge_states
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading
-from rank_monitor.contract.config import HealthSettings
+from rank_monitor.contract.settings.config import HealthSettings
 
 TOPOLOGY = """<?xml version="1.0"?>
 <system version="1"><cpu numaid="0"><pci busid="FFFF:FF:01.0">

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -12,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ft_launcher.health.check import CHECKS
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading, judge
 from rank_monitor.contract import env
-from rank_monitor.contract.config import HealthSettings
+from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import descriptors
 from tests.ft_launcher.health.hanging_mount import hanging
 
@@ -136,13 +138,17 @@ def test_a_check_that_hangs_in_the_kernel_is_left_behind(places: Places, tmp_pat
 
 
 def test_the_process_of_a_check_is_lean() -> None:
-    """It loads its own file and what each needs, and neither the runner nor anything outside the standard library."""
-    checks = [file.stem for file in (ROOT / "ft_launcher/health").glob("*.py") if "def look" in file.read_text()]
-    assert set(checks) == {"gpu", "gpu_memory", "nvlink", "nic", "storage", "mounts", "space", "endpoint"}
-    for check in checks:
-        ours = {"ft_launcher", *(f"ft_launcher.health{end}" for end in ("", ".child", ".finding", f".{check}"))}
+    """It loads its own file and that of the check, and neither the runner nor anything outside the standard library."""
+    defined = {
+        (f"ft_launcher.health.{file.stem}", function)
+        for file in (ROOT / "ft_launcher/health").glob("*.py")
+        for function in re.findall(r"^def (look\w*)\(", file.read_text(), re.MULTILINE)
+    }
+    assert set(CHECKS.values()) == defined
+    for module in {module for module, _ in CHECKS.values()}:
+        ours = {"ft_launcher", "ft_launcher.health", "ft_launcher.health.check", module}
         code = (
-            f"import sys; sys.path.append({str(ROOT)!r}); import ft_launcher.health.child, ft_launcher.health.{check}\n"
+            f"import sys; sys.path.append({str(ROOT)!r}); import ft_launcher.health.check, {module}\n"
             "found = {name for name in sys.modules if name.startswith(('ft_launcher', 'rank_monitor'))}\n"
             f"assert found == {ours!r}, found\n"
             "assert not {'torch', 'numpy', 'subprocess', 'asyncio'} & set(sys.modules)"

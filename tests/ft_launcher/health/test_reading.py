@@ -1,11 +1,15 @@
-"""Readings become one verdict: only what is unhealthy counts against the node."""
+"""The end of a check's process becomes a reading, and the readings one verdict on the node: tables."""
 
 from __future__ import annotations
 
 import pytest
 
-from ft_launcher.health.finding import Finding, State, worst
-from ft_launcher.health.reading import Reading, judge
+from ft_launcher.health.check import State
+from ft_launcher.health.reading import Order, Reading, judge, too_late, understand
+
+ASKED = Order("gpu", ("a",), answers=True, late="unknown")
+COMMAND = Order("node_check", ("a",), answers=False, late="unhealthy")
+ANSWER = b'GPU 0\n{"findings": [["unhealthy", "x"], ["ok", ""]], "memory": {"a": 1}}\n'
 
 
 def readings(*states: State) -> list[Reading]:
@@ -30,14 +34,38 @@ def test_verdict(states: tuple[State, ...], healthy: bool, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("findings", "found"),
+    ("order", "output", "code", "state", "reason"),
     [
-        ([], ("not present", "")),
-        ([("ok", ""), ("ok", "b")], ("ok", "b")),
-        ([("ok", "a"), ("unknown", "b"), ("unknown", "c")], ("unknown", "b; c")),
-        ([("unknown", "b"), ("unhealthy", "c"), ("ok", "a")], ("unhealthy", "c")),
-        ([("not present", "a"), ("ok", "")], ("ok", "")),
+        (ASKED, ANSWER, 0, "unhealthy", "x"),
+        (ASKED, b'{"findings": [], "memory": {}}\n', 0, "not present", ""),
+        (ASKED, b"GPU 3\n", -11, "unknown", "the check itself failed (died of SIGSEGV): GPU 3"),
+        (ASKED, b"ImportError: no\n", 1, "unknown", "the check itself failed (exit code 1): ImportError: no"),
+        (ASKED, b"", 0, "unknown", "the check itself failed (exit code 0): "),
+        (ASKED, b'["not", "ours"]\n', 0, "unknown", 'the check itself failed (exit code 0): ["not", "ours"]'),
+        (COMMAND, b"", 0, "ok", ""),
+        (COMMAND, b"a\nall fine\n\n", 0, "ok", "all fine"),
+        (COMMAND, b"fan 3 stands\n", 7, "unhealthy", "exit code 7: fan 3 stands"),
+        (COMMAND, b"", 1, "unhealthy", "exit code 1"),
+        (COMMAND, b"\xff\x1b[31mred\n", 1, "unhealthy", "exit code 1: �?[31mred"),
+        (COMMAND, b"", -9, "unhealthy", "died of SIGKILL"),
+        (COMMAND, b"", -40, "unhealthy", "died of signal 40"),
     ],
 )
-def test_the_worst_finding_counts(findings: list[Finding], found: Finding) -> None:
-    assert worst(findings) == found
+def test_an_end(order: Order, output: bytes, code: int, state: str, reason: str) -> None:
+    reading, memory = understand(order, output, code, 1.5)
+    assert (reading.check, reading.state, reading.reason, reading.took_s) == (order.check, state, reason, 1.5)
+    assert memory == ({"a": 1} if output == ANSWER else {})
+
+
+@pytest.mark.parametrize(
+    ("order", "output", "pid", "state", "reason"),
+    [
+        (ASKED, b"GPU 1\n", None, "unknown", "no answer within 2 s; the last it said: GPU 1"),
+        (ASKED, b"GPU 1\n", 77, "unhealthy", "process 77 hangs in the kernel"),
+        (COMMAND, b"", None, "unhealthy", "no answer within 2 s"),
+    ],
+)
+def test_no_answer(order: Order, output: bytes, pid: int | None, state: str, reason: str) -> None:
+    reading = too_late(order, output, 2.0, pid)
+    assert reading.state == state
+    assert reason in reading.reason

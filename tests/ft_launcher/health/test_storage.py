@@ -13,8 +13,8 @@ import pytest
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading, judge
-from ft_launcher.health.space import room
-from rank_monitor.contract.config import HealthSettings
+from ft_launcher.health.storage import free_space
+from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
 
 Check = Callable[..., Reading]
@@ -98,13 +98,13 @@ def test_a_path_that_hangs(reading_of: Check, tmp_path: Path) -> None:
 
 def test_full_folders_of_the_job(reading_of: Check, mounted: Callable[[str], Path]) -> None:
     full, small, no_inode = mounted("size=1m"), mounted("size=64k"), mounted("size=1m,nr_inodes=1")
-    assert room(str(small), needed=True)[0] == "ok"
+    assert free_space(str(small), needed=True)[0] == "ok"
     fill(full)
     for needed, state in ((True, "unhealthy"), (False, "warning")):
-        assert room(str(full), needed) == (state, f"{full} is full: 0 bytes are free")
-        assert room(str(no_inode), needed) == (state, f"{no_inode} is full: no inode is free")
-        assert room(str(full / "missing"), needed)[0] == "not present"
-        assert room(str(full / "filler" / "x"), needed)[0] == "unknown"
+        assert free_space(str(full), needed) == (state, f"{full} is full: 0 bytes are free")
+        assert free_space(str(no_inode), needed) == (state, f"{no_inode} is full: no inode is free")
+        assert free_space(str(full / "missing"), needed)[0] == "not present"
+        assert free_space(str(full / "filler" / "x"), needed)[0] == "unknown"
 
 
 def test_only_what_the_training_needs_is_a_reason_to_leave(places: Places, mounted: Callable[[str], Path]) -> None:

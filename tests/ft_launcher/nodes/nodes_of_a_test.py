@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ft_launcher.nodes.coordinator import Coordinator
-from ft_launcher.nodes.membership import Size
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Place
-from ft_launcher.nodes.terms import Case, Judgement, Reply, Rules, Work
+from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
+from ft_launcher.nodes.formation import Rules, Size
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Place, Reply, Work
 
 
 def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> Arrive:
@@ -16,12 +16,12 @@ def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> Arriv
     return Arrive(name, seq, name, **(usual | fields))
 
 
-def judge(case: Case, now: float) -> Judgement:
+def judge(case: Case, now: float) -> PolicyAnswer:
     """A restart, counted in the history, unless the fault says `fatal`."""
     history = {"restarts": int(case.history.get("restarts", 0)) + 1}
     if case.fault.get("fatal"):
-        return Judgement("it is fatal", 3, {"action": "give up"}, case.history)
-    return Judgement(
+        return PolicyAnswer("it is fatal", 3, {"action": "give up"}, case.history)
+    return PolicyAnswer(
         f"restart {history['restarts']}", None, {"action": "restart"}, history, case.fault.get("wait_s", 0)
     )
 

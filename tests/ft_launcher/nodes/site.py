@@ -12,14 +12,13 @@ from typing import Any, ClassVar, TypeVar
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
-from ft_launcher.cycle_store import PortHolder
-from ft_launcher.node_rendezvous import NodeRendezvous, Terms
+from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import CycleEnd
 from ft_launcher.nodes.store_connection import open_job_store
-from ft_launcher.nodes.terms import Rules
-from rank_monitor.contract import resolver
+from ft_launcher.rendezvous.cycle_store import PortHolder
+from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from rank_monitor.contract.processes import resolver
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 PATIENT_S = 60.0

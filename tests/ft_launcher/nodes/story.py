@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ft_launcher.nodes.coordinator import Coordinator
-from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, Formed, Gone, How, Over, Place
-from ft_launcher.nodes.terms import Reply, Work
+from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, EndReason, Formed, Gone, Over, Place, Reply, Work
 from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, node
 
 
@@ -29,7 +28,9 @@ class Story:
             lines += self.told(self.machine.on(arrival, self.now))
         return lines
 
-    def ended(self, nodes: str, how: How, reason: str = "boom", code: int = 0, cycle: int | None = None) -> list[str]:
+    def ended(
+        self, nodes: str, how: EndReason, reason: str = "boom", code: int = 0, cycle: int | None = None
+    ) -> list[str]:
         """Their part in the cycle they are in (or another) ended."""
         lines = []
         for name in nodes:
@@ -39,7 +40,7 @@ class Story:
 
     def failed(self, nodes: str) -> list[str]:
         """A rank of theirs failed."""
-        return self.ended(nodes, How.FAILED)
+        return self.ended(nodes, EndReason.FAILED)
 
     def left(self, name: str) -> list[str]:
         """A node says that it leaves."""
@@ -62,10 +63,10 @@ class Story:
     def taken_over(self, by: str) -> list[str]:
         """Another node takes over from what was agreed on last, and writes that down."""
         assert self.formed is not None
-        rules, judge = self.machine._rules, self.machine._verdict._judge
+        rules, judge = self.machine._rules, self.machine._fault_decision._policy
         self.machine = Coordinator(by, rules, judge, self.now, self.formed)
         self.formed = self.machine.formed()
-        return self.told(self.machine.retell())
+        return self.told(self.machine.resend())
 
     def told(self, work: list[Work]) -> list[str]:
         """What is told, as lines."""

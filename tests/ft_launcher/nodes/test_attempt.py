@@ -10,14 +10,13 @@ import pytest
 from torch.distributed import TCPStore
 
 from ft_launcher.nodes.attempt import AttemptEnded, Candidate, become_coordinator, check, enter_current
-from ft_launcher.nodes.coordination import Coordination
+from ft_launcher.nodes.coordinator_service import Coordination
+from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.membership import Size
 from ft_launcher.nodes.messages import Formed, Gone, Over, decode
 from ft_launcher.nodes.messages import encode as text_of
-from ft_launcher.nodes.terms import Rules
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
-from ft_launcher.nodes.membership import Size
-from ft_launcher.nodes.messages import How, Place
-from ft_launcher.nodes.terms import Reply, Rules
+from ft_launcher.nodes.formation import Rules, Size
+from ft_launcher.nodes.messages import EndReason, Place, Reply
 from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
@@ -83,7 +82,7 @@ def test_the_messages_of_an_ended_cycle_change_nothing() -> None:
     story = running("ab")
     story.failed("a")
     story.come("ab")
-    for how in How:
+    for how in EndReason:
         assert story.ended("ab", how, cycle=0) == []
     assert story.machine.phase is Phase.RUNNING
 
@@ -202,7 +201,7 @@ def test_a_fault_is_charged_once() -> None:
 
 def test_ranks_that_agreed_to_exit_are_about_the_one_in_doubt() -> None:
     story = running("abc")
-    assert story.ended("ac", How.AGREED) == ["end 0: agreed"]
+    assert story.ended("ac", EndReason.AGREED) == ["end 0: agreed"]
     exit_16 = {"kind": "exit"}
     assert restarted_by(story, a=exit_16, c=exit_16, b={**exit_16, "doubt": {"node": "b"}})[0] == "b"
 
@@ -212,7 +211,7 @@ def test_ranks_that_agreed_to_exit_are_about_the_one_in_doubt() -> None:
 
 def test_with_a_preempted_node_all_stop_and_the_job_is_over_when_the_others_are_too_few() -> None:
     story = running("abc")
-    assert story.ended("b", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.ended("b", EndReason.PREEMPTED) == ["end 0: preempted"]
     assert story.left("b") == []
     assert story.come("a") == []
     assert story.come("c") == ["over for a: 86", "over for c: 86"]
@@ -220,7 +219,7 @@ def test_with_a_preempted_node_all_stop_and_the_job_is_over_when_the_others_are_
 
 def test_those_that_are_enough_go_on_without_a_preempted_node_at_no_charge() -> None:
     story = running("abc", minimum=2)
-    assert story.ended("b", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.ended("b", EndReason.PREEMPTED) == ["end 0: preempted"]
     assert story.come("ac") == ["cycle 1: ac"]
     assert story.formed is not None and story.formed.history == {}
     assert story.left("b") == [], "late"
@@ -229,28 +228,28 @@ def test_those_that_are_enough_go_on_without_a_preempted_node_at_no_charge() -> 
 def test_a_spare_takes_the_place_of_a_preempted_node() -> None:
     story = running("ab")
     assert story.come("s") == []
-    assert story.ended("a", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.ended("a", EndReason.PREEMPTED) == ["end 0: preempted"]
     assert story.come("b") == ["cycle 1: sb"]
 
 
 def test_all_are_preempted_one_after_the_other() -> None:
     story = running("ab")
-    assert story.ended("a", How.PREEMPTED) == ["end 0: preempted"]
-    assert story.ended("b", How.PREEMPTED) == []
+    assert story.ended("a", EndReason.PREEMPTED) == ["end 0: preempted"]
+    assert story.ended("b", EndReason.PREEMPTED) == []
     assert story.left("a") + story.left("b") == []
     assert story.come("c") == ["over for c: 86"]
 
 
 def test_ranks_that_were_done_before_their_node_heard_of_a_preemption() -> None:
     story = running("ab", minimum=1)
-    assert story.ended("a", How.SUCCEEDED) == []
-    assert story.ended("b", How.PREEMPTED) == ["end 0: preempted"]
+    assert story.ended("a", EndReason.SUCCEEDED) == []
+    assert story.ended("b", EndReason.PREEMPTED) == ["end 0: preempted"]
     assert story.come("a") == ["cycle 1: a"]
 
 
 def test_the_preemption_of_the_stores_host_ends_the_job() -> None:
     story = running("ab", minimum=1, hosts=True)
-    assert story.ended("a", How.PREEMPTED) == ["end 0: preempted 86"]
+    assert story.ended("a", EndReason.PREEMPTED) == ["end 0: preempted 86"]
     assert story.come("b") == ["over for b: 86"]
     assert story.left("a") == []
 
@@ -305,9 +304,9 @@ def test_no_growth_where_it_is_not_wanted_nor_when_a_node_is_done() -> None:
     story.come("cd")
     assert story.wait(100.0) == []
     story = running("ab", minimum=1, maximum=3)
-    story.ended("a", How.SUCCEEDED)
+    story.ended("a", EndReason.SUCCEEDED)
     assert story.come("c") == []
-    assert story.ended("b", How.SUCCEEDED) == ["end 0: succeeded 0", "over for c: 0"]
+    assert story.ended("b", EndReason.SUCCEEDED) == ["end 0: succeeded 0", "over for c: 0"]
 
 
 def test_no_shrinking_where_it_is_not_wanted() -> None:
@@ -365,9 +364,9 @@ def test_with_keep_healthy_the_cycle_goes_on_until_the_minimum_is_lost() -> None
 
 def test_with_keep_healthy_the_rest_may_succeed_alone() -> None:
     story = running("abc", minimum=2, keep_healthy=True)
-    story.ended("a", How.SUCCEEDED)
+    story.ended("a", EndReason.SUCCEEDED)
     story.failed("b")
-    assert story.ended("c", How.SUCCEEDED) == ["end 0: succeeded 0"]
+    assert story.ended("c", EndReason.SUCCEEDED) == ["end 0: succeeded 0"]
     assert story.come("b") == ["over for b: 0"]
 
 
@@ -376,31 +375,31 @@ def test_with_keep_healthy_the_rest_may_succeed_alone() -> None:
 
 def test_the_job_is_over_when_all_have_succeeded() -> None:
     story = running("ab")
-    assert story.ended("b", How.SUCCEEDED) == []
-    assert story.ended("a", How.SUCCEEDED) == ["end 0: succeeded 0"]
+    assert story.ended("b", EndReason.SUCCEEDED) == []
+    assert story.ended("a", EndReason.SUCCEEDED) == ["end 0: succeeded 0"]
     assert story.come("z") == ["over for z: 0"]
 
 
 def test_a_member_that_succeeded_and_is_then_lost_is_no_loss() -> None:
     story = running("abc")
-    story.ended("b", How.SUCCEEDED)
+    story.ended("b", EndReason.SUCCEEDED)
     assert story.lost("b") == []
-    assert story.ended("ac", How.SUCCEEDED) == ["end 0: succeeded 0"]
+    assert story.ended("ac", EndReason.SUCCEEDED) == ["end 0: succeeded 0"]
 
 
 def test_a_failure_after_another_node_is_done_begins_the_cycle_again() -> None:
     story = running("ab")
-    story.ended("b", How.SUCCEEDED)
+    story.ended("b", EndReason.SUCCEEDED)
     assert story.failed("a") == ["end 0: failed"]
     assert story.come("ab") == ["cycle 1: ab"]
-    assert story.ended("a", How.SUCCEEDED) == []
+    assert story.ended("a", EndReason.SUCCEEDED) == []
 
 
 @pytest.mark.parametrize(
     ("how", "code", "told"),
-    [(How.STOP, 95, ["end 0: stop 95", "over for s: 95"]), (How.RESTART, 0, ["end 0: restart"])],
+    [(EndReason.STOP, 95, ["end 0: stop 95", "over for s: 95"]), (EndReason.RESTART, 0, ["end 0: restart"])],
 )
-def test_a_request_of_the_training(how: How, code: int, told: list[str]) -> None:
+def test_a_request_of_the_training(how: EndReason, code: int, told: list[str]) -> None:
     story = running("ab", maximum=2)
     story.come("s")
     assert story.ended("b", how, code=code) == told
@@ -419,7 +418,7 @@ def test_the_job_ends_with_the_host_of_its_store() -> None:
 def test_a_node_that_was_told_and_dies_is_not_waited_for() -> None:
     story = running("ab", maximum=2)
     story.come("s")
-    story.ended("ab", How.SUCCEEDED)
+    story.ended("ab", EndReason.SUCCEEDED)
     assert story.machine.nodes >= {"b", "s"}
     story.lost("s")
     story.lost("b")
@@ -430,7 +429,7 @@ def test_a_node_that_was_told_and_dies_is_not_waited_for() -> None:
 
 
 def test_the_second_node_of_one_rank_is_refused_when_the_first_is_alive() -> None:
-    story = Story(3, 3, doubt_s=17.0)
+    story = Story(3, 3, rank_claim_s=17.0)
     story.come("a", rank=0)
     story.come("b", rank=1)
     assert story.come("x", rank=1) == []
@@ -442,7 +441,7 @@ def test_the_second_node_of_one_rank_is_refused_when_the_first_is_alive() -> Non
 
 
 def test_the_second_node_of_one_rank_takes_it_when_the_first_was_dead() -> None:
-    story = Story(2, 2, doubt_s=17.0)
+    story = Story(2, 2, rank_claim_s=17.0)
     story.come("a", rank=0)
     story.come("b", rank=1)
     assert story.come("x", rank=1) == []
@@ -453,11 +452,11 @@ def test_the_second_node_of_one_rank_takes_it_when_the_first_was_dead() -> None:
 def test_a_doubtful_node_hears_of_the_end_too() -> None:
     story = running("ab")
     story.come("s")
-    story = Story(2, 2, doubt_s=17.0)
+    story = Story(2, 2, rank_claim_s=17.0)
     story.come("a", rank=0)
     story.come("b", rank=1)
     story.come("x", rank=1)
-    assert story.ended("ab", How.SUCCEEDED) == ["end 0: succeeded 0", "over for x: 0"]
+    assert story.ended("ab", EndReason.SUCCEEDED) == ["end 0: succeeded 0", "over for x: 0"]
     assert story.machine.next_deadline() is None
 
 
@@ -499,7 +498,7 @@ def test_a_take_over_knows_who_waits_and_what_was_charged() -> None:
 def test_a_take_over_after_the_end_tells_the_end_again_and_to_the_late() -> None:
     story = running("ab", maximum=2)
     story.come("s")
-    story.ended("ab", How.SUCCEEDED)
+    story.ended("ab", EndReason.SUCCEEDED)
     assert story.taken_over(by="z")[:1] == ["end 0: succeeded 0"]
     assert story.come("z") == ["over for z: 0"]
     assert story.lost("a") == []

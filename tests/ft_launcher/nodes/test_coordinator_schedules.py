@@ -14,9 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
-from ft_launcher.nodes.membership import Size
-from ft_launcher.nodes.messages import NO_CYCLE, Answer, CycleEnd, Ended, Formed, Gone, How, Place, ToCoordinator
-from ft_launcher.nodes.terms import Reply, Rules, Work
+from ft_launcher.nodes.formation import Rules, Size
+from ft_launcher.nodes.messages import (
+    NO_CYCLE,
+    Answer,
+    CycleEnd,
+    Ended,
+    EndReason,
+    Formed,
+    Gone,
+    Place,
+    Reply,
+    ToCoordinator,
+    Work,
+)
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 NODES = 7
@@ -123,13 +134,13 @@ class World:
 
     def fail(self, one: Simulated) -> None:
         if one.state == "in":
-            self.post(Ended(one.name, one.cycle, How.AGREED if one.seq % 3 == 0 else How.FAILED, "boom"))
+            self.post(Ended(one.name, one.cycle, EndReason.AGREED if one.seq % 3 == 0 else EndReason.FAILED, "boom"))
             one.state = "ended"
 
     def preempt(self, one: Simulated) -> None:
         """Its process leaves, with a word or without."""
         if one.state in ("in", "ended"):
-            self.post(Ended(one.name, one.cycle, How.PREEMPTED, "told to end"))
+            self.post(Ended(one.name, one.cycle, EndReason.PREEMPTED, "told to end"))
             one.state = "dead"
             if one.seq % 2:
                 self.post(Gone(one.name, "bye"))
@@ -138,7 +149,7 @@ class World:
         if one.state == "in":
             one.state = "done"
             self.done_in = one.cycle
-            self.post(Ended(one.name, one.cycle, How.SUCCEEDED, ""))
+            self.post(Ended(one.name, one.cycle, EndReason.SUCCEEDED, ""))
 
     def lose(self, one: Simulated) -> None:
         if one.state in ("waiting", "in", "done", "ended"):
@@ -159,11 +170,11 @@ class World:
 
     def ask(self, one: Simulated) -> None:
         if one.state == "in":
-            self.post(Ended(one.name, one.cycle, How.RESTART, "please"))
+            self.post(Ended(one.name, one.cycle, EndReason.RESTART, "please"))
 
     def say_late(self, one: Simulated) -> None:
         if 0 <= one.cycle < self.cycle:
-            for how in How:
+            for how in EndReason:
                 assert self.post(Ended(one.name, one.cycle, how, "late")) == []
 
     def say_twice(self, one: Simulated) -> None:
@@ -183,7 +194,7 @@ class World:
         for former in self.nodes:
             if former.name == before:
                 former.state = "dead"
-        self.heed(self.machine.retell(), again=True)
+        self.heed(self.machine.resend(), again=True)
         for message in self.inbox[self.machine.read :]:
             self.heed(self.machine.on(message, self.now), again=True)
         self.heed(self.machine.on_lost(before, self.now), again=True)
@@ -227,7 +238,7 @@ def some_size(chance: Random) -> Size:
 def test_what_always_holds(seed: int) -> None:
     chance = Random(seed)
     size, keep_healthy = some_size(chance), chance.random() < 0.3
-    world = World(Rules(size, LAST_CALL_S, JOIN_S, keep_healthy, doubt_s=DOUBT_S))
+    world = World(Rules(size, LAST_CALL_S, JOIN_S, keep_healthy, rank_claim_s=DOUBT_S))
     for _ in range(chance.randint(5, 120)):
         chance.choice(HAPPENINGS)(world, chance.choice(world.nodes))
     for one in world.nodes:

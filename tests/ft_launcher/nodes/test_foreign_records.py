@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.messages import How
+from ft_launcher.nodes.messages import EndReason
 from tests.ft_launcher.nodes.site import Site, site, until
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
@@ -17,11 +17,11 @@ _MOST_GROWTH_KIB = 100 * 1024
 def store_of(made: Site) -> JobStore:
     link = made.nodes["a"]._link
     assert link is not None
-    return link._lines.rest.open().another()
+    return link._connections.shared.open().another()
 
 
 def restart(made: Site, cycle: int) -> None:
-    made.nodes["b"].tell(How.FAILED, "boom")
+    made.nodes["b"].tell(EndReason.FAILED, "boom")
     assert made.end("abc") == {(cycle, "failed", None)}
     made.nodes["b"].bring({"kind": "exit"})
     assert made.form("abc") == {"a": 0, "b": 1, "c": 2}
@@ -35,7 +35,7 @@ def test_a_foreign_counter_of_the_inbox(hosted: bool, count: str, caplog: pytest
         made.form("abc", begin=True)
         store_of(made)._store.set("inbox", count)
         if count in ("0", "-7", "garbage", "9" * 30):
-            until(lambda: "is written anew" in caplog.text)
+            until(lambda: "was written anew" in caplog.text)
         for cycle in range(3):
             restart(made, cycle)
     assert ("inbox' counter" in caplog.text) == (count != "500"), "as many messages may wait in a large job"

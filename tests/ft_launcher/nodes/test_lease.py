@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ft_launcher.nodes.lease import Lease
-from rank_monitor.contract.wait import readable
+from rank_monitor.contract.processes.wait import readable
 
 LONG_S, SHORT_S = 3600.0, 0.05
 PATIENCE_S = 20.0

@@ -1,10 +1,10 @@
-"""What one `fit` has done so far, and what follows: is the training complete, which limits may be learned. Pure."""
+"""The progress of one `fit`, and what follows: is the training complete, which limits may be learned. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ft_client.learned_limits import OUT_OF_SECTION, STEP
+from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
 SETUP, CHECKPOINTING = "setup", "checkpointing"
 LEARNABLE = (SETUP, STEP, CHECKPOINTING, OUT_OF_SECTION)
@@ -23,7 +23,7 @@ class Fit:
     loaded: bool = False
     saved: bool = False
     ended: bool = False
-    """Whether Lightning came to the end of `fit`, by itself or because it was asked to stop."""
+    """Whether Lightning reached the end of `fit`, by itself or because it was asked to stop."""
 
     def teaches_heartbeats(self) -> bool:
         """Whether the longest intervals were seen: only loading and saving a checkpoint shows them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_client import group
+from ft_client.agreement import group
 from ft_client.integrations.lightning.watch import FitWatch
 from ft_client.rank_monitor_client import RankMonitorClient
 

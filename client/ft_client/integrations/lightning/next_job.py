@@ -1,4 +1,4 @@
-"""What a job leaves to the next one: the learned limits and the finished flag. Written whole or not at all, by rank 0.
+"""Files that rank 0 writes for the next job: learned limits and finished flag. Written whole or not at all.
 
 A file that cannot be read or written costs one warning, never the training.
 """
@@ -13,13 +13,13 @@ from logging import Logger
 from pathlib import Path
 from typing import Any
 
-from ft_client.learned_limits import learned_in
-from rank_monitor.contract.foreign import read_json
+from ft_client.monitoring.learned_limits import learned_in
+from rank_monitor.contract.wire.foreign import read_json
 
 LIMITS = "_ft_state.json"
 """The name that is written."""
 _NAMES = (LIMITS, "_ft_state_.json")
-"""The names that are read; the first that is there counts."""
+"""The names that are read; the first one that exists is used."""
 
 
 def read_limits(folder: Path, logger: Logger) -> dict[str, Any] | None:
@@ -48,7 +48,7 @@ def write_limits(folder: Path, state: Mapping[str, Any], logger: Logger) -> None
 
 
 def write_finished_flag(file: Path, reason: str, logger: Logger) -> None:
-    """Tells whoever starts the next job that none is needed."""
+    """Writes the finished flag: no further job is needed."""
     try:
         _write(file, f"{reason}\n")
         logger.info("training is complete (%s): wrote %s", reason, file)

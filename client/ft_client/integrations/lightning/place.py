@@ -1,4 +1,4 @@
-"""Which section a `fit` is in: one at a time, or none. Pure.
+"""Decides which section a `fit` is in: one at a time, or none. Pure.
 
 began -> setup --step--> step --step_over--> (none) --step--> step ...
                \\-------- save, from anywhere -------> checkpointing --saved--> (none)
@@ -9,13 +9,13 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from ft_client.integrations.lightning.fit import CHECKPOINTING, SETUP
-from ft_client.learned_limits import STEP
+from ft_client.monitoring.learned_limits import STEP
 
 WARMUP = "warmup"
 
 
 class Event(Enum):
-    """What Lightning's hooks tell."""
+    """The events that Lightning's hooks report."""
 
     BEGAN = auto()
     STEP = auto()
@@ -39,10 +39,14 @@ def section_after(now: str | None, event: Event) -> str | None:
         case Event.EARLY_EVALUATION:
             return WARMUP
         case Event.STEP_OVER:
-            return None if now in (STEP, WARMUP) else now
+            if now in (STEP, WARMUP):
+                return None
+            return now
         case Event.SAVE:
             return CHECKPOINTING
         case Event.SAVED:
-            return None if now == CHECKPOINTING else now
+            if now == CHECKPOINTING:
+                return None
+            return now
         case Event.OVER:
             return None

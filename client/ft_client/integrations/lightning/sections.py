@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from ft_client import group
+from ft_client.agreement import group
 from ft_client.integrations.lightning.fit import LEARNABLE
 from ft_client.integrations.lightning.place import Event, section_after
 from ft_client.integrations.lightning.watch import FitWatch
-from ft_client.learned_limits import OUT_OF_SECTION, STEP
+from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
 from ft_client.rank_monitor_client import RankMonitorClient
 from ft_client.straggler.callables import CallableId, Wrapped
 
@@ -48,7 +48,8 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._on(Event.STEP_OVER)  # of a batch that ended the epoch by returning -1 at its start
 
     def on_validation_batch_start(self, *batch: Any) -> None:
-        if (client := self._client) is None:
+        client = self._client
+        if client is None:
             return
         self._evaluated += 1
         assert client.cfg is not None and client.section_timeouts is not None
@@ -93,8 +94,9 @@ class FaultToleranceSectionsCallback(FitWatch):
         return client.calculate_and_set_section_timeouts(sections, calc_out_of_section=OUT_OF_SECTION in agreed)
 
     def _on(self, event: Event) -> None:
-        """Goes where the event leads; a client that no longer listens is told nothing."""
-        if (client := self._client) is None:
+        """Opens and closes sections for an event. Does nothing without a client."""
+        client = self._client
+        if client is None:
             return
         before, self._now = self._now, section_after(self._now, event)
         if before != self._now:

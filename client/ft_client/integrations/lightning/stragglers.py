@@ -91,17 +91,17 @@ class StragglerDetectionCallback(Callback):
 
 
 class _Told(StragglerManager):
-    """Keeps the scores of the last report, as metrics: only rank 0 has any."""
+    """Keeps the scores of the last report as metrics; only rank 0 has them."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.scores: dict[str, float] = {}
 
-    def _say(self, report: Report, start_s: float) -> bool:
+    def _log(self, report: Report, start_s: float) -> bool:
         for one in findings(report, self.options):
             if one.scores:
                 self.scores |= _metrics(f"{one.subject.lower()}_{one.kind}_perf", list(one.scores.values()))
-        return super()._say(report, start_s)
+        return super()._log(report, start_s)
 
 
 def _metrics(prefix: str, scores: list[float]) -> dict[str, float]:

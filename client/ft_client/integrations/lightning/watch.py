@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ft_client import group
+from ft_client.agreement import group
 from ft_client.control import WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError
 from ft_client.inject import SimulatedFaultParams, simulate_fault
@@ -70,10 +70,10 @@ class FitWatch(Callback):
     # What a subclass knows.
 
     def _began(self, client: RankMonitorClient, trainer: Any) -> None:
-        """The watch has begun."""
+        """Called when the watch has begun."""
 
     def _over(self, client: RankMonitorClient, failed: bool) -> None:
-        """`fit` is over; the watch ends soon."""
+        """Called when `fit` is over, before the watch ends."""
 
     @abstractmethod
     def _learn(self, client: RankMonitorClient, final: bool) -> bool:
@@ -109,7 +109,8 @@ class FitWatch(Callback):
             self._end(client)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if (client := self._client) is None:
+        client = self._client
+        if client is None:
             return
         # All ranks call sys.exit(0) where a callback ends the job after a save; a signal finds each at its own place.
         calm = isinstance(exception, SystemExit) and not exception.code and not trainer.received_sigterm
@@ -121,12 +122,14 @@ class FitWatch(Callback):
         self._end(client)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if (client := self._client) is not None:
+        client = self._client
+        if client is not None:
             client.report_iteration(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
         self._fit.batches += 1
-        if (client := self._client) is not None and client.iteration != trainer.global_step:
+        client = self._client
+        if client is not None and client.iteration != trainer.global_step:
             client.report_iteration(trainer.global_step)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -150,7 +153,10 @@ class FitWatch(Callback):
             self._folder = Path(self._exp_dir)
         else:  # every rank asks, since Lightning answers by a broadcast
             self._folder = Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
-        found = next_job.read_limits(self._folder, self.logger) if group.rank() == 0 else None
+        if group.rank() == 0:
+            found = next_job.read_limits(self._folder, self.logger)
+        else:
+            found = None
         for text in group.union_over_ranks([] if found is None else [json.dumps(found)]):
             client.load_state_dict(json.loads(text))
             self._say(logging.INFO, f"Fault tolerance timeouts loaded from {self._folder}: {text}")
@@ -201,7 +207,10 @@ def progress_of(trainer: Any) -> Progress:
 
 def _time_is_up(callback: Any) -> bool:
     """Whether it is a timer whose time has passed; without a state it counts for this job only."""
-    left_s = callback.time_remaining() if hasattr(callback, "time_remaining") else None
+    if hasattr(callback, "time_remaining"):
+        left_s = callback.time_remaining()
+    else:
+        left_s = None
     return left_s is not None and left_s <= 0 and bool(callback.state_dict())
 
 

@@ -11,13 +11,14 @@ import logging
 import os
 
 from ft_client.integrations.nvrx_alias import finder
-from rank_monitor.contract import env, kinds
+from rank_monitor.contract import env
+from rank_monitor.contract.settings import kinds
 
 logger = logging.getLogger("ft_client")
 
 
 def install() -> bool:
-    """From now on `import nvidia_resiliency_ext...` finds our modules, unless the real package is there.
+    """Makes `import nvidia_resiliency_ext...` find our modules, unless the real package is there.
 
     Returns:
         Whether it does.
@@ -26,7 +27,7 @@ def install() -> bool:
 
 
 def install_if_asked() -> None:
-    """Does that where the environment asks for it; the real package is looked for at the first import only."""
+    """Calls `install` where the environment asks for it; looks for the real package at the first import only."""
     word = os.environ.get(env.ALIAS_NVRX, "").strip().lower()
     if word in kinds.BOOLEAN_WORDS:
         if kinds.BOOLEAN.read(word):

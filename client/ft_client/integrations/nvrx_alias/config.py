@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from rank_monitor.contract import config
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.settings import default_of, parse, to_json
+from rank_monitor.contract.settings import config
+from rank_monitor.contract.settings.declaration import default_of, parse, to_json
 
 logger = logging.getLogger("ft_client")
 
@@ -32,7 +32,7 @@ _PATHS = ("fault_tol_cfg_path", "ft_cfg_path", "cfg_path")
 
 
 class _Readings:
-    """Where a configuration comes from and goes to."""
+    """Readers and the writer of a configuration."""
 
     def __init__(self, **values: Any) -> None:
         """Reads each value as the launcher would. A key that only the peer has is a warning.
@@ -40,10 +40,14 @@ class _Readings:
         Raises:
             ConfigError: naming key and value.
         """
-        if unknown := sorted(values.keys() - _GROUP_OF.keys()):
+        unknown = sorted(values.keys() - _GROUP_OF.keys())
+        if unknown:
             logger.warning("not settings of ft_launcher, and ignored: %s", ", ".join(unknown))
         for key, group in _GROUP_OF.items():
-            given = values[key] if key in values else default_of(group, key)
+            if key in values:
+                given = values[key]
+            else:
+                given = default_of(group, key)
             value: Any = parse(group, key, given, "FaultToleranceConfig")
             if key == "log_level":  # a number, as scripts compare it and pass it on
                 value = logging.getLevelName(value)
@@ -87,7 +91,10 @@ class _Readings:
         """
         given = {key: value for key, value in vars(args).items() if value is not None}
         path = next((given[key] for key in (cfg_file_arg, *_PATHS) if key in given), None)
-        found = {} if path is None else dict(_read(path))
+        if path is None:
+            found = {}
+        else:
+            found = dict(_read(path))
         prefixes = (ft_args_prefix,) if ft_args_prefix else _PREFIXES
         for key, value in given.items():
             prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)

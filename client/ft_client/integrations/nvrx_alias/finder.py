@@ -1,4 +1,4 @@
-"""The place in Python's import where a name of `nvidia_resiliency_ext` becomes a module of ours.
+"""The finder of Python's import that maps names of `nvidia_resiliency_ext` to our modules.
 
 A module of ours that exists already is shared, not loaded a second time: a class is the same under both names. Knows
 no name (`names.py`).
@@ -52,7 +52,7 @@ class Shared(Loader):
 
 
 class Finder(MetaPathFinder):
-    """Answers for the peer's names, before all others."""
+    """Finds modules by the peer's names, before all other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -106,7 +106,7 @@ def put_in_place(look: bool = True) -> bool:
 
 
 def _leave_alone(real: str) -> bool:
-    """The real package is there: this finder goes, and says so."""
+    """Removes this finder because the real package is installed, and logs that."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     logger.warning("%s is installed (%s): it is used as it is, and ft_launcher's alias is not", PEER, real)
@@ -117,7 +117,10 @@ def _real_package() -> str | None:
     """Where the other finders see it. A mere folder of that name is no package."""
     for other in sys.meta_path:
         find = getattr(other, "find_spec", None)
-        spec = find(PEER, None) if find is not None and other is not _finder else None
+        if find is not None and other is not _finder:
+            spec = find(PEER, None)
+        else:
+            spec = None
         if spec is not None and spec.origin is not None:
             return str(spec.origin)
     return None

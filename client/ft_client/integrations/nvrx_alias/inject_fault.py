@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from ft_client import inject
-from ft_client.inject.place import here
+from ft_client.inject.this_rank import this_rank
 
 InjectedException = inject.FaultOnPurpose
-"""What the faults raise that are exceptions."""
+"""The exception of the faults that raise one."""
 
 Callback = Callable[[], object]
 
@@ -63,13 +63,17 @@ def inject_fault(
         ValueError, TypeError: an argument that makes no sense.
         InjectedException: the fault itself, of some kinds, where there is no delay.
     """
-    place, dice = here(), random.Random(seed)
+    own = this_rank()
+    dice = random.Random(seed)
     least, most = (num_faults, num_faults) if isinstance(num_faults, int) else num_faults
-    delay_s = dice.uniform(*delay) if isinstance(delay, Sequence) else delay
-    count = min(dice.randint(least, most), place.world - keep_alive)
-    ranks = dice.sample(range(keep_alive, place.world), max(count, 0))
+    if isinstance(delay, Sequence):
+        delay_s = dice.uniform(*delay)
+    else:
+        delay_s = delay
+    count = min(dice.randint(least, most), own.world - keep_alive)
+    ranks = dice.sample(range(keep_alive, own.world), max(count, 0))
     fault = dice.choice(list(faults))
-    if place.rank in ranks:
+    if own.rank in ranks:
         dispatch_fault_injection(fault, delay_s, callback)
 
 
@@ -81,7 +85,7 @@ def dispatch_fault_injection(fault: Fault, delay: float, callback: Callback | No
         InjectedException: the fault itself, of some kinds, where there is no delay.
     """
     if not isinstance(fault, Fault):
-        raise ValueError(f"fault={fault!r} is none of {', '.join(Fault.__members__)}")
+        raise ValueError(f"fault={fault!r} must be one of {', '.join(Fault.__members__)}")
     if fault is Fault.WORKLOAD_EXC:
         global _workload_exception
         _workload_exception = time.monotonic() + delay, callback
@@ -90,7 +94,7 @@ def dispatch_fault_injection(fault: Fault, delay: float, callback: Callback | No
 
 
 def maybe_raise_workload_exception() -> None:
-    """To be called by the training now and then.
+    """To be called by the training regularly.
 
     Raises:
         InjectedException: a WORKLOAD_EXC is due; once.

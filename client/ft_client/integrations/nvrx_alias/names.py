@@ -1,4 +1,4 @@
-"""Which module of ours stands behind a name of `nvidia_resiliency_ext`. Pure.
+"""Maps names of `nvidia_resiliency_ext` to our modules. Pure.
 
 The longest entry that a name begins with counts, and what follows is looked for below its target. A target of None is
 what the peer has and we do not, with the reason in words.
@@ -18,11 +18,9 @@ _TARGETS = {
     "inprocess.tools.inject_fault": f"{_ALIAS}.inject_fault",
     "inprocess.wrap": "ft_client.inprocess.wrapper",
     "straggler": _STRAGGLER,
-    "straggler.reporting": f"{_STRAGGLER}.report",
     "straggler.statistics": f"{_STRAGGLER}.samples",
     "straggler.straggler": _STRAGGLER,
     "attribution.straggler": _STRAGGLER,
-    "attribution.straggler.reporting": f"{_STRAGGLER}.report",
     "attribution.straggler.statistics": f"{_STRAGGLER}.samples",
     "attribution.straggler.straggler": _STRAGGLER,
     "ptl_resiliency": "ft_client.integrations.lightning",
@@ -55,7 +53,7 @@ def target_of(name: str) -> str:
 
 
 def why_missing(name: str) -> str:
-    """Why there is no such module, for the error of its import."""
+    """The reason why there is no such module, for the error of its import."""
     parts = name.split(".")
     known = (_MISSING.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
     reason = next(filter(None, known), "ft_launcher has nothing of that name")

@@ -21,14 +21,15 @@ from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 from typing import Any
 
-from ft_client.inprocess.sidecar import Sidecar
-from rank_monitor.contract import channel, env
-from rank_monitor.contract.config import MonitorSettings
+from ft_client.inprocess.standalone.sidecar import Sidecar
+from rank_monitor.contract import env
 from rank_monitor.contract.errors import FtError
-from rank_monitor.contract.launcher_messages import CycleStart
-from rank_monitor.contract.settings import declarations, from_json, parse, to_json
-from rank_monitor.contract.spawn import Template
-from rank_monitor.contract.wait import readable
+from rank_monitor.contract.processes.spawn import Template
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import declarations, from_json, parse, to_json
+from rank_monitor.contract.wire import channel
+from rank_monitor.contract.wire.launcher_messages import CycleStart
 
 _START_S = 60.0
 _numbers = itertools.count()
@@ -67,7 +68,10 @@ class RankMonitorServer:
         process.start()
         theirs.close()
         try:
-            problem = ours.recv() if ours.poll(_START_S) else f"it says nothing for {_START_S:g} s"
+            if ours.poll(_START_S):
+                problem = ours.recv()
+            else:
+                problem = f"it says nothing for {_START_S:g} s"
         except EOFError:
             problem = "it ended"
         ours.close()
@@ -81,7 +85,8 @@ class RankMonitorServer:
 def _settings(cfg: Any) -> MonitorSettings:
     values = {}
     for key in declarations(MonitorSettings):
-        if (variable := env.of_setting(key)) in os.environ:
+        variable = env.of_setting(key)
+        if variable in os.environ:
             values[key] = parse(MonitorSettings, key, os.environ[variable], variable)
         elif hasattr(cfg, key):
             values[key] = parse(MonitorSettings, key, getattr(cfg, key), "FaultToleranceConfig")
@@ -113,7 +118,7 @@ def serve(settings: dict[str, Any], path: str, number: int, ready: Connection) -
 
 
 class _Station:
-    """The agent of a monitor that no launcher has: tells it of each rank that comes."""
+    """Acts as the agent of a monitor without a launcher: reports to it each rank that connects."""
 
     def __init__(self, listener: socket.socket, settings: MonitorSettings, number: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()

@@ -1,0 +1,120 @@
+"""One value over all ranks of the default process group, by torch's collectives on the group's own device.
+
+Without a process group, or in one of its own, a rank is alone and asks nobody. torch is used when the script has loaded
+it; this file never loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+_last: Any = None
+"""The tensor of the last all-reduce. With torch 2.6, a group of gloo that ends right after an all-reduce whose tensor
+is gone hangs (7 of 8 runs), so the tensor lives until the next one."""
+
+
+def rank() -> int:
+    """This rank in the group; 0 when alone."""
+    dist = _distributed()
+    if dist is None:
+        return 0
+    return int(dist.get_rank())
+
+
+def size() -> int:
+    """How many ranks the group has; 1 when alone."""
+    dist = _distributed()
+    if dist is None:
+        return 1
+    return int(dist.get_world_size())
+
+
+def max_over_ranks(values: Sequence[float]) -> list[float]:
+    """The maximum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    return _reduced(values, "MAX")
+
+
+def min_over_ranks(values: Sequence[float]) -> list[float]:
+    """The minimum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    return _reduced(values, "MIN")
+
+
+def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
+    """The values of all ranks by rank, by one gather; None on other ranks than 0. Every rank gives as many."""
+    dist = _distributed()
+    if dist is None:
+        return [list(values)]
+    tensor = _tensor(dist, values)
+    if dist.get_rank() == 0:
+        rows = [tensor.new_empty(tensor.shape) for _ in range(dist.get_world_size())]
+    else:
+        rows = None
+    dist.gather(tensor, rows, dst=0)
+    if rows is None:
+        return None
+    return [row.tolist() for row in rows]
+
+
+def from_rank0(value: float) -> float:
+    """What rank 0 gives, on every rank, by one broadcast."""
+    dist = _distributed()
+    if dist is None:
+        return value
+    tensor = _tensor(dist, [value])
+    dist.broadcast(tensor, src=0)
+    return float(tensor.item())
+
+
+def union_over_ranks(names: Iterable[str]) -> list[str]:
+    """All names that any rank gives, sorted: one reduction of a length, one gathering of bytes."""
+    own = sorted(set(names))
+    dist = _distributed()
+    if dist is None:
+        return own
+    text = json.dumps(own).encode()
+    torch = sys.modules["torch"]
+    length = int(max_over_ranks([len(text)])[0])
+    tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=_device(dist))
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, tensor)
+    return sorted({name for row in gathered for name in json.loads(bytes(row.tolist()))})
+
+
+def _reduced(values: Sequence[float], operation: str) -> list[float]:
+    global _last
+    dist = _distributed()
+    if dist is None:
+        return list(values)
+    tensor = _tensor(dist, values)
+    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation))
+    _last = tensor
+    return [float(value) for value in tensor.tolist()]
+
+
+def _tensor(dist: Any, values: Sequence[float]) -> Any:
+    torch = sys.modules["torch"]
+    return torch.tensor(list(values), dtype=torch.float64, device=_device(dist))
+
+
+def _distributed() -> Any:
+    """`torch.distributed` if this process is in a group with others."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist
+
+
+def _device(dist: Any) -> Any:
+    """The device of the default group's backend."""
+    return _device_of(str(dist.get_backend_config()))
+
+
+@lru_cache(8)
+def _device_of(backend_config: str) -> Any:
+    """From a form like `cpu:gloo,cuda:nccl`: cpu when it serves that."""
+    kinds = [pair.partition(":")[0] for pair in backend_config.split(",")]
+    return sys.modules["torch"].device("cpu" if "cpu" in kinds else kinds[0])

@@ -1,0 +1,212 @@
+"""Finds the connections of gloo and of the iteration's store in this process, and shuts them down.
+
+`abort.py` calls it. Torch cannot end a collective of gloo: `abort` and `shutdown` of its groups do nothing, and a
+changed timeout applies from the next collective on. A connection that is shut down fails in every call that waits for
+it, within milliseconds. Sockets are shut down and never closed: their owners do that. A listening socket stays as it
+is, since gloo ends the process when accepting fails: a wait there for a lost peer gets a connection in its place. Knows
+nothing of groups.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+_DESCRIPTORS = Path("/proc/self/fd")
+_DETAILS = Path("/proc/self/fdinfo")
+# Name of the thread in which gloo waits for all sockets of one group.
+_GLOO_LOOP = "gloo_tcp_loop"
+# With torch 2.6 that thread has no name. It is known by the arguments of its epoll_wait: 64 events, 10 ms.
+_UNNAMED_LOOP = ["0x40", "0xa"]
+# A thread that runs at this moment shows no system call in /proc: it is read again.
+_LOOKS = 5
+# A hundred times the 10 ms that the loop waits at a time.
+_LOOP_SEEN_S = 1.0
+_LOOK_AGAIN_S = 0.0005
+_CONNECTED_S = 1.0
+# What a peer of gloo sends first: its number, in the byte order of the host.
+_PEER = struct.Struct("=q")
+_spared: set[int] = set()
+_held: dict[int, socket.socket] = {}
+"""Copies of the sockets that were cut, by inode."""
+# Descriptors that stay free for the rest of the process while connections stand in for peers.
+_LEFT_FOR_OTHERS = 64
+
+
+def spare(port: int) -> None:
+    """Excludes connections to this port from `cut_store`: the store of the coordination is there."""
+    _spared.add(port)
+
+
+def cut_gloo() -> list[str]:
+    """Ends the waits in the gloo groups of this process: each of their connections reads end of file.
+
+    Only the receiving side is shut down, and what gloo then closes stays open until `let_go`, so that no send fails,
+    here or at the peer, before end of file was read: gloo never wakes a wait for such a send. The peer reads end of
+    file when it cuts as well, else after `let_go`.
+
+    Returns:
+        What could not be found or cut, one sentence each.
+    """
+    left = []
+    for thread in _gloo_loops():
+        poll = _polled_by(thread)
+        if poll is None:
+            left.append(f"gloo's thread {thread.name} shows no sockets in /proc")
+            continue
+        for descriptor, inode in _watched(poll):
+            if inode not in _held:
+                _shut_down(descriptor, partial(_has_inode, inode), socket.SHUT_RD, partial(_held.setdefault, inode))
+    return left
+
+
+def let_go() -> None:
+    """Closes the copies of gloo's sockets that were cut. To be called when no thread waits there any more."""
+    while _held:
+        _held.popitem()[1].close()
+
+
+def stand_in_for_peers(size: int) -> None:
+    """Connects to each listening socket of gloo in this process, as each peer of a group of `size` would, and closes.
+
+    A peer first sends its number in 8 bytes: one counted by the listener, or its rank. Gloo keeps connections that it
+    does not wait for, and ends the process when it can open no more files; hence the bound on their number.
+    """
+    for thread in _gloo_loops():
+        poll = _polled_by(thread)
+        if poll is not None:
+            for descriptor, inode in _watched(poll):
+                address = _listens_at(descriptor, inode)
+                if address is not None:
+                    for peer in range(min(size, _may_open() - _LEFT_FOR_OTHERS)):
+                        with suppress(OSError), socket.create_connection(address, _CONNECTED_S) as connection:
+                            connection.sendall(_PEER.pack(peer))
+
+
+def cut_store(port: int) -> int:
+    """Shuts down the connections of this process to `port` of any host, unless it is spared.
+
+    Returns:
+        How many there were.
+    """
+    if port in _spared:
+        return 0
+    found = [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
+    return sum(_shut_down(descriptor, lambda found: found.getpeername()[1] == port) for descriptor in found)
+
+
+def _gloo_loops() -> list[Path]:
+    loops = []
+    of_python = {str(thread.native_id) for thread in threading.enumerate()}
+    for task in _TASKS.iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            if (task / "comm").read_text().strip() == _GLOO_LOOP or (
+                task.name not in of_python and _waits_as_gloo(task)
+            ):
+                loops.append(task)
+    return loops
+
+
+def _waits_as_gloo(thread: Path) -> bool:
+    """Whether a thread waits for events as gloo does, by the arguments of its present system call."""
+    for _ in range(_LOOKS):
+        words = (thread / "syscall").read_text().split()
+        if words != ["running"]:
+            return words[3:5] == _UNNAMED_LOOP and _is_poll(int(words[1], 16))
+        time.sleep(_LOOK_AGAIN_S)
+    return False
+
+
+def _is_poll(descriptor: int) -> bool:
+    try:
+        return (_DESCRIPTORS / str(descriptor)).readlink().name == "anon_inode:[eventpoll]"
+    except OSError:
+        return False
+
+
+def _polled_by(thread: Path) -> int | None:
+    """The epoll descriptor that a thread waits for: the first argument of its present system call. Blocks up to 1 s."""
+    deadline = time.monotonic() + _LOOP_SEEN_S
+    while time.monotonic() < deadline:
+        try:
+            words = (thread / "syscall").read_text().split()
+        except OSError:
+            return None
+        with suppress(ValueError, IndexError):
+            descriptor = int(words[1], 16)
+            if _is_poll(descriptor):
+                return descriptor
+        time.sleep(_LOOK_AGAIN_S)
+    return None
+
+
+def _watched(poll: int) -> Iterator[tuple[int, int]]:
+    """The descriptors that an epoll descriptor watches, each with its inode (proc_pid_fdinfo(5))."""
+    with suppress(OSError):
+        for line in (_DETAILS / str(poll)).read_text().splitlines():
+            if line.startswith("tfd:"):
+                yield int(line.split()[1]), int(line.partition("ino:")[2].split()[0], 16)
+
+
+def _may_open() -> int:
+    """How many more descriptors this process may open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        allowed = sys.maxsize
+    else:
+        allowed = limit
+    return allowed - sum(1 for _ in _DESCRIPTORS.iterdir())
+
+
+def _listens_at(descriptor: int, inode: int) -> tuple[str, int] | None:
+    """The address of a listening TCP socket; None if the descriptor is not one, or has another inode."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+        is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
+        if is_tcp and _has_inode(inode, found) and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            host, port = found.getsockname()[:2]
+            return host, port
+    return None
+
+
+def _has_inode(inode: int, found: socket.socket) -> bool:
+    return os.fstat(found.fileno()).st_ino == inode
+
+
+def _shut_down(
+    descriptor: int,
+    is_meant: Callable[[socket.socket], bool],
+    how: int = socket.SHUT_RDWR,
+    keep: Callable[[socket.socket], object] = socket.socket.close,
+) -> bool:
+    """Shuts down a TCP connection, if the descriptor is one and `is_meant` returns true for it.
+
+    Everything is done with a copy of the descriptor, which `keep` gets: the number may be another file a moment later.
+    """
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return False
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return False
+    with ExitStack() as unless_kept, suppress(OSError):
+        unless_kept.enter_context(connection)
+        connected = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()
+        if connected and is_meant(connection):
+            connection.shutdown(how)
+            unless_kept.pop_all()
+            keep(connection)
+            return True
+    return False

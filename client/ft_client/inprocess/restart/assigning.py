@@ -1,0 +1,91 @@
+"""Applies the rank assignment to the end of the last iteration: the numbers of this rank in each iteration of a call.
+
+When a rank that takes part is lost before all have their numbers, the assignment is abandoned on all ranks: they number
+themselves without gaps, and an assignment that keeps a memory of the ranks begins anew in the next iteration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ft_client.inprocess.assignment.base import RankAssignmentCtx, assign, forget_activity
+from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
+from ft_client.inprocess.rank_assignment import ShiftRanks
+from ft_client.inprocess.state import State
+from ft_client.inprocess.store import PrefixStore
+from rank_monitor.contract.iterations.iteration import Closed
+
+
+class Assigning:
+    """The rank assignment of one call on this rank.
+
+    Args:
+        assignment: of the wrapper.
+        store: of the call.
+        watched: the same keys through the watcher's connection.
+
+    `undecided`: while the assignment runs, how many ranks may take part; else 0.
+    """
+
+    def __init__(self, assignment: Callable[[RankAssignmentCtx], object], store: Any, watched: Any) -> None:
+        self.undecided = 0
+        self._assignment, self._store, self._watched = assignment, store, watched
+        self._keys: list[str] = []
+        self._own_keys: list[str] = []
+        self._current: tuple[int, Gathers] | None = None
+        self._abandoned = -1
+
+    def assign(self, state: State, closed: Closed | None) -> None:
+        """Changes `state` to that of the next iteration. Blocks while the assignment gathers from other ranks.
+
+        Args:
+            state: of this rank; changed in place.
+            closed: how the last iteration ended; None: there was none.
+
+        Raises:
+            RankDiscarded: the assignment has no place for this rank.
+            GatherAbandoned: another rank is lost; this one has a number, and the iteration will not begin.
+            BaseException: what the assignment raised.
+        """
+        gone: set[int] = set()
+        if closed is not None:
+            gone = closed.terminated_ranks
+            state.iteration += 1
+            if closed.joined:
+                state.world_size = closed.world_size + len(closed.joined_members)
+                # A rank that joins has no memory of earlier iterations; all must assign by the same.
+                forget_activity(state)
+        if closed is None:
+            self.undecided = state.world_size
+        else:
+            self.undecided = len(closed.all_members)
+        prefix = f"{state.iteration}/assign"
+        context = RankAssignmentCtx(dataclasses.replace(state), PrefixStore(prefix, self._store), gone)
+        self._current = state.iteration, context.gathers
+        if self._abandoned >= state.iteration:
+            context.gathers.abandon(context.store)
+        try:
+            decided = assign(self._assignment, context)
+        except GatherAbandoned:
+            ShiftRanks()(RankAssignmentCtx(state, context.store, gone))
+            raise
+        finally:
+            self._keys += [f"{prefix}/{key}" for key in context.gathers.keys_left()]
+            self._own_keys += [f"{prefix}/{key}" for key in context.gathers.left_here]
+        vars(state).update(vars(decided))
+        self.undecided = 0
+
+    def abandon(self, number: int) -> None:
+        """Abandons the assignment of iteration `number`, in which a rank is lost. Called in the watcher's thread."""
+        self._abandoned = number
+        if self._current is not None and self._current[0] == number:
+            self._current[1].abandon(PrefixStore(f"{number}/assign", self._watched))
+
+    def tidy(self, deletes: bool) -> None:
+        """Deletes the keys of the gathers, when all ranks have their numbers. One rank `deletes` the common keys."""
+        keys = self._own_keys + (self._keys if deletes else [])
+        self._keys, self._own_keys = [], []
+        for key in keys:
+            self._store.delete_key(key)

@@ -1,0 +1,330 @@
+"""One call of a wrapped function on this rank: carries out the actions of the restart machine in the main thread.
+
+The machine decides (`machine.py`), the user's code runs in `user_function.py`, the watcher reports events of all ranks
+(`store_watcher.py`), the keys in the store are those of `rank_monitor.contract.iterations.iteration`. How the ranks
+found each other is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import distributed
+
+from ft_client.inprocess import nested_restarter
+from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.assignment.base import RankDiscarded
+from ft_client.inprocess.assignment.gather import GatherAbandoned
+from ft_client.inprocess.attribution import Interruption, InterruptionRecord
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.exception import InternalError, RestartAbort
+from ft_client.inprocess.restart import missing_ranks, store_watcher
+from ft_client.inprocess.restart.assigning import Assigning
+from ft_client.inprocess.restart.coordination import Coordination
+from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
+from ft_client.inprocess.restart.failure import in_words
+from ft_client.inprocess.restart.iteration_environment import IterationEnvironment
+from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
+from ft_client.inprocess.restart.monitor_link import MonitorLink
+from ft_client.inprocess.restart.store_watcher import StoreWatcher
+from ft_client.inprocess.restart.user_function import UserFunction
+from ft_client.inprocess.standalone.store_host import own_address, serve_anywhere
+from ft_client.inprocess.state import Mode, State
+from rank_monitor.contract.iterations.barrier import Entry
+from rank_monitor.contract.iterations.iteration import Closed, Iteration, tidy
+from rank_monitor.contract.iterations.iteration_stores import note_of
+from rank_monitor.contract.wire.messages import NO_ITERATION, WrapperState
+
+logger = logging.getLogger("ft_client.inprocess")
+_MAX_REASON = 400
+
+
+class Call:
+    """One call.
+
+    Args:
+        arguments: of the wrapper.
+        function: the user's, with its arguments.
+        coordination: the store of the call.
+        state: of this rank at entry; changed in place.
+        closed: for a rank that joined at a restart: how the previous iteration ended; else None.
+        guard: the link to the monitor.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        function: Callable[[CallWrapper], Any],
+        coordination: Coordination,
+        state: State,
+        closed: Closed | None,
+        guard: MonitorLink,
+    ) -> None:
+        self._arguments, self._coordination, self._state = arguments, coordination, state
+        self._closed, self._guard = closed, guard
+        self._member = state.initial_rank or 0
+        self._barrier_s = arguments.barrier_timeout.total_seconds()
+        self._all_members = state.initial_world_size or state.world_size
+        self._store = coordination.store
+        self._part = UserFunction(arguments, function, state, guard)
+        self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
+        self._environment = IterationEnvironment()
+        self._escalating = Escalating(arguments, coordination.store, guard)
+        first = state.iteration + (closed is not None)
+        self._feed = StoreWatcher(coordination.watched, first, self._member, self._interrupt)
+        self._server: Any = None
+        self._note = ""
+        self._faulted = -1
+
+    def run(self) -> Any:
+        """Runs the call. Returns this rank's result of the iteration that all completed; None on a spare.
+
+        Raises:
+            BaseException: what ended the call on this rank.
+        """
+        self._feed.start()
+        nested_restarter.send_to(self._tell)
+        try:
+            phase, event = self._play()
+        finally:
+            self._part.close()
+            nested_restarter.send_to(None)
+            self._environment.restore()
+        if phase is RestartPhase.DONE:
+            return self._part.final_result()
+        raise self._part.final_error(event)
+
+    def _play(self) -> tuple[RestartPhase, RestartEvent]:
+        """Runs the machine to its end. Returns the last phase and event.
+
+        An exception in the wrapper itself, or of a signal handler that runs there, ends the call on this rank.
+        """
+        phase, event = RestartPhase.CLOSING, RestartEvent.CLOSED
+        while phase not in ENDS:
+            try:
+                phase, actions = step(phase, event)
+                for action in actions:
+                    event = _ACTIONS[action](self)
+                    if event in (RestartEvent.ENDED, RestartEvent.LOST):
+                        break
+            except BaseException as error:
+                if phase in ENDS:
+                    raise
+                is_lost = isinstance(error, distributed.DistNetworkError)
+                if is_lost:
+                    event = self._lost(error)
+                else:
+                    event = self._part.end_by(error)
+        return phase, event
+
+    @property
+    def _iteration(self) -> Iteration:
+        return Iteration(self._store, self._state.iteration)
+
+    # Called in other threads.
+
+    def soft_timeout(self, reason: str) -> None:
+        """Interrupts the iteration: the monitor sees no progress of this rank. Called in the watchdog's thread."""
+        logger.warning("rank %s: %s: interrupting", self._state.rank, reason)
+        self._iteration.interrupt(self._record(Interruption.SOFT_TIMEOUT))
+
+    def _interrupt(self, number: int) -> None:
+        """Interrupts the main thread in iteration `number`. Called in the watcher's thread."""
+        self._part.known_fault = number
+        self._guard.fault_seen()
+        self._escalating.interrupted()
+        self._assigning.abandon(number)
+        self._part.interrupt()
+
+    # One method for each `RestartAction`, in `_ACTIONS`. Before the function.
+
+    def _assign(self) -> RestartEvent:
+        """Assigns the numbers of this rank in the next iteration."""
+        try:
+            self._assigning.assign(self._state, self._closed)
+        except RankDiscarded as error:
+            return self._part.end_by(error, RestartEvent.DISCARDED)
+        except GatherAbandoned:
+            return RestartEvent.INTERRUPTED
+        except BaseException as error:
+            return self._part.end_by(error)
+        return RestartEvent.ASSIGNED
+
+    def _arrive(self) -> RestartEvent:
+        self._part.begin()
+        self._server = None
+        if self._coordination.must_serve(self._state):
+            host = own_address(self._coordination.towards)
+            self._server, port = serve_anywhere(host)
+            self._iteration.offer(note_of(host, port))
+        self._iteration.arrive(self._entry(), lambda: self._escalating.why_end(self._state.iteration))
+        self._escalating.forget()
+        return self._next(self._barrier_s)
+
+    def _prepare(self) -> RestartEvent:
+        state = self._state
+        state.fn_exception = None
+        self._assigning.tidy(state.rank == 0)
+        if state.rank == 0:  # everybody has come here: nobody reads what is older than the end of the last
+            tidy(self._store, state.iteration)
+        self._environment.set(state, self._note)
+        if state.iteration:
+            self._tell(WrapperState.HANDLING_COMPLETED)
+        self._guard.running()
+        if state.mode is Mode.ACTIVE:
+            self._escalating.began()
+        return self._part.prepare()
+
+    def _run(self) -> RestartEvent:
+        return self._part.run()
+
+    def _announce(self) -> RestartEvent:
+        self._guard.restarting()
+        self._iteration.announce_return(self._entry(), self._state.active_world_size or 0)
+        return self._next(self._arguments.completion_timeout.total_seconds())
+
+    def _wait(self) -> RestartEvent:
+        self._guard.restarting()
+        return self._next(None)
+
+    def _complete(self) -> RestartEvent:
+        self._part.complete()
+        self._guard.over()
+        self._tell(WrapperState.FINALIZED)
+        self._feed.join()
+        return RestartEvent.DONE
+
+    # A fault.
+
+    def _report(self) -> RestartEvent:
+        error, reached = self._part.fault, reported_iteration()
+        if reached != NO_ITERATION:
+            error += f" at iteration {reached}"
+        self._iteration.interrupt(self._record(Interruption.EXCEPTION, error, self._part.is_collateral))
+        return RestartEvent.FAILED
+
+    def _recover(self) -> RestartEvent:
+        self._guard.restarting()
+        self._tell(WrapperState.HANDLING_STARTING)
+        within_s = self._arguments.last_call_wait.total_seconds() + self._barrier_s
+        deadline = time.monotonic() + within_s
+        while self._faulted < self._state.iteration:
+            event = self._next(deadline - time.monotonic())
+            if event is RestartEvent.LATE:
+                self._part.end_by(InternalError(f"the abort took longer than {within_s:g} s"))
+            if event in (RestartEvent.LATE, RestartEvent.LOST, RestartEvent.DONE):
+                return event
+        self._guard.finalizing()
+        event = self._part.recover()
+        self._guard.restarting()
+        return event
+
+    def _account(self) -> RestartEvent:
+        self._iteration.account(self._entry())
+        return self._next(self._barrier_s)
+
+    # Others that do not come.
+
+    def _interrupt_for_absent(self) -> RestartEvent:
+        missing_ranks.expel(self._iteration, self._iteration.start, self._all_members)
+        return self._next(self._barrier_s)
+
+    def _expel(self) -> RestartEvent:
+        missing_ranks.expel(self._iteration, self._iteration.end, self._all_members)
+        return self._next(self._barrier_s)
+
+    def _interrupt_for_unfinished(self) -> RestartEvent:
+        missing_ranks.interrupt_for_unfinished(self._iteration, self._state.active_world_size or 0)
+        return self._next(self._barrier_s)
+
+    # Leaving.
+
+    def _discard(self) -> RestartEvent:
+        self._feed.stopped = True
+        record = self._record(Interruption.BASE_EXCEPTION)
+        missing_ranks.discard(self._store, self._iteration, self._member, self._all_members, record)
+        return self._leave()
+
+    def _depart(self) -> RestartEvent:
+        record = self._record(Interruption.BASE_EXCEPTION)
+        with missing_ranks.departing(self._store, self._member, record, self._barrier_s, self._assigning.undecided):
+            return self._leave()
+
+    def _leave(self) -> RestartEvent:
+        self._guard.restarting()
+        self._feed.stopped = True
+        self._part.terminate()
+        self._feed.join(self._barrier_s)
+        if isinstance(self._part.error, RestartAbort):
+            self._tell(WrapperState.ABORTED, in_words(self._part.error))
+        else:
+            self._tell(WrapperState.LEFT)
+        self._guard.over()
+        return RestartEvent.ENDED
+
+    # Within.
+
+    def _tell(self, state: WrapperState, reason: str = "") -> None:
+        """Reports a state to the monitor, and through it to the launcher."""
+        prefix, limit_s = self._coordination.prefix, self._arguments.restart_limit_s
+        self._guard.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])
+
+    def _record(self, interruption: Interruption, error: str = "", is_collateral: bool = False) -> str:
+        return InterruptionRecord(self._state.rank or 0, interruption, self._member, error, is_collateral).to_json()
+
+    def _entry(self) -> Entry:
+        return Entry(self._member, self._state.rank or 0, self._state.world_size)
+
+    def _next(self, timeout_s: float | None) -> RestartEvent:
+        """Waits up to `timeout_s` seconds (None: without limit) for an event of the watcher."""
+        try:
+            news = self._feed.news.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        except queue.Empty:
+            return RestartEvent.LATE
+        match news:
+            case store_watcher.Started(note):
+                self._note = note
+                return RestartEvent.STARTED
+            case store_watcher.End(reason):
+                return self._part.end_by(RestartAbort(reason))
+            case store_watcher.FaultReported(number):
+                self._faulted = number
+                return RestartEvent.INTERRUPTED
+            case store_watcher.Done():
+                return RestartEvent.DONE
+            case Closed() as closed:
+                self._closed = closed
+                if closed.has(self._member):
+                    return RestartEvent.CLOSED
+                without = RankDiscarded(f"the others went on without rank {self._state.rank}")
+                return self._part.end_by(without, RestartEvent.EXCLUDED)
+            case store_watcher.StoreGone(problem):
+                return self._lost(problem)
+
+    def _lost(self, problem: BaseException) -> RestartEvent:
+        return self._part.end_by(InternalError(f"the store of the coordination is lost: {problem}"), RestartEvent.LOST)
+
+
+_ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {
+    RestartAction.ASSIGN: Call._assign,
+    RestartAction.ARRIVE: Call._arrive,
+    RestartAction.PREPARE: Call._prepare,
+    RestartAction.RUN: Call._run,
+    RestartAction.ANNOUNCE: Call._announce,
+    RestartAction.WAIT: Call._wait,
+    RestartAction.COMPLETE: Call._complete,
+    RestartAction.REPORT: Call._report,
+    RestartAction.RECOVER: Call._recover,
+    RestartAction.ACCOUNT: Call._account,
+    RestartAction.INTERRUPT_FOR_ABSENT: Call._interrupt_for_absent,
+    RestartAction.EXPEL: Call._expel,
+    RestartAction.INTERRUPT_FOR_UNFINISHED: Call._interrupt_for_unfinished,
+    RestartAction.DISCARD: Call._discard,
+    RestartAction.DEPART: Call._depart,
+    RestartAction.LEAVE: Call._leave,
+}
+"""The method for each action of the machine. Each returns the event that it ended with."""

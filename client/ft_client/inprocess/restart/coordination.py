@@ -1,0 +1,208 @@
+"""Connects a rank to the store of a call, which is not in any rank, and provides for reports about a dead rank.
+
+Under the launcher the store is that of the cycle: a node agent hosts it, and reports the deaths of its ranks. Elsewhere
+each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does. Agent or
+companion also serve a store for each iteration; a rank does so only where neither can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ft_client.inprocess import gloo_connections
+from ft_client.inprocess.arguments import Arguments, path_of
+from ft_client.inprocess.standalone.companion import Companion
+from ft_client.inprocess.standalone.guarded_call import GuardedCall
+from ft_client.inprocess.standalone.store_host import own_address
+from ft_client.inprocess.state import State
+from ft_client.inprocess.store import PrefixStore, TCPStore, address
+from ft_client.monitoring import process
+from rank_monitor.contract import env
+from rank_monitor.contract.processes import resolver
+
+logger = logging.getLogger("ft_client.inprocess")
+
+_BASE = "in_process"
+_USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
+_calls = 0
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Coordination:
+    """The stores and the companion of one call.
+
+    `store` and `watched` are the call's keys through two connections, since a wait blocks its connection for other
+    threads. `prefix`: of these keys, where the launcher can reach them; else empty. `towards`: an address by which the
+    ranks' hosts reach each other; None: there is only one host. `is_served`: the stores of iterations are served by a
+    process that is no rank. `logfile`: where this rank's monitor is to write; empty: nowhere, or it does already.
+    `kept`: objects that must live as long as the stores.
+    """
+
+    store: Any
+    watched: Any
+    prefix: str
+    towards: Address | None
+    companion: Companion | None
+    is_served: bool
+    logfile: str = ""
+    kept: tuple[Any, ...] = field(default=(), repr=False)
+
+    def must_serve(self, state: State) -> bool:
+        """Whether this rank has to serve the store of its iteration: as the first active rank, where no other process
+        does; or as the one whose companion did, if that is lost."""
+        if not self.is_served:
+            return state.active_rank == 0
+        return state.initial_rank == 0 and self.companion is not None and self.companion.is_lost
+
+    def close(self) -> None:
+        """Ends the call for this rank."""
+        if self.companion is not None:
+            self.companion.close()
+
+
+def is_launched() -> bool:
+    """Whether this rank was started by the launcher, whose agent hosts a store for it."""
+    return all(name in os.environ for name in (env.JOB_TAG, env.CYCLE, "MASTER_ADDR", "MASTER_PORT"))
+
+
+def is_respawned() -> bool:
+    """Whether the launcher started this rank again alone, while the others went on."""
+    return env.REJOIN in os.environ
+
+
+def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
+    """Connects to the store of the next call. Blocks. Every rank must make the same calls in the same order.
+
+    Args:
+        arguments: of the wrapper.
+        make_store: a new connection with the user's arguments; the same object for each call.
+        state: of this rank at entry.
+
+    Raises:
+        ValueError: the address of the store is not known.
+        OSError: a file of the monitor process cannot be written, or the store's port is taken.
+        RuntimeError: the store cannot be reached.
+    """
+    with resolver.bounded_towards(str(arguments.store_kwargs.get("host_name") or os.environ.get("MASTER_ADDR", ""))):
+        if is_launched():
+            logfile = _opened(arguments.monitor_process_logfile, state)
+            return replace(_meet_at_agent(arguments, make_store), logfile=logfile)
+        return _meet_alone(arguments, make_store, state)
+
+
+def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
+    if arguments.store_factory is not TCPStore:
+        prefix = _next_prefix(_BASE)
+        return _over(make_store(), make_store, arguments, prefix, _of_launcher())
+    ignored = sorted({"host_name", "port"} & set(arguments.store_kwargs))
+    if ignored:
+        logger.info("store_kwargs %s are not used: the launcher hosts the store", ignored)
+    host, port = _of_launcher()
+    connect = partial(TCPStore, **{**arguments.store_kwargs, "host_name": host, "port": port})
+    raw = connect()
+    number = f"{_BASE}/call"
+    if is_respawned() and raw.check([number]):
+        present = int(raw.get(number))
+    else:
+        present = None
+    prefix = _next_prefix(_BASE, present)
+    if os.environ.get("RANK") == "0":
+        raw.set(number, prefix.rpartition("/")[2])
+    return _over(raw, connect, arguments, prefix, (host, port), reachable=True, is_served=True)
+
+
+def _opened(path: str | None, state: State) -> str:
+    """The path for this rank, after a check that it can be written; empty: no file is asked for.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path is None:
+        return ""
+    file = path_of(path, state.rank or 0)
+    file.open("a").close()
+    return str(file)
+
+
+def _of_launcher() -> Address:
+    """The address of the launcher's store: MASTER_ADDR and MASTER_PORT, unless rank 0 makes its own store there."""
+    host, _, port = os.environ.get(env.CYCLE_STORE, "").rpartition(":")
+    return address(host or None, int(port) if port else None)
+
+
+def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
+    given = arguments.store_kwargs
+    is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
+    if is_ours:
+        where = address(given.get("host_name"), given.get("port"))
+    else:
+        where = None
+    prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    hosts = state.rank == 0 and where is not None and not _is_hosted_by_agent(where)
+    towards = where
+    if towards is None:
+        with contextlib.suppress(ValueError):
+            towards = address(None, None)
+    if state.rank == 0:
+        iterations_host = own_address(towards)
+    else:
+        iterations_host = ""
+    companion = Companion.start(
+        GuardedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
+        make_store,
+        local_rank=int(local_rank) if local_rank.isdecimal() else 0,
+        logfile=arguments.monitor_process_logfile,
+        pidfile=arguments.monitor_process_pidfile,
+    )
+    process.start(environment=companion.environment)
+    return _over(make_store(), make_store, arguments, prefix, towards, companion, is_served=companion.is_guarding)
+
+
+def _over(
+    raw: Any,
+    make_store: Callable[[], Any],
+    arguments: Arguments,
+    prefix: str,
+    where: Address | None,
+    companion: Companion | None = None,
+    reachable: bool = False,
+    is_served: bool = False,
+) -> Coordination:
+    """A coordination over the connection `raw` and another one. `make_store`: one more of that kind."""
+    if where is not None:
+        gloo_connections.spare(where[1])
+    second = _second(raw, make_store)
+    raw.set_timeout(arguments.barrier_timeout)
+    store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
+    return Coordination(store, watched, prefix if reachable else "", where, companion, is_served, kept=(raw, second))
+
+
+def _next_prefix(base: str, number: int | None = None) -> str:
+    """The prefix of the keys of this process's next call."""
+    global _calls
+    if number is None:
+        number = _calls
+    _calls = number + 1
+    return f"{base}/{number}"
+
+
+def _is_hosted_by_agent(where: Address) -> bool:
+    """Whether torchrun's agent serves a store there."""
+    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return os.environ.get(_USES_AGENTS) == "True" and (where[0], str(where[1])) == master
+
+
+def _second(raw: Any, make_store: Callable[[], Any]) -> Any:
+    """Another connection to the same store, by `clone()` where there is one: torch 2.6 and some stores have none."""
+    with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError):
+        return raw.clone()
+    return make_store()

@@ -1,0 +1,189 @@
+"""Connects the wrapper with this rank's monitor: sends its phases, receives requests to restart.
+
+Without a monitor nothing is sent. Iterations and stores are not interpreted here. The wrapper calls it in the main
+thread, the watchdog in its own: objects that both use are replaced as a whole and never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from time import monotonic_ns
+
+from ft_client.inprocess.timeouts import Timeouts
+from ft_client.monitoring import process
+from ft_client.rank_monitor_client import RankMonitorClient
+from rank_monitor.contract.wire import messages
+from rank_monitor.contract.wire.messages import (
+    InterruptAsked,
+    InterruptedAgain,
+    LogTo,
+    Message,
+    Ping,
+    Progress,
+    Restarter,
+    WrapperPhase,
+    WrapperState,
+)
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.1
+_MAX_STACK = 4096
+# A stamp may be two periods old although the main thread runs; that is a quarter of the timeout at most.
+_STAMPS_PER_TIMEOUT = 8
+
+
+class MonitorLink:
+    """The connection of one call of the wrapped function with the monitor.
+
+    Args:
+        timeouts: the wrapper's.
+        logfile: where the monitor also writes its log; empty: nowhere.
+        interrupted: called with the reason, in the watchdog's thread, when the monitor asks for a restart: the function
+            made no progress. May take milliseconds; what it raises is logged.
+    """
+
+    def __init__(self, timeouts: Timeouts, interrupted: Callable[[str], None], logfile: str = "") -> None:
+        self.period_s = math.inf
+        self._soft_s = timeouts.soft_timeout.total_seconds()
+        self._hard_s = timeouts.hard_timeout.total_seconds()
+        self._grace_s = timeouts.termination_grace_time.total_seconds()
+        interval_s = timeouts.progress_watchdog_interval.total_seconds()
+        self._period_s = min(interval_s or math.inf, self._soft_s / _STAMPS_PER_TIMEOUT)
+        self._interrupted = interrupted
+        self._link = process.start()
+        self._phases: tuple[tuple[messages.Guard, int], ...] = ((self._guard(WrapperPhase.OVER), monotonic_ns()),)
+        """The last restart (or the time before the call), then when the function was called, and what became of it."""
+        self._restarter: tuple[Restarter, int] | None = None
+        self._pinged_ns = self._ping_sent_ns = 0
+        self._log_to: tuple[LogTo, int] | None = None
+        if logfile:
+            self._log_to = (LogTo(logfile), monotonic_ns())
+            self._send(*self._log_to)
+
+    # Called by the wrapper.
+
+    def running(self) -> None:
+        """Reports that the function runs, or the callbacks before it: progress is expected from now on.
+
+        After `unguarded` the same call goes on; otherwise a new one begins, and sections of a former call are closed.
+        """
+        if self._phase == WrapperPhase.RUNNING:
+            return
+        goes_on, now_ns = self._phase == WrapperPhase.UNGUARDED, monotonic_ns()
+        if not goes_on:
+            self._pinged_ns = 0
+            RankMonitorClient.call_began(now_ns)
+        self.period_s = self._period_s
+        self._say(WrapperPhase.RUNNING, now_ns)
+
+    def unguarded(self) -> None:
+        """Reports that the function runs on, and that no progress is expected."""
+        if self._phase == WrapperPhase.RUNNING:
+            self._say(WrapperPhase.UNGUARDED, monotonic_ns())
+
+    def fault_seen(self) -> None:
+        """Excludes intervals from now on from learned limits, before an interruption. From any thread."""
+        client = RankMonitorClient.active
+        if client is not None:
+            client.stop_learning()
+
+    def finalizing(self) -> None:
+        """Reports that the function has ended after a fault, and that `finalize` runs, which must end in time."""
+        self._say(WrapperPhase.FINALIZING, monotonic_ns())
+
+    def restarting(self) -> None:
+        """Reports that the wrapper restarts: nothing is judged."""
+        self.fault_seen()
+        self._say(WrapperPhase.RESTARTING, monotonic_ns())
+
+    def over(self) -> None:
+        """Reports that the call ended: the rank is watched as before it."""
+        self.period_s, now_ns = math.inf, monotonic_ns()
+        client = RankMonitorClient.active
+        if client is not None:
+            client.learn_again(now_ns)
+        self._say(WrapperPhase.OVER, now_ns)
+
+    def ping(self) -> None:
+        """Notes progress of the function; the watchdog sends it with its stamps."""
+        self._pinged_ns = monotonic_ns()
+
+    def report(
+        self, state: WrapperState, member: int, iteration: int, prefix: str, limit_s: float, reason: str = ""
+    ) -> None:
+        """Reports the wrapper's state to the node's agent; the arguments are those of `Restarter`."""
+        now_ns = monotonic_ns()
+        self._restarter = Restarter(state, member, iteration, prefix, limit_s, reason), now_ns
+        self._send(self._restarter[0], now_ns)
+
+    def interrupted_again(self, iteration: int, waited_s: float, why: str, stack: str) -> None:
+        """Reports that the function was interrupted again; arguments as of `InterruptedAgain`. From any thread."""
+        self._send(InterruptedAgain(iteration, round(waited_s, 3), why, stack[-_MAX_STACK:]), monotonic_ns())
+
+    def interrupt_grace_s(self) -> float | None:
+        """The launcher's setting `interrupt_grace` in seconds; None if it has none."""
+        if self._link is not None:
+            settings = self._link.settings
+        else:
+            settings = None
+        if settings is not None:
+            return settings.interrupt_grace
+        return None
+
+    @property
+    def has_pinged(self) -> bool:
+        """Whether the function has called `ping()` in its present call."""
+        return self._pinged_ns > 0
+
+    # Called by the link and the watchdog.
+
+    def tick(self) -> None:
+        """Sends the last ping, if it was not sent."""
+        pinged_ns, link = self._pinged_ns, self._link
+        if pinged_ns > self._ping_sent_ns and link is not None and link.post(Ping(), pinged_ns):
+            self._ping_sent_ns = pinged_ns
+
+    def state(self) -> list[tuple[Message, int]]:
+        """The whole state of the wrapper for a monitor; the phases after stamp and ping, by which it judges them."""
+        link, pinged_ns, told = self._link, self._pinged_ns, list[tuple[Message, int]]()
+        if link is not None and link.stamp_ns is not None:
+            told.append((Progress(link.stamp_ns), monotonic_ns()))
+        if pinged_ns:
+            told.append((Ping(), pinged_ns))
+        states = (self._log_to, *told, *self._phases, self._restarter)
+        return [state for state in states if state is not None]
+
+    def asked(self, message: InterruptAsked, sent_ns: int) -> None:
+        """Handles the monitor's request to restart; a request from before the present call is ignored."""
+        if self._phase not in (WrapperPhase.RUNNING, WrapperPhase.UNGUARDED) or sent_ns < self._phases[1][1]:
+            return
+        try:
+            self.fault_seen()
+            self._interrupted(message.reason)
+        except Exception:
+            logger.exception("the restart that the monitor asked for was not begun")
+
+    # Within.
+
+    @property
+    def _phase(self) -> str:
+        return self._phases[-1][0].phase
+
+    def _say(self, phase: WrapperPhase, now_ns: int) -> None:
+        """Sends a phase. The earlier phases of the call are kept, so that a new monitor also gets when it began."""
+        before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}.get(phase, ())
+        said = self._guard(phase)
+        self._phases = (*before, (said, now_ns))
+        self._send(said, now_ns)
+
+    def _guard(self, phase: WrapperPhase) -> messages.Guard:
+        return messages.Guard(phase, self._soft_s, self._hard_s, self._grace_s)
+
+    def _send(self, message: Message, now_ns: int) -> None:
+        link = self._link
+        if link is not None and not link.closed:
+            link.guardian = self
+            link.post(message, now_ns, _PATIENCE_S)

@@ -1,0 +1,118 @@
+"""The watcher of one call: a thread that waits in the store for events of all ranks, and queues them in order.
+
+It waits for one key at a time, on a connection of its own, so nothing polls. When an iteration is interrupted it waits
+for `last_call_wait`, frees the main thread by the abort, and interrupts it; only then the event is queued.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.iterations.barrier import EVER
+from rank_monitor.contract.iterations.iteration import DONE, END, GO, Closed, Iteration, first_kept
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Every rank has arrived at the start."""
+
+    note: str
+
+
+@dataclass(frozen=True)
+class End:
+    """Every rank has arrived at the start, and there is no further iteration."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FaultReported:
+    """The iteration is interrupted; the function of this rank was aborted and interrupted."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The function has returned on every active rank."""
+
+
+@dataclass(frozen=True)
+class StoreGone:
+    """The store does not answer any more, or holds an invalid value."""
+
+    problem: Exception
+
+
+News = Started | End | FaultReported | Done | Closed | StoreGone
+
+
+class StoreWatcher(threading.Thread):
+    """The watcher's thread.
+
+    Args:
+        store: a connection that no other thread uses.
+        number: the iteration to begin with.
+        member: this rank at entry.
+        interrupt: called with the iteration's number on a fault, and when the store is lost.
+    """
+
+    def __init__(self, store: Any, number: int, member: int, interrupt: Callable[[int], object]) -> None:
+        super().__init__(name="ft_client in-process watcher", daemon=True)
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.stopped = False
+        """This rank leaves: the next key is the last to wait for."""
+        self._store, self._number, self._member, self._interrupt = store, number, member, interrupt
+
+    def run(self) -> None:
+        """Runs until the call is done, this rank takes no part any more, or the store is lost."""
+        try:
+            while self._follow(self._number):
+                self._number += 1
+        except Exception as problem:
+            try:
+                self._interrupt(self._number)
+            finally:
+                self.news.put(StoreGone(problem))
+        finally:
+            del (
+                self._interrupt
+            )  # a reference back to the call: it and its connections end now, not with some collection
+
+    def _follow(self, number: int) -> bool:
+        """Follows one iteration. Returns whether there is a next one for this rank."""
+        iteration = Iteration(self._store, number)
+        started = self._await(iteration.started)
+        if self.stopped:
+            return False
+        if started.startswith(GO):
+            self.news.put(Started(started.removeprefix(GO)))
+        elif started.startswith(END):
+            self.news.put(End(started.removeprefix(END)))
+        if self._await(iteration.outcome) == DONE:
+            self.news.put(Done())
+            return False
+        began = time.monotonic()
+        self._interrupt(number)
+        logger.debug("iteration %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
+        self.news.put(FaultReported(number))
+        closed = Closed.read(self._await(iteration.closed).encode())
+        self.news.put(closed)
+        return not self.stopped and closed.has(self._member)
+
+    def _await(self, key: str) -> str:
+        if first_kept(self._store) <= self._number:  # else this process was stopped, and nobody sets the key again
+            self._store.wait([key], EVER)
+        if not self._store.check([key]):
+            raise ProtocolError(f"{key} was there and is not any more: the others have gone on without this rank")
+        return str(self._store.get(key).decode())

@@ -1,0 +1,245 @@
+"""Calls and interrupts the user's function and callbacks in a call on this rank, and keeps what ended them.
+
+`call.py` calls it. Each step ends with an event of the restart machine. Knows no store and no other rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ft_client.inprocess.abort import cut_again, forget_groups
+from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.bounded_call import call_within
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.callback import called
+from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
+from ft_client.inprocess.restart.failure import (
+    below_ours,
+    in_words,
+    is_about_lost_peer,
+    let_go,
+    place_of,
+    was_never_called,
+)
+from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
+from ft_client.inprocess.restart.machine import RestartEvent
+from ft_client.inprocess.restart.monitor_link import MonitorLink
+from ft_client.inprocess.state import FrozenState, Mode, State
+
+logger = logging.getLogger("ft_client.inprocess")
+
+
+class UserFunction:
+    """The user's function and callbacks in one call, for the thread that makes the call.
+
+    Args:
+        arguments: of the wrapper.
+        function: the user's, with its arguments.
+        state: of this rank; what its function raised is noted there.
+        guard: the link to the monitor.
+
+    `known_fault`: the last iteration that this rank knows to be interrupted. `fault`: type and place of the last
+    exception here; `is_collateral`: it was the consequence of a fault elsewhere. `error`: what ends this rank.
+    """
+
+    def __init__(
+        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, guard: MonitorLink
+    ) -> None:
+        self.known_fault = -1
+        self.fault = ""
+        self.is_collateral = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._arguments, self._function, self._state = arguments, function, state
+        self._wrapper = CallWrapper(state, guard)
+        self._guard = guard
+        self._interrupter = Interrupter(self._grace_s, self._interrupted_again)
+        self._cause: BaseException | None = None
+        self._abort_ended: BaseException | None = None
+        self._is_over = False
+
+    def close(self) -> None:
+        """Ends the call on this rank: nothing is interrupted any more."""
+        self._is_over = True
+        self._interrupter.close()
+
+    def begin(self) -> None:
+        """Begins an iteration: functions may run again."""
+        self._interrupter.reset()
+        self._wrapper.begin()
+
+    def prepare(self) -> RestartEvent:
+        """Calls `initialize` and the health check before the function."""
+        is_active = self._state.mode is Mode.ACTIVE
+        return self._tried(self._callbacks_before, RestartEvent.READY if is_active else RestartEvent.SPARE)
+
+    def run(self) -> RestartEvent:
+        """Calls the function. `result` is what it returned."""
+        return self._tried(self._call_function, RestartEvent.RETURNED)
+
+    def interrupt(self) -> None:
+        """Aborts what blocks the main thread, and interrupts it. Blocks; called in the watcher's thread."""
+        time.sleep(self._arguments.last_call_wait.total_seconds())
+        if self._is_over:  # this rank left before the others came to an end
+            return
+        with self._wrapper.atomic():
+            self._abort()
+            again = (lambda: None) if self._arguments.abort is None else cut_again
+            self._interrupter.interrupt(again)
+
+    def _abort(self) -> None:
+        """Calls the abort. If that exceeds `hard_timeout` this rank leaves: the main thread may still be blocked."""
+        frozen, limit = self._state.freeze(), self._arguments.hard_timeout
+        ended = threading.Event()
+
+        def abort() -> None:
+            try:
+                called("abort", self._arguments.abort, frozen)
+            finally:
+                ended.set()
+
+        try:
+            if self._arguments.abort is not None:
+                call_within(limit, abort, "abort")
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not ended.is_set():
+                late = f"the abort took longer than hard_timeout={limit.total_seconds():g} s"
+                logger.error("rank %s: %s", self._state.rank, late)
+                self._abort_ended = InternalError(late)
+                return
+            logger.exception("rank %s: abort failed", self._state.rank)
+            if isinstance(error, Exception):
+                self._abort_ended = None
+            else:
+                self._abort_ended = error
+
+    def recover(self) -> RestartEvent:
+        """Cleans up after an interruption: forgets groups, calls `finalize` and health check. FAILED ends this rank."""
+        self.result = None
+        if self._abort_ended is not None:
+            return self.end_by(self._abort_ended, RestartEvent.FAILED)
+        frozen = self._state.freeze()
+        try:
+            if self._arguments.abort is not None:
+                forget_groups()
+            called("finalize", self._arguments.finalize, frozen)
+            self._check_health(frozen)
+        except BaseException as error:
+            return self.end_by(error, RestartEvent.FAILED)
+        return RestartEvent.RECOVERED
+
+    def complete(self) -> None:
+        """Calls `completion`: the function is done on all ranks."""
+        called("completion", self._arguments.completion, self._state.freeze())
+
+    def terminate(self) -> None:
+        """Calls `terminate`: this rank leaves."""
+        self._state.mode, self._state.rank, self._state.active_rank = Mode.TERMINATED, None, None
+        try:
+            called("terminate", self._arguments.terminate, self._state.freeze())
+        except BaseException as error:
+            logger.exception("terminate failed")
+            if not isinstance(error, Exception):
+                self.error = error
+
+    def end_by(self, error: BaseException, event: RestartEvent = RestartEvent.ENDED) -> RestartEvent:
+        """Notes the exception that ends this rank. Returns `event`."""
+        self.error = error
+        return event
+
+    def final_error(self, last: RestartEvent) -> BaseException:
+        """The exception that ended this rank; if it has no cause, the last failure here becomes that.
+
+        It is not kept here: its traceback refers to the call, which would be freed only by a garbage collection.
+
+        Args:
+            last: the last event.
+        """
+        error = self.error or InternalError(f"the wrapper ends after {last.name}")
+        if error is not self._cause and error.__cause__ is None:
+            error.__cause__ = self._cause
+        self._forget()
+        return error
+
+    def final_result(self) -> Any:
+        """The function's result on this rank. Earlier failures are not kept here."""
+        self._forget()
+        return self.result
+
+    def _forget(self) -> None:
+        self.error = self._cause = self._state.fn_exception = None
+
+    def _callbacks_before(self) -> None:
+        frozen = self._state.freeze()
+        called("initialize", self._arguments.initialize, frozen)
+        self._check_health(frozen)
+
+    def _grace_s(self) -> float:
+        return self._arguments.interrupt_grace_s(self._guard.interrupt_grace_s())
+
+    def _interrupted_again(self, waited_s: float, why: str, stack: str) -> None:
+        logger.warning(
+            "rank %s: %.1f s after its interruption the function has not ended (%s): it is interrupted again at\n%s",
+            self._state.rank,
+            waited_s,
+            why,
+            stack,
+        )
+        self._guard.interrupted_again(self._state.iteration, waited_s, why, stack)
+
+    def _check_health(self, frozen: FrozenState) -> None:
+        try:
+            called("health_check", self._arguments.health_check, frozen)
+        except RestartError:
+            raise
+        except Exception as error:
+            raise HealthCheckError(f"health_check raised {type(error).__name__}: {error}") from error
+
+    def _call_function(self) -> None:
+        self.result = self._function(self._wrapper)
+
+    def _tried(self, piece: Callable[[], None], event: RestartEvent) -> RestartEvent:
+        """`event`; or INTERRUPTED, FAILED, ENDED."""
+        try:
+            self._interrupter.call(piece)
+        except Interrupted:
+            return RestartEvent.INTERRUPTED
+        except BaseException as error:
+            return self._failed_by(error)
+        return event
+
+    def _failed_by(self, error: BaseException) -> RestartEvent:
+        """A fault that restarts, or one that ends this rank."""
+        if not isinstance(error, Exception) or was_never_called(error):
+            return self.end_by(error)
+        state = self._state
+        is_first = self.known_fault < state.iteration
+        lost_peer = is_about_lost_peer(error)
+        words = f"{type(error).__name__}: {in_words(error)}"
+        if not is_first:
+            logger.info("rank %s: failed in consequence: %s", state.rank, words)
+        elif lost_peer:
+            logger.warning(
+                "rank %s, iteration %d: a connection to another rank broke, which is no fault of this one: %s",
+                state.rank,
+                state.iteration,
+                words,
+            )
+        else:
+            told = (type(error), error, below_ours(error.__traceback__))
+            logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
+        self.fault, self.is_collateral = place_of(error), lost_peer or not is_first
+        let_go(error)
+        error.__traceback__ = below_ours(
+            error.__traceback__
+        )  # what is above refers to the call, for as long as it is kept
+        self._cause = error
+        if self.is_collateral:
+            state.fn_exception = None
+        else:
+            state.fn_exception = error
+        return RestartEvent.FAILED

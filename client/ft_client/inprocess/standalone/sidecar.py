@@ -1,0 +1,148 @@
+"""The monitor of one standalone rank, with its template and its listening socket, as a launcher has for each rank.
+
+The companion uses it and reads what the monitor reported. Knows no store and no call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.processes.spawn import Template
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import (
+    Connected,
+    CycleEnd,
+    CycleStart,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.wire.messages import ControlRequest, Guard, InterruptedAgain, LimitsSet, Message, Restarter
+
+_LAST_WORDS_S = 0.5
+
+
+class Sidecar:
+    """Starts the monitor; a rank may have connected before.
+
+    Args:
+        template: which forks it.
+        folder: the runtime folder; removed in the end.
+        listener: where the rank connects.
+        start: the rank, as its monitor is told of it.
+        say: called with a line for the log.
+        settings: of the monitor; None: the defaults.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        folder: Path,
+        listener: socket.socket,
+        local_rank: int,
+        start: CycleStart,
+        say: Callable[[str], None],
+        settings: MonitorSettings | None = None,
+    ) -> None:
+        self.condemned = ""
+        """Why the monitor condemned the rank; empty if it did not."""
+        self.state = ""
+        """The last state that the rank's wrapper reported."""
+        self.client_pid = 0
+        """The pid of the process that connected as the rank; 0 if none did."""
+        self._folder, self._listener, self._local_rank, self._start = folder, listener, local_rank, start
+        self._say, self._settings = say, settings or MonitorSettings()
+        self._limits: LimitsSet | None = None
+        self._guard: Guard | None = None
+        self._sequence = 0
+        self._template = template
+        self._monitor = template.fork_monitor(listener, self._settings, local_rank)
+        self._tell(start)
+
+    def descriptors(self) -> set[int]:
+        """The descriptors to wait for; when one is readable, `handle` should be called."""
+        if self._template.alive:
+            template = {self._template.fileno()}
+        else:
+            template = set()
+        return {self._monitor.channel.fileno(), self._monitor.pidfd} | template
+
+    def handle(self) -> None:
+        """Handles the monitor's messages; replaces the monitor if it is gone."""
+        self._hear()
+        self._template.changes()
+        if readable([self._monitor.pidfd], 0.0):
+            self._say("the monitor of this rank is gone: another takes its place")
+            self._monitor.close(goodbye_s=0)
+            self._monitor = self._template.fork_monitor(self._listener, self._settings, self._local_rank)
+            self._tell(replace(self._start, reconnect=True))
+            for said in (self._limits, self._guard):
+                if said is not None:
+                    self._tell(said)
+
+    def begin(self, start: CycleStart) -> None:
+        """Begins with another process as the rank. What was known of the former one is discarded."""
+        self._start, self._limits, self._guard = start, None, None
+        self.condemned, self.state, self.client_pid = "", "", 0
+        self._tell(CycleEnd())
+        self._tell(start)
+
+    def hear_last_words(self) -> None:
+        """Handles the monitor's last messages about a rank that ended. Blocks for up to 0.5 s."""
+        self._tell(SnapshotRequest(1))
+        deadline = time.monotonic() + _LAST_WORDS_S
+        channel_of_it, ended = self._monitor.channel.fileno(), self._monitor.pidfd
+        while (left_s := deadline - time.monotonic()) > 0:
+            ready = readable([channel_of_it, ended], left_s)
+            if self._hear() or ended in ready:
+                return
+
+    def close(self) -> None:
+        """Ends monitor and template, and removes the folder."""
+        self._monitor.close()
+        self._template.close()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hear(self) -> bool:
+        """Handles the messages that wait. Returns whether one was a snapshot."""
+        snapshot = False
+        with contextlib.suppress(OSError):
+            while (taken := channel.receive(self._monitor.channel)) is not None and taken[0]:
+                with contextlib.suppress(ProtocolError):
+                    message = codec.decode(taken[0]).message
+                    self._note(message)
+                    snapshot |= isinstance(message, Snapshot)
+        return snapshot
+
+    def _note(self, message: Message) -> None:
+        match message:
+            case Verdict(condemned=True):
+                self.condemned = message.line
+            case Restarter():
+                self.state = message.state
+            case LimitsSet():
+                self._limits = message
+            case Guard():
+                self._guard = message
+            case Connected():
+                self._start = replace(self._start, attached=message.attached)
+                self.client_pid = message.pid
+            case InterruptedAgain():
+                self._say(f"interrupted again after {message.waited_s:.1f} s: {message.why}; it is at\n{message.stack}")
+            case ControlRequest():
+                self._say(f"the request {message.action} is not acted on: no launcher started this rank")
+
+    def _tell(self, message: Message) -> None:
+        self._sequence += 1
+        with contextlib.suppress(OSError):
+            channel.send(self._monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))

@@ -1,0 +1,212 @@
+"""The stores of a standalone job, hosted by companions so that any rank may die, and the detection of lost nodes.
+
+The socket of the coordination's store is opened in the rank, so that a port that is taken is an error at entry; the
+companion serves it, and a store server for each iteration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ft_client.inprocess.standalone.attendance import Attendance
+from rank_monitor.contract.loss_detector import LossDetector
+
+# TCP_ESTABLISHED, as in the column `st` of /proc/net/tcp.
+_ESTABLISHED = "01"
+# A reading that is later than its interval by more than this was stopped itself: what it missed counts for no node.
+_SLACK_S = 1.0
+# Trainers use the ports after the store's for groups of their own.
+_FREE_AFTER = 2
+_TRIES = 100
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket for a store: at a loopback address if `host` is one, else at all addresses.
+
+    Raises:
+        OSError: the port is taken; the text names it.
+    """
+    try:
+        numbers = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        numbers = ipaddress.ip_address("0.0.0.0")
+    six = numbers.version == 6
+    if numbers.is_loopback:
+        where = str(numbers)
+    elif six:
+        where = "::"
+    else:
+        where = "0.0.0.0"
+    if six:
+        family = socket.AF_INET6
+    else:
+        family = socket.AF_INET
+    try:
+        return socket.create_server((where, port), family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        problem = str(error.strerror)
+        if error.errno == errno.EADDRINUSE:
+            problem = "the port is in use"
+        raise OSError(error.errno, f"the store of the ranks cannot be served at {host}:{port}: {problem}") from None
+
+
+def serve(listener: socket.socket, host: str) -> Any:
+    """Starts a `TCPStore` server, which serves as long as the returned object lives. It takes over `listener`."""
+    import torch
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        host_name=host,
+        port=listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=torch.__version__ >= "2.8",  # older releases: only the server without it takes a listening socket
+    )
+
+
+def serve_anywhere(host: str) -> tuple[Any, int]:
+    """Starts a server at a free port whose next two ports, which trainers use, are free too. Returns it and the port.
+
+    Raises:
+        OSError: no such port was found.
+    """
+    for _ in range(_TRIES):
+        listener = listen(host, 0)
+        port = listener.getsockname()[1]
+        if all(_is_free(host, port + offset) for offset in range(1, _FREE_AFTER + 1)):
+            return serve(listener, host), port
+        listener.close()
+    raise OSError(f"no free port at {host}")
+
+
+def own_address(towards: tuple[str, int] | None) -> str:
+    """The address that this host uses to reach another; nothing is sent. `towards` None: all ranks are on this host.
+
+    On that host itself its name may resolve to loopback, which other hosts cannot use: then the name is returned.
+    """
+    if towards is None:
+        return "127.0.0.1"
+    family, kind, _, _, where = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)
+        own = str(probe.getsockname()[0])
+    if ipaddress.ip_address(own).is_loopback:
+        return towards[0]
+    return own
+
+
+def is_used(port: int) -> bool:
+    """Whether another process is connected to the server that this process has at a port."""
+    rows = [row for name in ("tcp", "tcp6") for row in _rows(name) if row[3] == _ESTABLISHED]
+    own = _own_sockets()
+    ours = {_plain(row[1]) for row in rows if _port(row[2]) == port and row[9] in own}
+    return bool({_plain(row[2]) for row in rows if _port(row[1]) == port} - ours)
+
+
+class NodeJudge(threading.Thread):
+    """A thread that watches the beats of a call's nodes, until the call is finished or the store lost.
+
+    Args:
+        attend: returns the call's `Attendance` over a new connection.
+        timeout_s, interval_s: when a silent node is lost, and how often the counters are read.
+        lost: called with the members of a lost node that have not finished.
+        say: called with a line for the log.
+    """
+
+    def __init__(
+        self,
+        attend: Callable[[], Attendance],
+        timeout_s: float,
+        interval_s: float,
+        lost: Callable[[list[int]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="node judge", daemon=True)
+        self._attend, self._interval_s, self._lost, self._say = attend, interval_s, lost, say
+        self._timeout_s = timeout_s
+        self._detector = LossDetector(timeout_s, interval_s + _SLACK_S)
+        self._lost_at: dict[str, int] = {}
+        self._nodes: dict[str, list[int]] = {}
+        self._is_complete = False
+
+    def run(self) -> None:
+        """Ends with a line in the log when the store is lost."""
+        try:
+            attendance = self._attend()
+            for _ in attendance.until_finished(self._interval_s):
+                self._look(attendance)
+        except RuntimeError as lost:
+            self._say(f"nodes are not judged any more: {lost}")
+
+    def _look(self, attendance: Attendance) -> None:
+        if not self._is_complete:
+            self._is_complete = attendance.everybody_came()
+            self._nodes = attendance.members()
+        counters = {node: attendance.beat(node, 0) for node in self._nodes}
+        now = time.monotonic()
+        # A node is watched from its first beat on; one that was lost, when it beats again.
+        self._detector.watch([node for node, beats in counters.items() if beats != self._lost_at.get(node, 0)], now)
+        for node in self._detector.read(counters, now):
+            self._lost_at[node] = counters[node]
+            members = [member for member in self._nodes[node] if not attendance.has_ended(member)]
+            if members:
+                self._say(f"node {node} with ranks {members} was silent for {self._timeout_s:g} s")
+                self._lost(members)
+
+
+def stay(port: int, attendance: Attendance, interval_s: float, patience_s: float) -> None:
+    """Returns when nobody needs the store at `port` any more: all are through, or no other process is connected to it.
+
+    Args:
+        interval_s: how often the connections are looked at.
+        patience_s: how long members that have not come yet are waited for.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while not attendance.is_finished():
+        if not is_used(port) and (time.monotonic() > give_up_at or attendance.everybody_came()):
+            return
+        with contextlib.suppress(RuntimeError):
+            attendance.wait_finished(datetime.timedelta(seconds=interval_s))
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        listen(host, port).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _rows(name: str) -> list[list[str]]:
+    """The connections of this network namespace: number, own end, other end, state, ..., inode as the tenth."""
+    with contextlib.suppress(OSError):
+        return [line.split() for line in Path("/proc/self/net", name).read_text().splitlines()[1:]]
+    return []
+
+
+def _own_sockets() -> set[str]:
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def _port(end: str) -> int:
+    return int(end.rpartition(":")[2], 16)
+
+
+def _plain(end: str) -> str:
+    """An end as IPv4 has it, where IPv6 only wraps that."""
+    address, _, port = end.partition(":")
+    return f"{address[-8:] if address.startswith('0' * 16 + 'FFFF0000') else address}:{port}"

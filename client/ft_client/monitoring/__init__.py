@@ -1,0 +1,1 @@
+"""This rank's end of its monitor's watch: the connection, and what is sent over it."""

@@ -1,0 +1,151 @@
+"""The watchdog of this process: a thread that reports whether the main thread executes Python, and serves the link.
+
+`process.py` starts it. A stamp is a call that the interpreter makes in the main thread between two bytecodes
+(`Py_AddPendingCall`); it only posts a semaphore, so it runs no Python there. While the main thread is stuck in a call,
+or holds the GIL in one, there is no stamp. This thread restores a lost connection, so a replaced monitor gets the whole
+state also while the main thread hangs. The state itself is not interpreted here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+from ft_client.monitoring import hidden_thread
+from ft_client.monitoring.link import Link
+from rank_monitor.contract.wire import codec
+from rank_monitor.contract.wire.messages import FIRST_PERIOD_S, GroupMade, IterationReached, Progress
+
+# Where nothing asks for a shorter one: each stamp wakes this process and its monitor.
+_PERIOD_S = 30.0
+# An error that returns at each turn must not make this thread compete with the training for the GIL.
+_AFTER_ERROR_S = 1.0
+# `sem_t` has 32 bytes with glibc on 64-bit Linux.
+_SEMAPHORE_BYTES = 128
+
+
+class Stamp:
+    """Asks the main thread to post a semaphore, and returns the last moment at which it is known to have run.
+
+    Raises:
+        OSError, AttributeError: the C library has no semaphores.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._libc.malloc.restype = ctypes.c_void_p
+        # Never freed: a call that is still pending when this object goes would write to it.
+        self._semaphore = ctypes.c_void_p(self._libc.malloc(ctypes.c_size_t(_SEMAPHORE_BYTES)))
+        if self._libc.sem_init(self._semaphore, 0, 0) != 0:
+            raise OSError("no semaphore")
+        self._post = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
+        self._add = ctypes.pythonapi.Py_AddPendingCall
+        self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._asked_ns: int | None = None
+        self.stamp_ns = now_ns
+
+    def renew(self, now_ns: int) -> int:
+        """Asks for the next stamp. Returns when the last stamp that the main thread answered was asked for."""
+        if self._asked_ns is not None and self._libc.sem_trywait(self._semaphore) == 0:
+            self.stamp_ns, self._asked_ns = self._asked_ns, None
+        if self._asked_ns is None and self._add(self._post, self._semaphore) == 0:
+            self._asked_ns = now_ns
+        return self.stamp_ns
+
+
+class Watchdog:
+    """The watchdog's thread and its state."""
+
+    def __init__(self, link: Link) -> None:
+        self.errors = 0
+        self._link = link
+        self._stamp = Stamp(time.monotonic_ns())
+        self._iteration: int | None = None
+        self._backends = ""
+        self._ticked_ns = self._due_ns = time.monotonic_ns()
+
+    def start(self, stack_signal: int | None = None) -> None:
+        """Starts the thread; it ends with the process. It takes no signal but `stack_signal`.
+
+        So a dump of the stacks is also possible while the main thread blocks that signal.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        hidden_thread.start(self._run, stack_signal)
+
+    def _run(self) -> None:
+        while not self._link.closed:
+            try:
+                self._turn()
+            except Exception:
+                self.errors += 1
+                time.sleep(_AFTER_ERROR_S)
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        period_ns = int(self.period_s() * 1e9)
+        if now_ns >= min(self._due_ns, self._ticked_ns + period_ns):
+            self._tick(now_ns)
+            self._due_ns = now_ns + period_ns
+        if self._link.dirty or self._link.stale:
+            self._link.restate()
+        self._link.attend(min(self._due_ns - now_ns, period_ns) / 1e9)
+
+    def period_s(self) -> float:
+        """Seconds from one stamp to the next: at most a quarter of the stall limit, and what a wrapper asks for."""
+        settings, guardian = self._link.settings, self._link.guardian
+        unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
+        if settings is None or unseen:
+            period_s = FIRST_PERIOD_S
+        else:
+            period_s = _PERIOD_S
+        if settings is not None and settings.stall_warning is not None:
+            period_s = min(period_s, settings.stall_warning / 4)
+        if guardian is not None:
+            period_s = min(period_s, guardian.period_s)
+        return period_s
+
+    def _tick(self, now_ns: int) -> None:
+        link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns
+        link.stamp_ns = self._stamp.renew(now_ns)
+        link.send(codec.encode(Progress(link.stamp_ns), next(link.sequence), now_ns))
+        if link.guardian is not None:
+            link.guardian.tick()
+        backends = group_backends()
+        if backends != self._backends:
+            sent = not backends or link.post(GroupMade(backends), now_ns)
+            if sent:
+                self._backends = backends
+            else:
+                self._backends = ""
+        iteration = megatron_iteration()
+        if iteration is not None and iteration != self._iteration:
+            self._iteration = iteration
+            if link.speaker is not None:
+                link.speaker.iteration = iteration
+            # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
+            link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
+
+
+def group_backends() -> str:
+    """The backends of this process's default process group, as torch has them; empty while there is none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if module is not None and module.is_initialized():
+            return str(module.get_backend_config())
+        return ""
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it is being made, imported or destroyed just now
+        return ""
+
+
+def megatron_iteration() -> int | None:
+    """The iteration of a Megatron training in this process, from its global arguments; None without Megatron."""
+    module = sys.modules.get("megatron.training.global_vars")
+    if module is None:
+        return None
+    iteration = getattr(getattr(module, "_GLOBAL_ARGS", None), "curr_iteration", None)
+    if isinstance(iteration, int):
+        return iteration
+    return None

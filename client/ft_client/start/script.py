@@ -1,0 +1,162 @@
+"""Runs the user's script in this process as `python` would: same names, same paths, same messages at its end.
+
+`bootstrap.py` calls it. What an interpreter does for `python SCRIPT` and `python -m MODULE` is written in C;
+`_run_module_as_main` of runpy is the part of it in Python, for modules, folders and zip files. Knows nothing of
+monitoring.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Container
+from functools import partial
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
+from pkgutil import get_importer
+from types import CodeType, TracebackType
+from typing import Protocol
+
+_AT_STARTUP = frozenset({"abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath", "site", "stat"})
+"""Modules of the standard library that every interpreter has loaded before a script's folder is looked at."""
+
+
+class Script:
+    """The script to be run.
+
+    Args:
+        arguments: `[-m] SCRIPT ARGS`, as after `python`.
+        first_path: what the interpreter put first into `sys.path` for `-m`; None in safe-path mode, where it adds none.
+    """
+
+    def __init__(self, arguments: list[str], first_path: str | None) -> None:
+        self._arguments = arguments
+        self._is_module = arguments[0] == "-m"
+        self._name, *self._rest = arguments[1:] if self._is_module else arguments
+        self._first_path = first_path
+
+    def take(self) -> Callable[[], object]:
+        """Makes this process what it is when an interpreter begins the script. Returns what runs the script."""
+        forget_bootstrap()
+        sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
+        if self._is_module:
+            # runpy replaces the first entry by the path of the module, once it has found that.
+            sys.argv = ["-m", *self._rest]
+            self._look_first_in(self._first_path)
+            return partial(runpy._run_module_as_main, self._name)  # type: ignore[attr-defined]
+        sys.argv = [self._name, *self._rest]
+        if get_importer(self._name) is not None:  # a folder or zip file with a __main__
+            self._look_first_in(_absolute(self._name), always=True)
+            return partial(runpy._run_module_as_main, "__main__", alter_argv=False)  # type: ignore[attr-defined]
+        self._look_first_in(str(Path(self._name).resolve().parent))
+        return self._file()
+
+    def below(self, trace: TracebackType | None) -> TracebackType | None:
+        """The part of a traceback that `python` would have shown: what is below our frames."""
+        return below(trace, _OUR_FRAMES)
+
+    def _look_first_in(self, folder: str | None, always: bool = False) -> None:
+        if folder is not None and (always or self._first_path is not None):
+            sys.path.insert(0, folder)
+            _uncover(folder)
+
+    def _file(self) -> Callable[[], object]:
+        path = _absolute(self._name)
+        compiled = path.endswith(".pyc")
+        kind = SourcelessFileLoader if compiled else SourceFileLoader
+        loader = kind("__main__", path)
+        try:
+            source = loader.get_data(path)
+        except OSError as error:
+            print(
+                f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr
+            )
+            sys.exit(2)  # as `python` does
+        names = sys.modules["__main__"].__dict__
+        names.update(__file__=path, __cached__=None, __loader__=loader)
+        if compiled:
+            code = loader.get_code("__main__")
+        else:
+            code = compile(source, path, "exec", dont_inherit=True)
+        assert isinstance(code, CodeType)
+        return partial(exec, code, names)
+
+
+_OUR_FRAMES = frozenset({Script.take.__code__, Script._file.__code__})
+
+
+def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
+    """The part of a traceback below the last frame that runs one of `codes`; all of it where there is no such frame."""
+    found = trace
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            found = trace.tb_next
+        trace = trace.tb_next
+    return found
+
+
+class Main(Protocol):
+    """The main program of this process: a script, or a function."""
+
+    def take(self) -> Callable[[], object]:
+        """Returns what runs it. What that raises is not handled."""
+
+    def below(self, trace: TracebackType | None) -> TracebackType | None:
+        """The part of a traceback without our frames."""
+
+
+def hide_frames(theirs: TracebackType | None) -> None:
+    """Has the interpreter show `theirs` as the traceback of the exception that is about to end this process.
+
+    The hook in force, which may be the script's own, gets the same arguments as under `python`.
+    """
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = show
+        sys.last_traceback = theirs
+        error.__traceback__ = theirs
+        show(kind, error, theirs)
+
+    sys.excepthook = hook
+
+
+def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
+    """`sys.orig_argv` as if the interpreter had been given `arguments` itself, not by `-m MODULE` or a file of ours."""
+    head = argv[: len(argv) - len(arguments)]
+    return head[: -2 if head[-2:-1] == ["-m"] else -1] + arguments
+
+
+def forget_bootstrap() -> None:
+    """Makes `__main__` what it is at the start of an interpreter."""
+    main = sys.modules["__main__"].__dict__
+    nothing = dict.fromkeys(("__doc__", "__package__", "__loader__", "__spec__"))
+    fresh: dict[str, object] = {"__name__": "__main__", **nothing}
+    if "__annotations__" in main:
+        fresh["__annotations__"] = {}
+    fresh["__builtins__"] = sys.modules["builtins"]
+    main.clear()
+    main.update(fresh)
+
+
+def _absolute(name: str) -> str:
+    """The path joined to the current folder, not normalised, as the interpreter does it."""
+    if name.startswith("/"):
+        return name
+    return f"{Path.cwd()}/{name}"
+
+
+def _uncover(folder: str) -> None:
+    """Removes modules of the standard library from `sys.modules` that a file in the script's folder hides by its name.
+
+    Under `python` they would not have been loaded yet; here our own code may have loaded them.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = {entry.name.removesuffix(".py") for entry in entries}
+    except OSError:
+        return
+    for name in found:
+        if name in sys.stdlib_module_names and name not in _AT_STARTUP | set(sys.builtin_module_names):
+            sys.modules.pop(name, None)

@@ -1,0 +1,209 @@
+"""The scores of a rank, the report on all ranks, and the forms in which both are sent. Pure.
+
+    section score = median of the reference / own median
+    GPU score     = mean over kernels of (median of the reference / own median), weighted by NUM x AVG of the own kernel
+
+The reference of a relative score is the smallest median among the ranks, that of an individual score the rank's own
+best median so far. A score is in (0, 1]; 0.5 is half as fast. It is NaN only for a GPU without a kernel to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_client.straggler.samples import Statistic, Summary
+from rank_monitor.contract.wire.messages import SectionTimes
+
+THRESHOLD = 0.75
+"""A rank with a score below is slow, unless another threshold is given."""
+_SMALLEST = 1e-9  # below what any clock here can measure: a median of zero is as good as this one
+# Bounds of the message to the launcher; the sections that took longest are kept.
+_MAX_SECTIONS = 64
+_MAX_NAME = 100
+
+
+@dataclass(frozen=True)
+class References:
+    """The medians that scores compare with, by name of the kernel or section."""
+
+    kernels: Mapping[str, float]
+    sections: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Relative or individual scores of one rank; NaN for a GPU without kernels to compare."""
+
+    gpu: float
+    sections: Mapping[str, float]
+
+
+def scores_of(references: References, sections: Mapping[str, Summary], kernels: Mapping[str, Summary]) -> Scores:
+    """Returns the scores of this rank's sections and kernels."""
+    return Scores(gpu_score(references.kernels, kernels), section_scores(references.sections, sections))
+
+
+def medians(summaries: Mapping[str, Summary]) -> dict[str, float]:
+    """Returns the median of each summary, in its unit."""
+    return {name: summary[Statistic.MED] for name, summary in summaries.items()}
+
+
+def score(reference: float, median: float) -> float:
+    """Returns the score of one median against its reference, in (0, 1]."""
+    return min(1.0, max(reference, _SMALLEST) / max(median, _SMALLEST))
+
+
+def section_scores(references: Mapping[str, float], summaries: Mapping[str, Summary]) -> dict[str, float]:
+    """Returns the score of each section that has a reference."""
+    own = medians(summaries)
+    return {name: score(references[name], median) for name, median in own.items() if name in references}
+
+
+def gpu_score(references: Mapping[str, float], summaries: Mapping[str, Summary]) -> float:
+    """Returns the score of all kernels that have a reference; NaN when none has."""
+    total = 0.0
+    weighted = 0.0
+    for name, summary in summaries.items():
+        if name in references:
+            weight = max(summary[Statistic.NUM] * summary[Statistic.AVG], _SMALLEST)
+            weighted += weight * score(references[name], summary[Statistic.MED])
+            total += weight
+    if total:
+        return min(1.0, weighted / total)
+    return math.nan
+
+
+def best_medians(former: Mapping[str, float], summaries: Mapping[str, Summary]) -> dict[str, float]:
+    """Returns the smallest median so far of everything ever seen: the reference of individual scores."""
+    own = medians(summaries)
+    return {**former, **{name: min(median, former.get(name, median)) for name, median in own.items()}}
+
+
+@dataclass(frozen=True)
+class StragglerId:
+    """A rank that is slow, and the node it runs on."""
+
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The scores of all ranks on rank 0, or of the own rank where nothing was gathered; each is in (0, 1].
+
+    GPU scores by rank, section scores by section and rank; empty where they were not to be computed. The summaries are
+    this rank's own: sections in ms, kernels in us. `generate_report_elapsed_time` is in seconds.
+    """
+
+    gpu_relative_perf_scores: Mapping[int, float]
+    section_relative_perf_scores: Mapping[str, Mapping[int, float]]
+    gpu_individual_perf_scores: Mapping[int, float]
+    section_individual_perf_scores: Mapping[str, Mapping[int, float]]
+    rank_to_node: Mapping[int, str]
+    local_section_summaries: Mapping[str, Summary] = field(default_factory=dict)
+    local_kernel_summaries: Mapping[str, Summary] = field(default_factory=dict)
+    generate_report_elapsed_time: float = 0.0
+    gather_on_rank0: bool = True
+    rank: int = 0
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether any rank has a GPU score that is a number."""
+        scores = (*self.gpu_relative_perf_scores.values(), *self.gpu_individual_perf_scores.values())
+        return not all(map(math.isnan, scores))
+
+    def identify_stragglers(
+        self,
+        gpu_rel_threshold: float = THRESHOLD,
+        section_rel_threshold: float = THRESHOLD,
+        gpu_indiv_threshold: float = THRESHOLD,
+        section_indiv_threshold: float = THRESHOLD,
+    ) -> dict[str, Any]:
+        """Returns the ranks whose score is below a threshold. NaN is below none.
+
+        Returns:
+            `straggler_gpus_relative` and `straggler_gpus_individual`, sets of `StragglerId`;
+            `straggler_sections_relative` and `straggler_sections_individual`, such a set by section, no empty ones.
+
+        Raises:
+            ValueError: a threshold is outside (0, 1].
+        """
+        check_threshold("gpu_rel_threshold", gpu_rel_threshold)
+        check_threshold("section_rel_threshold", section_rel_threshold)
+        check_threshold("gpu_indiv_threshold", gpu_indiv_threshold)
+        check_threshold("section_indiv_threshold", section_indiv_threshold)
+        return {
+            "straggler_gpus_relative": self._below(self.gpu_relative_perf_scores, gpu_rel_threshold),
+            "straggler_gpus_individual": self._below(self.gpu_individual_perf_scores, gpu_indiv_threshold),
+            "straggler_sections_relative": self._sections_below(
+                self.section_relative_perf_scores, section_rel_threshold
+            ),
+            "straggler_sections_individual": self._sections_below(
+                self.section_individual_perf_scores, section_indiv_threshold
+            ),
+        }
+
+    def _sections_below(
+        self, scores: Mapping[str, Mapping[int, float]], threshold: float
+    ) -> dict[str, set[StragglerId]]:
+        found = {name: self._below(of_ranks, threshold) for name, of_ranks in scores.items()}
+        return {name: slow for name, slow in found.items() if slow}
+
+    def _below(self, scores: Mapping[int, float], threshold: float) -> set[StragglerId]:
+        return {StragglerId(rank, self.rank_to_node[rank]) for rank, score in scores.items() if score < threshold}
+
+
+def check_threshold(name: str, value: object) -> None:
+    """Checks that a threshold is a number in (0, 1].
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r}: a threshold must be a number above 0 and at most 1")
+
+
+def row_of(scores: Scores | None, names: Collection[str]) -> list[float]:
+    """Returns the row of numbers that a rank sends for one kind of scores: the GPU's, then the sections' in order.
+
+    NaN stands for a score that does not exist.
+    """
+    if scores is None:
+        return [math.nan] * (1 + len(names))
+    return [scores.gpu, *(scores.sections.get(name, math.nan) for name in names)]
+
+
+def tables_of(
+    rows: Mapping[int, list[float]], names: Collection[str], begin: int
+) -> tuple[dict[int, float], dict[str, dict[int, float]]]:
+    """Returns the GPU and section scores of all ranks, from the part of their rows that begins at `begin`."""
+    gpus = {rank: row[begin] for rank, row in rows.items()}
+    sections: dict[str, dict[int, float]] = {}
+    for index, name in enumerate(names, begin + 1):
+        found = {rank: row[index] for rank, row in rows.items() if not math.isnan(row[index])}
+        if found:
+            sections[name] = found
+    return gpus, sections
+
+
+def section_times(sections: Mapping[str, Summary], relative: Scores | None, individual: Scores | None) -> SectionTimes:
+    """Returns the message to the monitor: times and scores of the sections that took longest, and the GPU's scores.
+
+    It is bounded in size whatever the sections are.
+    """
+    kinds = {"relative": relative, "individual": individual}
+    longest = sorted(sections, key=lambda name: -sections[name][Statistic.NUM] * sections[name][Statistic.AVG])
+    return SectionTimes(
+        {
+            name[-_MAX_NAME:]: {
+                "med_ms": sections[name][Statistic.MED],
+                "num": int(sections[name][Statistic.NUM]),
+                **{kind: scores.sections.get(name) if scores else None for kind, scores in kinds.items()},
+            }
+            for name in longest[:_MAX_SECTIONS]
+        },
+        {kind: None if scores is None or math.isnan(scores.gpu) else scores.gpu for kind, scores in kinds.items()},
+    )

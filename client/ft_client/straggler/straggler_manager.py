@@ -1,0 +1,156 @@
+"""`StragglerManager`: straggler detection around a training's step, which reports at an interval and may stop it.
+
+The name is the peer's, whose documented methods it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ft_client.agreement import group
+from ft_client.argument_checks import check_exit_code, check_save
+from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
+from ft_client.straggler.findings import STEP_SECTION, findings
+from ft_client.straggler.reporting import Report
+from ft_client.straggler.straggler_options import read_options
+
+T = TypeVar("T")
+
+
+class StragglerManager:
+    """Straggler detection for one training.
+
+    Args:
+        config: any object with the options as attributes, `StragglerOptions` or a peer's; None: the defaults.
+        save: with `stop_if_detected`, called on every rank before it leaves.
+        exit_code: with `stop_if_detected`, every rank leaves with it (0 when only `save` is given). When neither is
+            given, `check_stragglers` returns True on every rank and the caller ends the training.
+        options: single options, in place of the config's.
+
+    Raises:
+        ValueError: an option or argument has a value that makes no sense.
+        TypeError: an option that does not exist.
+    """
+
+    _LOGGER_NAME = ""
+
+    def __init__(
+        self,
+        config: object = None,
+        *,
+        save: Callable[[], object] | None = None,
+        exit_code: int | None = None,
+        **options: object,
+    ) -> None:
+        if self._LOGGER_NAME and not hasattr(config, "logger_name"):
+            options.setdefault("logger_name", self._LOGGER_NAME)
+        self.options = read_options(config, options)
+        self.logger = logging.getLogger(self.options.logger_name)
+        check_save(save)
+        if exit_code is not None:
+            check_exit_code(exit_code)
+        self._save = save
+        self._exit_code = exit_code
+        self._running = False
+
+    def initialize(self) -> None:
+        """Starts the detection, on every rank.
+
+        Raises:
+            RuntimeError: it has been started already.
+        """
+        if self._running:
+            raise RuntimeError("straggler detection is initialized already; call shutdown() first")
+        if not self.options.enabled:
+            return
+        options = self.options
+        wanted = [(RELATIVE, options.calc_relative_gpu_perf), (INDIVIDUAL, options.calc_individual_gpu_perf)]
+        Detector.initialize(
+            scores_to_compute=[name for name, asked in wanted if asked],
+            gather_on_rank0=True,
+            profiling_interval=options.profiling_interval,
+            report_time_interval=options.report_time_interval,
+        )
+        self._running = True
+
+    def wrap_train_step_function(self, train_step_func: Callable[..., T]) -> Callable[..., T]:
+        """Returns the step as a function that is timed while the detection runs."""
+
+        @functools.wraps(train_step_func)
+        def step(*args: Any, **kwargs: Any) -> T:
+            if not self._running:
+                return train_step_func(*args, **kwargs)
+            with Detector.detection_section(STEP_SECTION):
+                return train_step_func(*args, **kwargs)
+
+        if self.options.enabled:
+            return step
+        return train_step_func
+
+    def check_stragglers(self, global_rank: int | None = None) -> bool:
+        """Reports when the interval has passed, and stops the training if that was asked for. Call it once per step.
+
+        Args:
+            global_rank: this rank; accepted for compatibility.
+
+        Returns:
+            Whether a straggler was found and the training is to stop; the same on every rank. With `save` or
+            `exit_code` it does not return then.
+
+        Raises:
+            SystemExit: with the code asked for.
+        """
+        if not self._running:
+            return False
+        start_s = time.perf_counter()
+        report = Detector.generate_report_if_interval_elapsed()
+        if not Detector.is_interval_elapsed():
+            return False
+        found = report is not None and self._log(report, start_s)
+        if not self.options.stop_if_detected or not group.from_rank0(float(found)):
+            return False
+        if self._save is None and self._exit_code is None:
+            return True
+        if self._save is not None:
+            self._save()
+        self.shutdown()
+        sys.exit(self._exit_code or 0)
+
+    def shutdown(self) -> None:
+        """Ends the detection, which may be started again. May be called twice."""
+        if self._running:
+            self._running = False
+            Detector.shutdown()
+
+    def _log(self, report: Report, start_s: float) -> bool:
+        """Logs what was found; returns whether any rank is flagged."""
+        found = findings(report, self.options)
+        for finding in found:
+            for line in finding.lines(self.options.num_gpu_perf_scores_to_print):
+                self.logger.info(line)
+        elapsed_s = time.perf_counter() - start_s
+        self.logger.info("Straggler report processing time: %.3f sec.", elapsed_s)
+        if self.options.enable_logging:
+            record = {
+                "event": "straggler_report",
+                "elapsed_s": elapsed_s,
+                "scores": [finding.record() for finding in found],
+            }
+            self.logger.info(json.dumps(record), extra={"straggler_report": record})
+        for finding in found:
+            warning = finding.warning()
+            if warning:
+                self.logger.warning(warning)
+        return any(finding.flagged for finding in found)
+
+
+class NVRxStragglerDetectionManager(StragglerManager):
+    """`StragglerManager` by the peer's name, with the peer's logger."""
+
+    _LOGGER_NAME = "megatron.bridge.NVRxStragglerDetection"

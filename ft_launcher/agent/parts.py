@@ -1,0 +1,44 @@
+"""What the agent of a node works with. Made by `composition.py`, which knows how; data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ft_launcher.cycle.fault_drill import Injected
+from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.ranks.runtime import Runtime
+from ft_launcher.record.cycle_files import CycleInfo
+from ft_launcher.record.recorder import Recorder
+from ft_launcher.rendezvous.cycle_store import PortHolder
+from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.settings.config import Settings
+
+
+@dataclass
+class NodeParts:
+    """The parts of one launcher.
+
+    `adopt_orphans`: every child of this process belongs to the job; False inside a user's program.
+    `named_signals`: those named in `--signals-to-handle`. `is_script`: the ranks run Python, `-u [-m] SCRIPT ...`.
+    `limits_given`: options that were set and act only in a watched training. `nccl_bound`: a text, how long a hang in
+    NCCL may last.
+    """
+
+    settings: Settings
+    runtime: Runtime
+    recorder: Recorder
+    signals: SignalPipe
+    ports: PortHolder
+    zygotes: ZygotePool
+    health: NodeHealth
+    memory: GpuMemory
+    injected: Injected
+    cycle_info: CycleInfo
+    several_nodes: bool
+    named_signals: frozenset[int] = frozenset()
+    limits_given: tuple[str, ...] = ()
+    nccl_bound: str = ""
+    adopt_orphans: bool = True
+    is_script: bool = False

@@ -1,0 +1,1 @@
+"""Subcommands of `ft_launcher` that start no training."""

@@ -1,0 +1,60 @@
+"""`ft_launcher validate`: prints the merged settings, with the source of each, as YAML that --ft-cfg-path accepts."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import yaml
+
+from ft_launcher.settings import command_line, job_settings, options
+from ft_launcher.settings.prescan import Scan
+from ft_launcher.settings.sources import Resolved, resolve
+from ft_launcher.settings.yaml_source import SECTION
+from rank_monitor.contract.settings import config, kinds
+from rank_monitor.contract.settings.config import SourceSettings
+from rank_monitor.contract.settings.declaration import to_json
+
+_NO_SCRIPT = "(no script)"
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    help="Prints the settings that hold, and where each comes from. Takes the same options as a job, with or without "
+    "its script; exits 2 when something is wrong.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def validate(arguments: tuple[str, ...]) -> None:
+    """Reads the options as a job does; prints the settings to stdout and warnings to stderr.
+
+    Raises:
+        ConfigError: an option or setting is wrong.
+    """
+    parsed = command_line.parse(arguments, script_if_none=_NO_SCRIPT)
+    resolved = resolve(parsed, os.environ)
+    warnings = resolved.warnings
+    if parsed.namespace.training_script != _NO_SCRIPT:
+        warnings = job_settings.make_job(parsed, resolved, Scan(None, starts_ranks=False), os.environ).warnings
+    for warning in warnings:
+        print(f"ft_launcher: {warning}", file=sys.stderr)
+    print(as_yaml(resolved))
+
+
+def as_yaml(resolved: Resolved) -> str:
+    """Returns all settings under `fault_tolerance:`, each with its source in a comment."""
+    lines = [f"{SECTION}:"]
+    for attribute, group in config.GROUPS.items():
+        if group is SourceSettings:
+            continue
+        lines.append(f"  # {attribute}")
+        for key, value in to_json(getattr(resolved.settings, attribute)).items():
+            lines.append(f"  {f'{key}: {_yaml_value(key, value)}':<60} # {resolved.sources[key]}")
+    return "\n".join(lines)
+
+
+def _yaml_value(key: str, value: object) -> str:
+    if options.declaration_of(key).kind is kinds.SIGNAL and isinstance(value, int):
+        return kinds.signal_name(value)
+    # One line for each value, since the source follows on it; a scalar ends with YAML's end-of-document mark.
+    return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

@@ -1,0 +1,107 @@
+"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank.
+
+Called by the node agent, and by in-process restart for one rank. What ranks wrote may be broken: errors in reading it
+are contained here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution.error_text import of_error_file, of_output
+from ft_launcher.ranks.monitors import NodeMonitors
+from ft_launcher.ranks.rank_context import RankContext, RankExit
+from ft_launcher.record.contained import contained, log_contained
+from rank_monitor.contract.wire.foreign import read_file
+from rank_monitor.contract.wire.messages import RankException
+
+_MOST_OUTPUT = 16384
+"""Bytes at the end of a rank's output in which its last traceback is looked for."""
+
+
+def gather(
+    workers: Sequence[Any],
+    ranks: RankContext,
+    monitors: NodeMonitors,
+    stopped: Collection[int] = (),
+    killed: Collection[int] = (),
+) -> list[RankEvidence]:
+    """Returns the evidence of every local rank, in the order of `workers`.
+
+    Args:
+        workers: torch's, in the order of local ranks.
+        stopped: local ranks whose process was found stopped (SIGSTOP, a debugger) when the cycle failed.
+        killed: pids that the stop had to kill.
+    """
+    pids = ranks.pids()
+    evidence = []
+    for worker in workers:
+        local_rank = int(worker.local_rank)
+        found, end = monitors.found(local_rank), ranks.exits.get(local_rank)
+        exception, exception_at = found.exception, found.exception_at
+        # A rank under --no-python has no client of ours, and one whose monitor died reported to nobody.
+        if exception is None and end is not None and end.exit_code:
+            with contained(f"what rank {worker.global_rank} wrote of its error cannot be read"):
+                exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
+                # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
+                if exception is None and end.exit_code > 0:
+                    exception, exception_at = _printed(end, found.last_output, ranks.stderrs[local_rank])
+        evidence.append(
+            RankEvidence(
+                rank=int(worker.global_rank),
+                local_rank=local_rank,
+                pid=pids[local_rank],
+                exit_code=end.exit_code if end else None,
+                died_at=end.at if end else None,
+                verdict=found.verdict,
+                verdict_at=found.verdict_at,
+                exception=exception,
+                exception_at=exception_at,
+                snapshot=found.snapshot,
+                was_stopped=local_rank in stopped,
+                killed_by_us=pids[local_rank] in killed,
+            )
+        )
+    return evidence
+
+
+def fault_in(
+    ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None, all_ranks: bool = True
+) -> Fault | None:
+    """As `attribute`. If what the ranks wrote makes that fail, attributes by exit codes and verdicts alone."""
+    try:
+        return attribute(ranks, node, stop_began, all_ranks)
+    except Exception as error:
+        log_contained("what the ranks wrote of the fault cannot be used", error)
+    ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in ranks]
+    return attribute(ends, node, stop_began, all_ranks)
+
+
+def _printed(end: RankExit, last_output: str, path: str) -> tuple[RankException | None, float | None]:
+    """Returns the last error that a rank printed, as it reported it or from its stderr file, and when it ended."""
+    exception = of_output(last_output)
+    if exception is None:
+        with suppress(OSError):
+            exception = of_output(read_file(path, _MOST_OUTPUT, tail=True).decode(errors="replace"))
+    if exception is None:
+        return (None, None)
+    return (exception, end.at)
+
+
+def _in_file(path: Path) -> tuple[RankException | None, float | None]:
+    """Returns the exception in torch's error file, and when that was written (monotonic seconds)."""
+    try:
+        # The file has wall-clock time; all other moments of a fault are monotonic.
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+        exception = of_error_file(read_file(path))
+    except OSError:
+        return None, None
+    if exception is None:
+        return (None, None)
+    return (exception, time.monotonic() - age_s)

@@ -1,0 +1,136 @@
+"""Faults on purpose on this node: receives from the ranks which one strikes, records it, and carries out those that
+concern the system. Called by the node agent. When a fault is due, only the rank knows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ft_launcher.attribution import Fault
+from ft_launcher.ranks.monitors import NodeMonitors
+from ft_launcher.record.recorder import Recorder
+from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.settings import injection
+from rank_monitor.contract.settings.injection import Injection, Told
+from rank_monitor.contract.wire import channel
+
+logger = logging.getLogger(__name__)
+
+# A report is one short line of JSON. A longer datagram is cut by the kernel, and refused as no fault.
+_MAX_BYTES = 65536
+# IFNAMSIZ of Linux, with the zero at the end.
+_NAME_BYTES = 16
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP of Linux
+# It has 40 bytes on 64-bit Linux: name, flags, and the rest of the union. See netdevice(7).
+_REQUEST = f"{_NAME_BYTES}sh22x"  # struct ifreq with its flags
+
+
+class Injected:
+    """Receives the faults on purpose of this node's ranks: from `--ft-inject`, a variable, or the training itself.
+
+    Args:
+        faults: of `--ft-inject`, as text, one each.
+        monitor_socket: the first rank's socket to its monitor; ours lies beside it.
+        no_python: the ranks are no Python scripts, so that no client of ours runs in them.
+    """
+
+    def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
+        self._socket: socket.socket | None = None
+        self._struck: dict[tuple[int, int], str] = {}
+        if no_python and faults:
+            logger.warning("--ft-inject does nothing: the ranks are no Python scripts")
+        if not no_python:
+            # Datagrams: a rank that dies of SIGKILL next has sent all of its report, and connects to nothing.
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            path = injection.socket_beside(monitor_socket)
+            # A socket's address has 108 bytes at most, and TMPDIR may be long.
+            with channel.short_address(path) as name:
+                self._socket.bind(name)
+            # Other users must not have the launcher kill its processes.
+            path.chmod(0o600)
+
+    def descriptors(self) -> set[int]:
+        """Readable when a rank reported a fault."""
+        if self._socket is None:
+            return set()
+        return {self._socket.fileno()}
+
+    def attend(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
+        """Takes the ranks' reports since the last call and carries out the launcher's part. Does not block."""
+        for told, fault in self._heard():
+            # The report comes from a rank: any number may be in it.
+            if told.local_rank not in monitors.local_ranks:
+                logger.warning(
+                    "a fault on purpose was reported for local rank %d, which this node has not", told.local_rank
+                )
+                continue
+            self._struck[cycle, told.local_rank] = f"a fault on purpose, {told.at}: {told.fault}"
+            recorder.on_purpose(cycle, told)
+            _carry_out(fault, monitors.pid(told.local_rank), zygotes.pids())
+
+    def explain(self, fault: Fault, cycle: int) -> Fault:
+        """Returns the fault, with a hint if its rank was struck on purpose in this cycle."""
+        return replace(fault, hint=self._struck.get((cycle, fault.local_rank), fault.hint))
+
+    def close(self) -> None:
+        """Closes the socket; later reports are lost."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _heard(self) -> Iterator[tuple[Told, Injection]]:
+        while self._socket is not None:
+            try:
+                told = Told.decode(self._socket.recv(_MAX_BYTES))
+                yield told, injection.parse(told.fault)
+            except ValueError as error:
+                logger.warning("what is no fault on purpose was told: %s", error)
+            except OSError:
+                return
+
+
+def _carry_out(fault: Injection, monitor: int, zygotes: Collection[int]) -> None:
+    """Carries out a fault that concerns the system.
+
+    Args:
+        monitor: pid of the rank's monitor.
+        zygotes: pids.
+    """
+    match fault.kind:
+        case "kill_monitor":
+            _kill(monitor)
+        case "kill_zygote":
+            if not zygotes:
+                logger.warning("there is no zygote to kill: the ranks start by exec")
+            for pid in zygotes:
+                _kill(pid)
+        # Recorded before: nothing of this process acts after it.
+        case "kill_agent":
+            _kill(os.getpid())
+        case "cut_network":
+            _set_link_down(fault.interface)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _set_link_down(interface: str) -> None:
+    """Does what `ip link set INTERFACE down` does; needs CAP_NET_ADMIN."""
+    name = interface.encode()[: _NAME_BYTES - 1]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            _, flags = struct.unpack(_REQUEST, fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack(_REQUEST, name, 0)))
+            fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_REQUEST, name, flags & ~_UP))
+        except OSError as error:
+            logger.warning("the network was not cut: interface %s: %s", interface, error.strerror)

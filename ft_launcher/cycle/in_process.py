@@ -1,0 +1,240 @@
+"""Rung 1 of one cycle on this node: carries out the steps that `rungs.py` decides, and returns events for the cycle.
+
+Called by the node agent's loop. Decides nothing, and ends no cycle itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed import PrefixStore
+
+from ft_launcher.attribution import Fault, FaultKind, RankEvidence
+from ft_launcher.cycle import node_evidence
+from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
+from ft_launcher.cycle.evidence import fault_in, gather
+from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
+from ft_launcher.cycle.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
+from ft_launcher.cycle.rungs import Rungs
+from ft_launcher.cycle.store_threads import Keys, StoreThreads
+from ft_launcher.policy.restart_policy import final_codes
+from ft_launcher.ranks.monitors import NodeMonitors
+from ft_launcher.ranks.rank_context import RankContext
+from ft_launcher.record.recorder import Recorder
+from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder
+from ft_launcher.zygote.pool import NoWarmStart
+from rank_monitor.contract import env
+from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.iterations.iteration_stores import serve_iterations
+from rank_monitor.contract.settings.config import Settings
+from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.messages import Restarter
+
+logger = logging.getLogger(__name__)
+
+LIMIT = "in_process"
+"""The name of the limit in a fault where a restart in process did not end."""
+
+
+class InProcess:
+    """In-process restart of one cycle. Made when the ranks have just started.
+
+    Args:
+        workers: torch's, in the order of local ranks.
+        ports: to serve the stores of iterations; None: another node's agent serves them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: CycleStore,
+        ports: PortHolder | None,
+        workers: Sequence[Any],
+        ranks: RankContext,
+        monitors: NodeMonitors,
+        recorder: Recorder,
+    ) -> None:
+        self._store, self._ports, self._workers, self._ranks = store, ports, workers, ranks
+        self._monitors, self._recorder = monitors, recorder
+        self._rejoins = settings.start.rejoin
+        start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
+        self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin != "false", final_codes(settings.restart))
+        self._threads = StoreThreads(store.host, store.port)
+        self._departures = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout)
+        self._servers: dict[str, dict[int, object]] = {}
+        """For each call, by the prefix of its keys: the store servers of its iterations."""
+        self._oom_kills = node_evidence.oom_kills()
+        self._events: list[Event] = []
+        self._told: list[LossNotified] = []
+        self._ends: dict[int, RankEvidence] = {}
+        """The last death of each rank."""
+        self._open: set[int] = set()
+        """Local ranks whose death the others have not yet recovered from."""
+        self._killed: set[int] = set()
+        self._took_over: TakeOver | None = None
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return {self._departures.fileno()}
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        return self._rungs.next_check()
+
+    def heard(self, local_rank: int, message: Restarter) -> None:
+        """Takes a message of a rank's wrapper."""
+        if message.prefix and message.prefix not in self._servers and self._ports is not None:
+            self._serve_iterations(message.prefix, self._ports)
+        self._do(self._rungs.heard(local_rank, message, time.monotonic()))
+
+    def ended(self, local_rank: int, exit_code: int) -> Event:
+        """Takes the end of a rank's process; returns the event that it is for the cycle."""
+        was_let_in = local_rank not in self._rungs.lost
+        steps = self._rungs.died(local_rank, exit_code, time.monotonic())
+        if steps is None:
+            return RankEnded(local_rank, exit_code)
+        (end,) = gather([self._workers[local_rank]], self._ranks, self._monitors)
+        self._ends[local_rank] = end
+        # A newcomer that ends with 0 before it was let in is no fault.
+        if was_let_in or exit_code != 0:
+            # The launcher's own kill has no cause to look for.
+            ours = local_rank in self._killed
+            if ours:
+                fault = None
+            else:
+                fault = fault_in([end], node_evidence.since(self._oom_kills))
+            self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
+        self._do(steps)
+        if self._rungs.is_restarting or self._took_over is not None:
+            self._open.add(local_rank)
+        return RankLost(local_rank)
+
+    def needs_words(self, ended: Iterable[int]) -> bool:
+        """Whether the last messages of the ranks are needed before `attend`: monitors may not have passed them on yet.
+
+        Args:
+            ended: local ranks whose process ended.
+        """
+        self._told += self._departures.take()
+        words = (self._rungs.needs_word(rank) or self._rungs.may_have_declared(rank) for rank in ended)
+        return bool(self._told) or any(words)
+
+    def attend(self) -> list[Event]:
+        """Carries out what is due; returns the events since the last call."""
+        told, self._told = self._told, []
+        for one in told:
+            self._do(self._rungs.told(one.local_rank, one.problem, time.monotonic()))
+        self._do(self._rungs.tick(time.monotonic()))
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
+        self._threads.close()
+        self._departures.close()
+        self._servers.clear()
+
+    def finish(self) -> set[int]:
+        """Records and returns the local ranks without which the cycle succeeded."""
+        lost = sorted(self._rungs.lost)
+        if lost:
+            self._recorder.finished_without(self._store.cycle, [int(self._workers[one].global_rank) for one in lost])
+        return set(lost)
+
+    def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
+        """Returns the evidence without deaths that rung 1 recovered from, and with those that it did not."""
+        found = []
+        for rank in evidence:
+            if rank.local_rank in self._open:
+                found.append(self._ends[rank.local_rank])
+            elif rank.local_rank in self._rungs.lost:
+                found.append(replace(rank, died_at=None, verdict=None, exception_at=None))
+            else:
+                found.append(rank)
+        return found
+
+    def fault(self, evidence: list[RankEvidence]) -> Fault | None:
+        """Returns the fault of a cycle that ended because rung 1 failed; None: rung 1 did not fail."""
+        if self._took_over is None:
+            return None
+        rank = evidence[self._took_over.local_rank]
+        others = tuple(f"rank {other.rank} was running" for other in evidence if other is not rank)
+        what = f"hangs: {self._took_over.reason}"
+        return Fault(FaultKind.HANG, rank.rank, rank.local_rank, rank.pid, 1, what, "", "", limit=LIMIT, others=others)
+
+    def _do(self, steps: list[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Restarted):
+                rank = 0
+            else:
+                rank = int(self._workers[step.local_rank].global_rank)
+            match step:
+                case Tell():
+                    self._departures.tell(step, self._ends[step.local_rank].pid)
+                case StartAgain(local_rank):
+                    self._start_again(local_rank, rank)
+                case StayAway(_, reason):
+                    self._recorder.stays_away(self._store.cycle, rank, reason)
+                case Joined(local_rank, iteration):
+                    self._events.append(TakesPart(local_rank))
+                    self._recorder.joined(self._store.cycle, rank, iteration)
+                case Restarted(iteration, took_s):
+                    self._open.clear()
+                    why = self._records(step.prefix, step.failed)
+                    self._recorder.restarted_in_process(self._store.cycle, iteration, took_s, why)
+                case EndRank(local_rank, reason):
+                    self._recorder.ends_late_rank(self._store.cycle, rank, reason)
+                    self._killed.add(local_rank)
+                    with contextlib.suppress(KeyError, OSError):  # it ended by itself meanwhile
+                        signal.pidfd_send_signal(self._ranks.pidfds[local_rank], signal.SIGKILL)
+                case TakeOver(local_rank, reason) if self._took_over is None:
+                    self._took_over = step
+                    self._events.append(CyclePhase.FAILED)
+                    self._recorder.took_over(self._store.cycle, rank, reason)
+
+    def _serve_iterations(self, prefix: str, ports: PortHolder) -> None:
+        """Starts a thread that serves the stores of a call's iterations. No rank does: each of them may die."""
+        self._servers.clear()  # of the call before, which is over
+        servers = self._servers[prefix] = dict[int, object]()
+
+        def serve(keys: Keys) -> None:
+            serve_iterations(keys, ports.serve_iteration, self._store.host, servers)
+
+        def end(problem: str) -> None:
+            if problem and not self._threads.is_over:
+                logger.warning("the stores of iterations are not served any more: %s", problem)
+
+        self._threads.start(f"ft_iterations {prefix}", prefix, serve, end)
+
+    def _records(self, prefix: str, iteration: int) -> list[dict[str, Any]]:
+        """Returns the ranks' records of why an iteration was interrupted; empty on nodes that do not host the store."""
+        if self._store.server is None or not prefix:
+            return []
+        try:
+            records = Iteration(PrefixStore(prefix, self._store.server), iteration).records()
+            return [dict(parse_json(record)) for record in records]
+        # Ranks wrote the records; the restart is over, and only its line on the console is poorer.
+        except (RuntimeError, ValueError, TypeError) as error:
+            logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
+            return []
+
+    def _start_again(self, local_rank: int, rank: int) -> None:
+        """Starts one rank again while the others run."""
+        started_ns = time.monotonic_ns()
+        try:
+            pid = self._ranks.start_again(local_rank, {env.REJOIN: self._rejoins})
+        except (OSError, NoWarmStart) as error:
+            self._recorder.stays_away(self._store.cycle, rank, f"it cannot be started: {error}")
+            return
+        # torch compares the pids of its workers with those of the context, and gives up where they differ.
+        self._workers[local_rank].id = pid
+        self._killed.discard(local_rank)
+        self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
+        self._rungs.started(local_rank)
+        self._recorder.started_again(self._store.cycle, rank, local_rank, pid)

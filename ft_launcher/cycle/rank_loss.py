@@ -1,0 +1,80 @@
+"""Writes to the ranks' store that a rank is gone, in a thread for each, and waits there until the others took note.
+
+Called by `in_process.py`; `rungs.py` decides what is written and the contract how. The threads end with the cycle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import socket
+from dataclasses import dataclass
+
+from ft_launcher.cycle.rung_steps import Tell
+from ft_launcher.cycle.store_threads import Keys, StoreThreads
+from ft_launcher.processes.process_tree import SessionTree
+from rank_monitor.contract.iterations.rank_departure import depart, withdraw
+
+# The name of `Interruption.TERMINATED`, as in the records that ranks write.
+_TERMINATED = "TERMINATED"
+
+
+@dataclass(frozen=True)
+class LossNotified:
+    """The other ranks took note of a rank's end; or `problem` says why they may not have."""
+
+    local_rank: int
+    problem: str
+
+
+class RankLossNotifier:
+    """Notifies the others of lost ranks in one cycle.
+
+    Args:
+        threads: at the cycle's store; close them before this.
+        stop_s: from SIGTERM to SIGKILL for processes that a dead rank left (seconds).
+    """
+
+    def __init__(self, threads: StoreThreads, stop_s: float) -> None:
+        self._threads, self._stop_s = threads, stop_s
+        self._told: queue.SimpleQueue[LossNotified] = queue.SimpleQueue()
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+
+    def fileno(self) -> int:
+        """Readable when `take` has something."""
+        return self._bell.fileno()
+
+    def tell(self, order: Tell, pid: int) -> None:
+        """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
+
+        def speak(keys: Keys) -> None:
+            record = json.dumps({"rank": order.member, "interruption": _TERMINATED})
+            if order.joins:
+                withdraw(keys, order.member, record, order.limit_s)
+            else:
+                depart(keys, order.member, record, order.limit_s)
+            # After the notice: the others must not wait while a data loader of the dead rank takes its time.
+            SessionTree(pid).stop(signal.SIGTERM, self._stop_s)
+
+        def end(problem: str) -> None:
+            self._told.put(LossNotified(order.local_rank, problem))
+            with contextlib.suppress(OSError):
+                self._ring.send(b"!")
+
+        self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
+
+    def take(self) -> list[LossNotified]:
+        """Returns the notifications that ended since the last call. Does not block."""
+        with contextlib.suppress(OSError):
+            # Only empties the socket: the queue has the contents.
+            self._bell.recv(64)
+        return [self._told.get_nowait() for _ in range(self._told.qsize())]
+
+    def close(self) -> None:
+        """Closes the descriptors; threads that end later are ignored."""
+        self._ring.close()
+        self._bell.close()

@@ -1,0 +1,229 @@
+"""The store of a job over etcd's v2 API: what torch's `EtcdStore` does, at a cost that does not grow with the job.
+
+torch's own reads all keys of all jobs for each one that is asked for, and all that wait are woken by each write. Here
+a key is read by itself, or with the others of its folder, and a wait watches one key. The keys of an attempt are
+in a folder with a lease, so that nothing is left of a job that was killed. Must not know what is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import etcd  # type: ignore[import-untyped]
+from torch.distributed import Store
+
+_WATCH_S = 60.0
+"""One watch at most: a connection to a host that vanished would be silent for ever."""
+# Nodes that compete for a counter pause for a random time up to this.
+_MAX_BACKOFF_S = 0.05
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_")
+
+
+class EtcdV2Store(Store):  # type: ignore[misc]
+    """Keys `a/b/c` are `FOLDER/a/b/=c` in etcd, values in base64. Raises the exceptions of `client`, and LookupError
+    where time is up. A `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
+
+    Args:
+        client: a python-etcd client of its own: it makes one connection.
+        folder: where the keys are.
+    """
+
+    def __init__(self, client: etcd.Client, folder: str) -> None:
+        super().__init__()
+        self.client, self._folder = client, folder.rstrip("/")
+        self._lock = threading.Lock()
+        self._counted: dict[str, tuple[int, int]] = {}
+        self.set_timeout(timedelta(seconds=_WATCH_S))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Writes a value, text as UTF-8."""
+        self._do(self.client.write, self._at(key), _text(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits until the key has a value, and returns it."""
+        return self._await([key], self.timeout)[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits until all keys have values, and returns them in order."""
+        return self._await(keys, self.timeout)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Writes a value for each key."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Waits until each key has been seen. `timeout`: instead of the store's."""
+        self._await(keys, self.timeout if timeout is None else timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there now."""
+        return None not in self._read([self._at(key) for key in keys])[0].values()
+
+    def add(self, key: str, num: int) -> int:
+        """Adds to a counter, 0 where there is none; returns the sum. One operation where nobody else adds to it."""
+        at = self._at(key)
+        if num == 0:
+            found = self._read([at])[0][at]
+            if found is None:
+                return 0
+            return int(found)
+        backoff_s = 0.001
+        while True:
+            try:
+                known = self._counted.pop(at, None)
+                sum_, index = known or self._count_of(at)
+                limit: dict[str, Any] = {"prevIndex": index} if index else {"prevExist": False}
+                result = self._do(self.client.write, at, _text(str(sum_ + num)), **limit)
+                self._counted[at] = sum_ + num, int(result.modifiedIndex)
+                return sum_ + num
+            except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
+                time.sleep(random.uniform(0, backoff_s))
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Writes if the value is the expected one, or if there is none and none (empty) was expected.
+
+        Returns what the key has now; the expected value where it has none, as TCPStore does.
+        """
+        limit: dict[str, Any] = {"prevValue": _text(expected)} if expected else {"prevExist": False}
+        at = self._at(key)
+        with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
+            self._do(self.client.write, at, _text(desired), **limit)
+            return _bytes(desired)
+        found = self._read([at])[0][at]
+        if found is None:
+            return _bytes(expected)
+        return found
+
+    def delete_key(self, key: str) -> bool:
+        """Removes a key. Returns whether it existed."""
+        try:
+            self._do(self.client.delete, self._at(key))
+        except etcd.EtcdKeyNotFound:
+            return False
+        return True
+
+    deleteKey = delete_key  # what torch's PrefixStore calls
+
+    # Folders.
+
+    def hold(self, folder: str, ttl_s: int) -> None:
+        """Has etcd remove a folder with all its keys after so many seconds, unless it is held again before."""
+        at = self._folder_at(folder.split("/"))
+        try:
+            self._do(self.client.write, at, None, dir=True, ttl=ttl_s, prevExist=True)
+        except etcd.EtcdKeyNotFound:
+            self._do(self.client.write, at, None, dir=True, ttl=ttl_s)
+
+    def remove(self, folder: str) -> None:
+        """Removes a folder with all its keys, and those above it that are empty then."""
+        names = folder.split("/")
+        with contextlib.suppress(etcd.EtcdKeyNotFound):
+            self._do(self.client.delete, self._folder_at(names), recursive=True, dir=True)
+        self.remove_empty(self._folder_at(names[:-1]))
+
+    def remove_empty(self, at: str) -> None:
+        """Removes a folder of etcd, and those above it, as far as they are empty."""
+        with contextlib.suppress(etcd.EtcdException):
+            while at:
+                self._do(self.client.delete, at, dir=True)
+                at = at.rpartition("/")[0]
+
+    def folders(self, folder: str) -> list[str]:
+        """Returns the names of the folders in a folder, as they were given."""
+        at = self._folder_at(folder.split("/"))
+        try:
+            found = self._do(self.client.read, at)
+        except etcd.EtcdKeyNotFound:
+            return []
+        return [_given(one.key.rpartition("/")[2]) for one in found.children if one.dir and one.key != at]
+
+    # Keys.
+
+    def _do(self, call: Callable[..., Any], *args: Any, **rest: Any) -> Any:
+        """Makes one call of the client at a time, since each concurrent call opens another connection."""
+        with self._lock:
+            return call(*args, **rest)
+
+    def _at(self, key: str) -> str:
+        *folders, name = key.split("/")
+        return f"{self._folder_at(folders)}/={_escaped(name)}"
+
+    def _folder_at(self, names: Sequence[str]) -> str:
+        return "/".join([self._folder, *map(_escaped, names)])
+
+    def _count_of(self, at: str) -> tuple[int, int]:
+        """Returns a counter and the index of its last write; both 0 if there is none."""
+        try:
+            found = self._do(self.client.read, at)
+        except etcd.EtcdKeyNotFound:
+            return 0, 0
+        return int(b64decode(found.value)), int(found.modifiedIndex)
+
+    def _read(self, paths: Sequence[str]) -> tuple[dict[str, bytes | None], int]:
+        """Returns the values and an index that none of them is older than. Keys of one folder are one request."""
+        by_folder: defaultdict[str, list[str]] = defaultdict(list)
+        for at in paths:
+            by_folder[at.rpartition("/")[0]].append(at)
+        found: dict[str, bytes | None] = dict.fromkeys(paths)
+        indices = []
+        for folder, among in by_folder.items():
+            try:
+                only_one = len(among) == 1
+                answer = self._do(self.client.read, among[0] if only_one else folder)
+            except etcd.EtcdKeyNotFound as none:
+                indices.append(int(none.payload.get("index", 0)))
+                continue
+            indices.append(int(answer.etcd_index))
+            for one in answer.children:
+                if one.key in found and not one.dir:
+                    found[one.key] = b64decode(one.value)
+        return found, min(indices, default=0)
+
+    def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        deadline = time.monotonic() + timeout.total_seconds()
+        paths, found = [self._at(key) for key in keys], dict[str, bytes]()
+        while True:
+            values, index = self._read([at for at in paths if at not in found])
+            found |= {at: value for at, value in values.items() if value is not None}
+            missing = [at for at in paths if at not in found]
+            if not missing:
+                return [found[at] for at in paths]
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise LookupError(f"{len(missing)} of {len(keys)} keys were not set within {timeout}")
+            with contextlib.suppress(etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
+                self._do(self.client.read, missing[0], wait=True, waitIndex=index + 1, timeout=min(left_s, _WATCH_S))
+
+
+def _escaped(name: str) -> str:
+    """Escapes a name as one part of a path in etcd's v2 API and in HTTP. etcd hides names that begin with `_`."""
+    text = "".join(chr(one) if chr(one) in _PLAIN else f"~{one:02x}" for one in name.encode())
+    if text.strip(".") and text[0] != "_":
+        return text
+    return f"~~{text}"
+
+
+def _given(text: str) -> str:
+    head, *rest = text.removeprefix("~~").split("~")
+    parts = [bytes.fromhex(part[:2]) + part[2:].encode() for part in rest]
+    return b"".join([head.encode(), *parts]).decode(errors="replace")
+
+
+def _bytes(value: str | bytes) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value)
+
+
+def _text(value: str | bytes) -> str:
+    return b64encode(_bytes(value)).decode()

@@ -1,0 +1,265 @@
+"""The rendezvous backend `etcd-v3`: torch's backend and store over etcd's v3 API.
+
+etcd 3.6 has no v2 API, which is all that torch's own backends speak. A job's records are `<prefix>/<run id>/state`,
+`.../store/<key>` and `.../writer/<id>`. Must not know how etcd is reached, what the records mean, nor who joins what.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote
+
+from torch.distributed import DistStoreError, Store
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ft_launcher.etcd.gateway import Gateway, Refused
+from ft_launcher.etcd.records import Record, Records
+from rank_monitor.contract.errors import ConfigError
+
+BACKEND = "etcd-v3"
+
+# etcd's default for clients.
+_PORT = 2379
+_PREFIX = "/ft_launcher"
+_TTL_S = 7200
+_READ_TIMEOUT_S = 60
+_SOURCE = "--rdzv-conf"
+_WATCH_S = 10.0
+"""One watch stream at most: a connection to a host that vanished would be silent for ever."""
+# Between two attempts to read again after etcd was lost, while a key is awaited.
+_RETRY_S = 0.5
+_MAX_BACKOFF_S = 0.05
+
+
+class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
+    """The state of a rendezvous in etcd. Its fencing token is the revision at which the state was written."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return BACKEND
+
+    def get_state(self) -> tuple[bytes, int] | None:
+        """See base class."""
+        (state,), _ = self._records.read(["state"])
+        if state is None:
+            return None
+        return (state.value, state.revision)
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, int, bool] | None:
+        """See base class. A token that no `get_state` gave never fits."""
+        if token is None or isinstance(token, int):
+            revision = token or 0
+        else:
+            revision = -1
+        written, now = self._records.swap("state", revision, state)
+        if now is None:
+            return None
+        return (now.value, now.revision, written)
+
+    def remove(self, token: int, first: str, end: str) -> None:
+        """Removes the state, if it still has this token, and with it the store's keys from the first to the last."""
+        self._records.remove("state", token, [(_name(first), _name(end)), ("writer/", "writer0")])
+
+
+class EtcdV3Store(Store):  # type: ignore[misc]
+    """torch's store, in etcd. A `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
+
+    What waits ends within its timeout plus the read timeout, anything else within the read timeout per transaction. A
+    lost connection is tried again once; while waiting, as long as the read timeout. Raises `RendezvousConnectionError`
+    when etcd is lost, and `DistStoreError` where TCPStore does: time is up.
+    """
+
+    def __init__(self, records: Records) -> None:
+        super().__init__()
+        self._records = records
+        self._counted: dict[str, Record] = {}
+        self.set_timeout(timedelta(seconds=records.gateway.read_timeout_s))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Writes a value, text as UTF-8."""
+        self._records.put({_name(key): _bytes(value)})
+
+    def get(self, key: str) -> bytes:
+        """Waits until the key has a value, and returns it."""
+        return self._await([key], self.timeout)[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits until all keys have values, and returns them in order."""
+        return self._await(keys, self.timeout)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Writes a value for each key."""
+        self._records.put({_name(key): _bytes(value) for key, value in zip(keys, values, strict=True)})
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Waits until each key has been seen. `timeout`: instead of the store's."""
+        self._await(keys, self.timeout if timeout is None else timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there now."""
+        return None not in self._records.read([_name(key) for key in keys])[0]
+
+    def add(self, key: str, num: int) -> int:
+        """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum.
+
+        One operation where nobody else adds to it.
+        """
+        if num == 0:
+            (found,), _ = self._records.read([_name(key)])
+            if found:
+                return int(found.value)
+            return 0
+        written = self._change(key, lambda old: b"%d" % (int(old or 0) + num), self._counted.pop(key, None))
+        assert written is not None
+        self._counted[key] = written
+        return int(written.value)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Writes if the value is the expected one, or if there is none and none (empty) was expected.
+
+        Returns what the key has now; the expected value where it has none, as TCPStore does.
+        """
+        wanted, new = _bytes(expected), _bytes(desired)
+        now = self._change(key, lambda old: new if (old or b"") == wanted else None)
+        if now is None:
+            return wanted
+        return now.value
+
+    def delete_key(self, key: str) -> bool:
+        """Removes a key. Returns whether it existed."""
+        return self._records.delete(_name(key))
+
+    deleteKey = delete_key  # what torch's PrefixStore calls
+
+    def remove_range(self, first: str, end: str) -> None:
+        """Removes the keys from the first up to, and without, the last, in the order of their bytes."""
+        self._records.delete_range(_name(first), _name(end))
+
+    def beat(self, own_key: str, value: int, other_keys: Sequence[str]) -> list[int | None]:
+        """Writes the own counter and reads those of others, None for one that is not there, in one transaction.
+
+        All keys between the first and the last of the others are read: counters should have a prefix of their own.
+        """
+        others = [_name(key) for key in other_keys]
+        found = self._records.put_and_read_span(_name(own_key), b"%d" % value, others)
+        return [int(found[name]) if name in found else None for name in others]
+
+    def _change(
+        self, key: str, change: Callable[[bytes | None], bytes | None], record: Record | None = None
+    ) -> Record | None:
+        """Writes the result of `change` unless it is None; repeats the swap until nobody has written in between.
+
+        `record`: as it was last, where that is known. Returns the record then.
+        """
+        name, deadline = _name(key), time.monotonic() + self.timeout.total_seconds()
+        if record is None:
+            (record,), _ = self._records.read([name])
+        backoff_s = 0.001
+        while True:
+            if record is None:
+                old = None
+            else:
+                old = record.value
+            new = change(old)
+            if new is None:
+                return record
+            written, record = self._records.swap(name, 0 if record is None else record.revision, new)
+            if written:
+                return record
+            if time.monotonic() > deadline:
+                raise DistStoreError(f"{key} was changed by others all the time for {self.timeout}")
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            time.sleep(random.uniform(0, backoff_s))
+
+    def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        now = time.monotonic()
+        deadline, lost_at = now + timeout.total_seconds(), now + self._records.gateway.read_timeout_s
+        missing, found = [_name(key) for key in keys], dict[str, bytes]()
+        while True:
+            try:
+                records, revision = self._records.read(missing)
+            except Refused:
+                raise
+            except RendezvousConnectionError:
+                if time.monotonic() + _RETRY_S > min(deadline, lost_at):
+                    raise
+                time.sleep(_RETRY_S)
+                continue
+            found |= {name: one.value for name, one in zip(missing, records, strict=True) if one is not None}
+            missing = [name for name in missing if name not in found]
+            if not missing:
+                return [found[_name(key)] for key in keys]
+            now = time.monotonic()
+            lost_at = now + self._records.gateway.read_timeout_s
+            if now >= deadline:
+                unset = ", ".join(name.removeprefix(_name("")) for name in missing[:3])
+                raise DistStoreError(f"wait timeout after {timeout}, not set ({len(missing)} of {len(keys)}): {unset}")
+            self._records.watch(missing[0], revision, min(deadline - now, _WATCH_S))
+
+
+def _name(key: str) -> str:
+    return f"store/{key}"
+
+
+def _bytes(value: str | bytes) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value)
+
+
+def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3Store]:
+    """Makes the backend and a store for it, over one connection. The endpoint: one or several `host[:port]`, by commas.
+
+    Settings (torch's names): `protocol` (http or https; http), `ssl_cert`, `ssl_cert_key`, `ca_cert` (files; none),
+    `read_timeout` (seconds for one call, over all endpoints and tries; 60; also the store's timeout), `key_prefix` or
+    `etcd_prefix` (`/ft_launcher`), `ttl` (seconds that records outlive the job; two hours).
+
+    Raises:
+        ConfigError: a setting is wrong, or the package etcd3gw is missing.
+        RendezvousConnectionError: no endpoint answers as an etcd does.
+    """
+    if not params.run_id:
+        raise ConfigError("rdzv_id", params.run_id, "--rdzv-id", "must not be empty")
+    protocol = str(params.get("protocol", "http")).strip().lower()
+    if protocol not in ("http", "https"):
+        raise ConfigError("protocol", protocol, _SOURCE, "must be http or https")
+    cert, key, authority = (_file(params, name) for name in ("ssl_cert", "ssl_cert_key", "ca_cert"))
+    if key and not cert:
+        raise ConfigError("ssl_cert_key", key, _SOURCE, "needs ssl_cert")
+    ttl_s, read_timeout_s = _seconds(params, "ttl", _TTL_S), _seconds(params, "read_timeout", _READ_TIMEOUT_S)
+    prefix = str(params.get("key_prefix") or params.get("etcd_prefix") or _PREFIX).rstrip("/")
+    try:
+        addresses = [parse_rendezvous_endpoint(one, _PORT) for one in params.endpoint.split(",")]
+    except ValueError as error:
+        raise ConfigError("rdzv_endpoint", params.endpoint, "--rdzv-endpoint", str(error)) from None
+    gateway = Gateway(addresses, read_timeout_s, protocol, (cert, key) if cert and key else cert, authority)
+    records = Records(gateway, f"{prefix}/{quote(params.run_id, safe='')}/", ttl_s)
+    return EtcdV3Backend(records), EtcdV3Store(records)
+
+
+def _seconds(params: RendezvousParameters, name: str, default_s: int) -> int:
+    try:
+        seconds = params.get_as_int(name, default_s)
+    except ValueError:
+        seconds = 0
+    if seconds <= 0:
+        raise ConfigError(name, params.get(name), _SOURCE, "must be whole seconds above 0")
+    return int(seconds)
+
+
+def _file(params: RendezvousParameters, name: str) -> str | None:
+    path = params.get(name) or None
+    if path is not None and not os.access(path, os.R_OK):
+        raise ConfigError(name, path, _SOURCE, "there is no such file, or it cannot be read")
+    return path

@@ -1,0 +1,193 @@
+"""The decision about the fault that ended the last cycle: whose it was, what follows, and who is to be notified. Pure.
+
+Knows no phase and no members; the coordinator asks it when a cycle is to form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+from ft_launcher.nodes.messages import Formed, Over, Place
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode
+
+_A = TypeVar("_A", Place, Over)
+
+
+Fault = Mapping[str, Any]
+"""A node's fault as JSON; empty: it had none."""
+
+
+@dataclass(frozen=True)
+class PolicyAnswer:
+    """What follows a fault: go on (`exit_code` None), after `wait_s`, or give up; and the new history of restarts.
+
+    `relocates`: a waiting node is to take the faulty one's place; `swap`: if none waits, a member may change with it.
+    """
+
+    reason: str
+    exit_code: int | None
+    decision: dict[str, Any]
+    history: dict[str, Any]
+    wait_s: float = 0.0
+    relocates: bool = False
+    swap: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """The question to the policy: a fault, and the history of restarts as it was `age_s` seconds ago.
+
+    `elsewhere`: a node waits that could take the faulty one's place. `swap`: a member could change places with it.
+    """
+
+    fault: dict[str, Any]
+    history: dict[str, Any]
+    age_s: float
+    elsewhere: bool
+    swap: bool = False
+
+
+Policy: TypeAlias = Callable[[Case, float], PolicyAnswer]
+"""Case, now -> answer. The coordinator gets the restart policy as a function, and imports none."""
+
+
+class FaultDecision:
+    """The last answer of the policy, the history of restarts, and decisions not yet sent to nodes without a place.
+
+    Args:
+        policy: the restart policy.
+        failed_starts: this many cycles in a row that fail without a failed rank end the job.
+        now: the current time.
+        former: the last record of the former coordinator.
+    """
+
+    def __init__(self, policy: Policy, failed_starts: int, now: float, former: Formed | None) -> None:
+        self._policy = policy
+        self._most_failed_starts = failed_starts
+        self._history_at = now
+        self.history: dict[str, Any] = former.history if former else {}
+        self.owed: dict[str, dict[str, Any]] = dict(former.owed) if former else {}
+        self.answer: PolicyAnswer | None = None
+        self.faulty_node = ""
+        self._failed_starts = 0
+        if former is not None and former.members:
+            self.answer = PolicyAnswer(former.reason, None, former.decision, former.history)
+            self.faulty_node = former.fault_of
+
+    def record(self) -> dict[str, Any]:
+        """Returns the fields of `Formed` that describe it."""
+        return {
+            "history": self.history,
+            "decision": self.decision,
+            "fault_of": self.faulty_node,
+            "owed": dict(self.owed),
+        }
+
+    def forget(self) -> None:
+        """Forgets the answer: another cycle has ended, and its fault is to be decided on."""
+        self.answer = None
+        self.faulty_node = ""
+
+    def decide(
+        self,
+        faults: Mapping[str, Fault],
+        told: bool,
+        gone: bool,
+        places: tuple[bool, bool],
+        why: str,
+        now: float,
+    ) -> PolicyAnswer:
+        """Decides on the cycle that ended, by the policy if a node had a fault; keeps the answer.
+
+        Args:
+            faults: by node, in the order in which nodes reported them.
+            told: whether a node reported that the cycle failed on it.
+            gone: whether a node was lost or left.
+            places: whether a node waits that could take the faulty one's place; whether a member could change with it.
+            why: why the cycle ended.
+        """
+        faulty_node = find_faulty_node(faults, gone)
+        # A failure without a failed rank: for instance, no node could reach the store of the cycle.
+        failed_to_start = told and faulty_node is None and not gone
+        if failed_to_start:
+            self._failed_starts = self._failed_starts + 1
+        else:
+            self._failed_starts = 0
+        self.faulty_node = faulty_node or ""
+        if faulty_node is not None:
+            self.answer = self._ask(as_one(faults[faulty_node], faults.values()), places, now)
+        elif self._failed_starts >= self._most_failed_starts:
+            reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
+            self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), {}, self.history)
+        else:
+            self.answer = PolicyAnswer(why, None, {}, self.history)
+        return self.answer
+
+    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float) -> PolicyAnswer:
+        try:
+            answer = self._policy(Case(fault, self.history, now - self._history_at, *places), now)
+        except ProtocolError as error:
+            answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), {}, self.history)
+        self._history_at = now
+        self.history = answer.history
+        return answer
+
+    @property
+    def relocates(self) -> bool:
+        """Whether another node is to take the place of `faulty_node`."""
+        return self.answer is not None and self.answer.relocates
+
+    @property
+    def may_swap(self) -> bool:
+        """Whether a member may change places with `faulty_node`."""
+        return self.answer is not None and self.answer.swap
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """The decision as JSON; empty when there is none."""
+        if self.answer is not None:
+            return self.answer.decision
+        return {}
+
+    def owe(self, waiting: Collection[str]) -> None:
+        """Keeps the decision for `faulty_node` if it is among the nodes that go on waiting."""
+        if self.faulty_node in waiting:
+            self.owed[self.faulty_node] = self.decision
+
+    def told(self, node: str, answer: _A) -> _A:
+        """Returns the answer to a node, with the decision about its fault if that was kept for it."""
+        decision = self.owed.pop(node, None)
+        if decision is None:
+            return answer
+        return replace(answer, decision=decision, fault_of=node)
+
+
+def find_faulty_node(faults: Mapping[str, Fault], gone: bool) -> str | None:
+    """Returns the node whose fault is the cause: the first that failed by itself; None if there is no such node.
+
+    Consequences of other faults count only where no node is gone, since a lost node explains them. Where all ranks
+    exit because of a suspect result, it is the node of that result.
+
+    Args:
+        faults: by node, in the order in which nodes reported them.
+        gone: whether a node was lost or left.
+    """
+    own = [node for node, fault in faults.items() if _own(fault)]
+    own = [node for node in own if faults[node].get("doubt")] or own
+    any_fault = [node for node, fault in faults.items() if fault]
+    return next(iter(own or ([] if gone else any_fault)), None)
+
+
+def as_one(cause: Fault, all_faults: Collection[Fault]) -> dict[str, Any]:
+    """Returns the cause; its `agreed_exit_code` is kept only if all faults that are no consequence have the same."""
+    code = cause.get("agreed_exit_code")
+    agree = all(fault.get("agreed_exit_code") == code for fault in all_faults if _own(fault))
+    return {**cause, "agreed_exit_code": code if agree else None}
+
+
+def _own(fault: Fault) -> bool:
+    """Whether there is a fault that is not the consequence of another node's."""
+    return bool(fault) and not fault.get("collateral")

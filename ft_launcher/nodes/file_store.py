@@ -1,0 +1,165 @@
+"""A job's store in a shared file system: torch's store with one file for each key, so that it does not grow.
+
+torch's own `FileStore` appends each write, beats too, to one file for as long as the job lasts. Must not know what is
+stored. A wait polls, as torch's does: a shared file system does not notify other hosts of changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+from torch.distributed import Store
+
+_LOCK = "lock"
+# The pause of a poll grows by a fifth each time: what is written soon is seen soon, and a long wait costs little.
+_SHORT_S, _LONG_S = 0.005, 0.05
+
+
+class FolderStore(Store):  # type: ignore[misc]
+    """The keys are files `=KEY` of a folder, which is made at the first write. Several hosts and threads may use it.
+
+    Raises OSError where the file system refuses, and LookupError where time is up.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.set_timeout(timedelta(minutes=1))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Writes a value, text as UTF-8."""
+        with self._locked():
+            self._write(key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits until the key has a value, and returns it."""
+        return self._await([key], self.timeout)[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits until all keys have values, and returns them in order."""
+        return self._await(keys, self.timeout)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Writes a value for each key."""
+        with self._locked():
+            for key, value in zip(keys, values, strict=True):
+                self._write(key, _bytes(value))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Waits until each key has been seen. `timeout`: instead of the store's."""
+        self._await(keys, self.timeout if timeout is None else timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there now."""
+        return all(self._at(key).exists() for key in keys)
+
+    def add(self, key: str, num: int) -> int:
+        """Adds to a counter, 0 where there is none; returns the sum."""
+        with self._locked():
+            sum_ = int(self._read(key) or b"0") + num
+            self._write(key, b"%d" % sum_)
+        return sum_
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Writes if the value is the expected one, or if there is none and none (empty) was expected.
+
+        Returns what the key has now; the expected value where it has none, as TCPStore does.
+        """
+        wanted, new = _bytes(expected), _bytes(desired)
+        with self._locked():
+            now = self._read(key)
+            if now == wanted or (now is None and not wanted):
+                self._write(key, new)
+                return new
+        if now is None:
+            return wanted
+        return now
+
+    def delete_key(self, key: str) -> bool:
+        """Removes a key. Returns whether it was there."""
+        try:
+            self._at(key).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    deleteKey = delete_key  # what torch's PrefixStore calls
+
+    def remove_keys(self, prefix: str, but: str) -> None:
+        """Removes the keys that begin with `prefix`, and not with `but`."""
+        for file in self.folder.glob("=*"):
+            if file.name.startswith(_name(prefix)) and not file.name.startswith(_name(but)):
+                file.unlink(missing_ok=True)
+
+    def remove_all(self, key: str, value: bytes) -> None:
+        """Removes the folder, if a key still has this value."""
+        aside = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
+        with contextlib.suppress(FileNotFoundError), self._locked():
+            if self._read(key) != value:
+                return
+            self.folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds the lock of all writers, on all hosts."""
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(self.folder / _LOCK)):
+                        yield
+                        return
+            finally:  # the folder may have been removed meanwhile, by the end of the job before this one
+                os.close(descriptor)
+
+    def _write(self, key: str, value: bytes) -> None:
+        written = self.folder / f"{os.getpid()}.{threading.get_ident()}.tmp"
+        # A rename is atomic, so that a reader, which takes no lock, never sees half a value.
+        written.write_bytes(value)
+        written.replace(self._at(key))
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return self._at(key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _at(self, key: str) -> Path:
+        return self.folder / _name(key)
+
+    def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        deadline, rest_s = time.monotonic() + timeout.total_seconds(), _SHORT_S
+        found: dict[str, bytes] = {}
+        while True:
+            for key in set(keys) - found.keys():
+                value = self._read(key)
+                if value is not None:
+                    found[key] = value
+            if len(found) == len(set(keys)):
+                return [found[key] for key in keys]
+            if time.monotonic() >= deadline:
+                raise LookupError(f"{len(set(keys)) - len(found)} of {len(keys)} keys were not set within {timeout}")
+            time.sleep(rest_s)
+            rest_s = min(1.2 * rest_s, _LONG_S)
+
+
+def _name(key: str) -> str:
+    return f"={quote(key, safe='')}"
+
+
+def _bytes(value: str | bytes) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value)

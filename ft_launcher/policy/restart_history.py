@@ -1,0 +1,127 @@
+"""The history of a job that the restart policy decides by, as one value. Pure.
+
+Knows no process, clock or store; `restart_policy.py` reads it. As a record it contains ages instead of times, so that
+another node, whose clock differs, can take it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ft_launcher.attribution import Fault, FaultClass
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.messages import NO_ITERATION
+
+YOUNG = 2.0
+"""A cycle died young when its ranks ran for less than this times the longest wait. Kubernetes' kubelet has the same
+factor."""
+
+
+@dataclass(frozen=True)
+class CycleLife:
+    """Seconds that a cycle's ranks ran, and their iteration: NO_ITERATION when none was reported, None if unknown."""
+
+    lived_s: float = 0.0
+    iteration: int | None = NO_ITERATION
+
+
+@dataclass(frozen=True)
+class History:
+    """The failed cycles of a job so far.
+
+    Attributes:
+        charged: times (monotonic seconds) of the restarts that the budget still counts.
+        mark: the iteration that the last cycle with progress reached; None until one is reported.
+        no_progress: failed cycles in a row that did not get beyond the mark.
+        error: type and place of the exception that ended the last cycle, and `error_iteration`; empty: none did.
+        same_errors: how many times in a row it was that one.
+        moves: cycles in a row that ended with exit code 16.
+        young: cycles in a row that died young.
+        fault_class: of the fault that ended the last cycle; empty before the first.
+        same_class: how many times in a row it was that one.
+    """
+
+    charged: tuple[float, ...] = ()
+    mark: int | None = None
+    no_progress: int = 0
+    error: str = ""
+    error_iteration: int = NO_ITERATION
+    same_errors: int = 0
+    moves: int = 0
+    young: int = 0
+    fault_class: str = ""
+    same_class: int = 0
+
+    def ended(self, fault: Fault, life: CycleLife, settings: RestartSettings, now: float) -> History:
+        """Returns the history with one more failed cycle, before the decision about it.
+
+        Args:
+            fault: what ended the cycle.
+            life: of that cycle.
+            settings: the policy.
+            now: monotonic seconds.
+        """
+        moves = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        excused = moves or fault.fault_class is FaultClass.PREEMPTION
+        measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), excused)
+        same_class = fault.fault_class.value == self.fault_class
+        return replace(
+            measured._with_error(fault),
+            charged=measured.within(settings.restart_window, now),
+            moves=self.moves + 1 if moves else 0,
+            young=self.young + 1 if life.lived_s < YOUNG * settings.backoff[1] else 0,
+            fault_class=fault.fault_class.value,
+            same_class=self.same_class + 1 if same_class else 1,
+        )
+
+    def _with_error(self, fault: Fault) -> History:
+        """Counts the same error at the same iteration. Without an iteration two errors cannot be called the same."""
+        if not fault.error or fault.iteration == NO_ITERATION:
+            return replace(self, error="", error_iteration=NO_ITERATION, same_errors=0)
+        same = (fault.error, fault.iteration) == (self.error, self.error_iteration)
+        if same:
+            times = self.same_errors + 1
+        else:
+            times = 1
+        return replace(self, error=fault.error, error_iteration=fault.iteration, same_errors=times)
+
+    def _measured(self, iteration: int | None, least: int, excused: bool) -> History:
+        """Restores the budget after progress. An excused cycle without progress is not counted."""
+        if iteration is None or (self.mark is None and iteration == NO_ITERATION):
+            return self
+        if self.mark is None or iteration >= self.mark + least:
+            return replace(self, mark=iteration, no_progress=0, charged=())
+        if excused:
+            return self
+        return replace(self, no_progress=self.no_progress + 1)
+
+    def within(self, window_s: float | None, now: float) -> tuple[float, ...]:
+        """Returns the charged restarts of the last `window_s` seconds; with None, those of the whole job."""
+        return tuple(at for at in self.charged if window_s is None or at > now - window_s)
+
+    def after_charge(self, now: float) -> History:
+        """Returns the history with one more charged restart."""
+        return replace(self, charged=(*self.charged, now))
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        """Returns JSON values, with ages in seconds instead of times."""
+        return asdict(self) | {"charged": [now - at for at in self.charged]}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], now: float) -> History:
+        """Reads a record of `to_record`; a missing field gets its default.
+
+        Raises:
+            ProtocolError: it is no such record.
+        """
+        fields = dict(record)
+        ages = fields.pop("charged", [])
+        # Python's JSON reads NaN and Infinity; the two comparisons refuse both. `type` refuses true and false.
+        if not isinstance(ages, list) or not all(type(age) in (int, float) and 0 <= age < 1e12 for age in ages):
+            raise ProtocolError("History: field 'charged' does not fit")
+        return replace(from_json(cls, fields), charged=tuple(now - age for age in ages))

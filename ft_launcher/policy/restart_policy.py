@@ -1,0 +1,227 @@
+"""The restart policy: fault, history and the time in; a decision with its reason out. Pure.
+
+Knows no process, no clock and no store. Log, journal and console show the same reason. `restart_history.py` keeps what
+is remembered between two decisions; docs/restart_policy.md has the rules as tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.attribution.suspect_result import words
+from ft_launcher.policy.restart_history import History
+from rank_monitor.contract.exit_codes import ExitCode, passed_on
+from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.wire.messages import ControlRequest
+
+# Both are bounded: a fault that recurs on every node would otherwise restart for ever and spend no budget.
+MOST_MOVES = 3
+"""How many exits with code 16 in a row are not charged."""
+
+MOST_EXCUSED = 3
+"""How many cycles in a row that ended by preemption, or by hardware that a waiting node replaces, are not charged."""
+
+# Characters. A rank chooses the text, and it becomes part of one line.
+_MOST_WORDS = 200
+_MIN_HEALTHY = "min-healthy"
+_REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.JOB_STOPPED, "restart": None}
+
+
+class Action(Enum):
+    """What to do after a cycle."""
+
+    RESTART = "restart"
+    GIVE_UP = "give up"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do and why. `exit_code` is the launcher's, when it ends; `wait_s` is the wait before a restart.
+
+    `not_restartable`: a new launch would fail in the same way. The exit code alone does not show that, since the user
+    may have chosen it (`--ft-no-restart-exit-code`).
+    """
+
+    action: Action
+    reason: str
+    charged: bool = False
+    restarts_left: int = 0
+    exit_code: int | None = None
+    wait_s: float = 0.0
+    not_restartable: bool = False
+
+
+def with_decision(history: History, decision: Decision, now: float) -> History:
+    """Returns the history after a decision was carried out."""
+    if decision.charged:
+        return history.after_charge(now)
+    return history
+
+
+def decide(
+    fault: Fault,
+    history: History,
+    settings: RestartSettings,
+    max_restarts: int,
+    now: float,
+    elsewhere: bool = False,
+) -> Decision:
+    """Decides whether the job restarts after `fault`.
+
+    Args:
+        fault: what ended the cycle.
+        history: the job so far, that cycle included (`History.ended`).
+        settings: the policy.
+        max_restarts: the budget, per job or per `restart_window`.
+        now: monotonic seconds.
+        elsewhere: there is another device or node that a restart would use.
+    """
+    # The ends that no budget prevents come first, then the restarts that cost nothing, then the budget.
+    final = _not_restarted(fault, history, settings, elsewhere)
+    if final is not None:
+        return final
+    left = _left(history, settings, max_restarts, now)
+    free = _why_free(fault, history, max_restarts, elsewhere)
+    if free is not None:
+        return Decision(Action.RESTART, f"{free}, not charged", restarts_left=left)
+    if settings.restart_window is None:
+        span = ""
+    else:
+        span = f" within {settings.restart_window:g} s"
+    if left > 0:
+        reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
+        if elsewhere and is_suspect(fault):
+            reason += ", on other hardware"
+        wait_s = backoff_s(history.young, *settings.backoff)
+        return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
+    if max_restarts == 0:
+        reason = "no restarts allowed (--max-restarts 0)"
+    else:
+        reason = f"all {max_restarts} restarts{span} spent"
+    return Decision(Action.GIVE_UP, reason, exit_code=_final_code(fault, settings))
+
+
+def is_suspect(fault: Fault) -> bool:
+    """Whether the ranks of the faulty node or device should run on other hardware, if there is some."""
+    return fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE or fault.fault_class is FaultClass.HARDWARE
+
+
+def _why_free(fault: Fault, history: History, max_restarts: int, elsewhere: bool) -> str | None:
+    """Returns why the restart is not charged; None when it is charged."""
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
+        return f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware"
+    if history.same_class > MOST_EXCUSED:
+        return None
+    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_EXCUSED} in a row"
+    if fault.fault_class is FaultClass.HARDWARE and elsewhere:
+        return f"{times}: another node takes the place"
+    # A user who allows no restart at all gets none after a preemption either.
+    if fault.fault_class is FaultClass.PREEMPTION and max_restarts > 0:
+        return f"{times}: a rank was told to end"
+    return None
+
+
+def _not_restarted(fault: Fault, history: History, settings: RestartSettings, elsewhere: bool) -> Decision | None:
+    """Returns the decision to end the job where a restart would not help, whatever the budget; else None."""
+    if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
+        if fault.doubt:
+            about = words(fault.doubt)
+        else:
+            about = "the rank asks for the end of the job, and its log says why"
+        reason = f"exit code 17: result could not be validated; {about}"
+        return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not elsewhere:
+        reason = "the rank wants to go on on other hardware (exit code 16), and there is none"
+        return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
+    if fault.exit_code in settings.no_restart_exit_codes:
+        reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
+    elif 0 < settings.same_error_limit <= history.same_errors:
+        if history.same_errors > 1:
+            times = f"{history.same_errors} times in a row"
+        else:
+            times = "once"
+        reason = f"the same error {times}: {history.error} at iteration {history.error_iteration}"
+    elif 0 < settings.max_no_progress_cycles <= history.no_progress:
+        best = (history.mark or 0) + max(1, settings.min_progress_iterations) - 1
+        reason = f"no progress in {history.no_progress} cycles in a row: none came beyond iteration {best}"
+    else:
+        return None
+    return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code, not_restartable=True)
+
+
+def final_codes(settings: RestartSettings) -> set[int]:
+    """Returns the exit codes by which a rank asks the launcher for more than an in-process restart can do."""
+    ours = {int(ExitCode.RESUME_TO_DISAMBIGUATE), int(ExitCode.FAILED_ON_RESULT_VALIDATION)}
+    return ours | set(settings.no_restart_exit_codes)
+
+
+def backoff_s(young: int, least_s: float, most_s: float) -> float:
+    """Returns seconds to wait after `young` cycles in a row that died young: doubling from `least_s` to `most_s`.
+
+    With `least_s` 0 the first restart comes at once, and the doubling begins at 1 s.
+    """
+    if young == 0:
+        return 0.0
+    if least_s:
+        doublings = young - 1
+    else:
+        doublings = young - 2
+    first_s = least_s or (1.0 if doublings >= 0 else 0.0)
+    # The power of a float overflows at 2 ** 1024; 64 doublings are beyond any `most_s`.
+    return min(most_s, first_s * 2.0 ** min(doublings, 64))
+
+
+def _final_code(fault: Fault, settings: RestartSettings) -> int:
+    if settings.exit_code == "one":
+        return int(ExitCode.RANKS_FAILED)
+    if fault.kind is FaultKind.HANG:
+        return int(ExitCode.HANG)
+    if fault.agreed_exit_code is None:
+        return int(ExitCode.RANKS_FAILED)
+    return passed_on(fault.agreed_exit_code)
+
+
+def _left(history: History, settings: RestartSettings, max_restarts: int, now: float) -> int:
+    return max(0, max_restarts - len(history.within(settings.restart_window, now)))
+
+
+def is_known(request: ControlRequest) -> bool:
+    """Whether the action of a request is known; an unknown one ends no cycle."""
+    return request.action in _REQUESTED
+
+
+def asked_by(rank: int, request: ControlRequest) -> str:
+    """Describes in one line which rank made a request, with its description."""
+    words = " ".join(request.description.split())[:_MOST_WORDS]
+    return f"rank {rank} asked for it" + (f": {words}" if words else "")
+
+
+def after_request(
+    request: ControlRequest, rank: int, history: History, settings: RestartSettings, max_restarts: int, now: float
+) -> Decision:
+    """Decides about a request of the training. LEAVE concerns the node of `rank` alone.
+
+    Args:
+        request: what `rank` asks for; `is_known` holds for it.
+        history, settings, max_restarts, now: as for `decide`.
+    """
+    code, asks = _REQUESTED[request.action], asked_by(rank, request)
+    if code is None:
+        left = _left(history, settings, max_restarts, now)
+        return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=left)
+    return Decision(Action.LEAVE if code is ExitCode.NODE_EXCLUDED else Action.GIVE_UP, asks, exit_code=int(code))
+
+
+def about_policy(settings: RestartSettings, nodes: int) -> list[str]:
+    """Returns warnings about a policy that has no effect, or not the expected one, in a job of `nodes` nodes."""
+    if settings.restart_policy != _MIN_HEALTHY:
+        return []
+    if nodes == 1:
+        return ["--ft-restart-policy min-healthy does what any-failed does in a job of one node"]
+    return [
+        "--ft-restart-policy min-healthy helps only ranks that can go on without the others (an in-process wrapper,"
+        " or no collectives): ranks that wait for a failed one hang"
+    ]

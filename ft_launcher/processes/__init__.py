@@ -1,0 +1,1 @@
+"""Process trees, signals and descriptors of this host."""

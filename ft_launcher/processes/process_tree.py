@@ -1,0 +1,253 @@
+"""The processes of a cycle: finds the ranks and everything they started, waits for it, and ends it.
+
+A process belongs to the cycle when it carries the job's tag in its environment, descends from a rank, or was orphaned
+to the launcher (a child subreaper: the parents of each process that a rank started lead to it). Signals go through
+pidfds only, so that a recycled pid cannot be hit. Why a cycle ends is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rank_monitor.contract.processes.sweep import carries
+from rank_monitor.contract.processes.wait import readable
+
+# From linux/prctl.h.
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+# A process that waits in the kernel (state D) does not end by SIGKILL; after this it is reported and left.
+_AFTER_SIGKILL_S = 10.0
+# A process may fork just before it is killed, and only another scan of /proc finds its child.
+_RESCAN_S = 0.05
+# A read of these bytes contains the fields up to the session; only they are used.
+_STAT_BYTES = 1024
+_LONGEST_WAIT_S = 3600.0
+"""poll takes milliseconds as a C int, which an infinite deadline does not fit into."""
+
+
+def become_subreaper() -> None:
+    """Makes orphans of the ranks children of this process instead of PID 1's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def subreaper() -> Iterator[None]:
+    """Context in which orphans below this process become its children. Restores the former state at its end."""
+    libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int(0)
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    become_subreaper()
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+class _Stat(NamedTuple):
+    parent: int
+    state: str
+    session: int
+
+
+def _read_stat(pid: int | str) -> _Stat | None:
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # From the last parenthesis on: a process chooses its name, which may contain any character.
+        state, parent, _, session, _ = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split(b" ", 4)
+    except (OSError, ValueError):  # it ended between the two
+        return None
+    finally:
+        os.close(descriptor)
+    return _Stat(int(parent), state.decode(), int(session))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped (SIGSTOP, a debugger); False when it is gone."""
+    stat = _read_stat(pid)
+    return stat is not None and stat.state in "Tt"
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether the process, or its main thread, has ended and its exit code was not taken; False when it is gone."""
+    stat = _read_stat(pid)
+    return stat is not None and stat.state == "Z"
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether a process has threads besides its main thread."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208 (as above)
+    except OSError:
+        return False
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for a signal (SigCgt in /proc); False when that cannot be read."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass
+    return False
+
+
+@dataclass
+class Ending:
+    """The result of a stop: pids that needed SIGKILL, and pids that SIGKILL did not end."""
+
+    killed: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+
+
+class ProcessTree:
+    """The processes of one cycle.
+
+    Args:
+        tag: the job's tag.
+        ranks: pids of the ranks whose exit code was not taken yet.
+        keep: pids of the launcher's own processes (template and monitors), which are left out with their descendants.
+        adopt_orphans: whether every other child of this process belongs to the cycle (not so inside a user's program).
+        among: selects processes of the cycle by pid and session; by default all.
+    """
+
+    def __init__(
+        self,
+        tag: str,
+        ranks: set[int],
+        keep: set[int],
+        adopt_orphans: bool,
+        among: Callable[[int, int], bool] = lambda pid, session: True,
+    ) -> None:
+        self._tag = tag
+        self._among = among
+        self._ranks = ranks
+        self._keep = keep
+        self._adopt_orphans = adopt_orphans
+        self._pidfds: dict[int, int] = {}
+
+    def members(self) -> set[int]:
+        """Scans /proc for processes of the cycle with a living thread. Returns their pids; reaps orphans that ended."""
+        stats = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
+            if name.isdigit() and (stat := _read_stat(name)):
+                stats[int(name)] = stat
+        own = os.getpid()
+        found = {pid for pid in stats if pid != own and self._is_meant(pid, stats, own)}
+        for pid in found - self._ranks:
+            if stats[pid].state == "Z" and stats[pid].parent == own:
+                with contextlib.suppress(OSError):  # one whose threads live on has no code yet
+                    os.waitpid(pid, os.WNOHANG)
+        return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
+
+    def _is_meant(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+        return self._belongs(pid, stats, own) and self._among(pid, stats[pid].session)
+
+    def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+        ancestor = pid
+        while ancestor in stats:
+            if ancestor in self._keep:
+                return False
+            if ancestor in self._ranks:
+                return True
+            if stats[ancestor].parent == own:
+                if self._adopt_orphans:
+                    return True
+                break
+            ancestor = stats[ancestor].parent
+        # Last, since it reads the environment of the process, which costs more than its stat.
+        return carries(pid, self._tag)
+
+    def find(self) -> set[int]:
+        """Opens pidfds of the living processes of the cycle. Returns the pids that are new."""
+        members = self.members()
+        self._let_go(self._pidfds.keys() - members)
+        new = members - self._pidfds.keys()
+        for pid in new:
+            with contextlib.suppress(OSError):
+                self._pidfds[pid] = os.pidfd_open(pid)
+        return new
+
+    def wait(self, deadline: float, until: int) -> set[int]:
+        """Waits until all processes, and those that they start in the meantime, have ended.
+
+        Args:
+            deadline: when the wait ends (monotonic seconds); may be infinity.
+            until: a descriptor that ends the wait when it is readable.
+
+        Returns:
+            Pids of the processes that still run.
+        """
+        while True:
+            self.find()
+            left_s = min(deadline - time.monotonic(), _LONGEST_WAIT_S)
+            if not self._pidfds or left_s <= 0 or until in readable([*self._pidfds.values(), until], left_s):
+                return set(self._pidfds)
+
+    def _let_go(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            os.close(self._pidfds.pop(pid))
+
+    def _signal(self, number: int, pids: Iterable[int]) -> None:
+        # Parents first, as a rule: a shell whose command was ended must not go on to its next one.
+        for pidfd in (self._pidfds[pid] for pid in sorted(pids) if pid in self._pidfds):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(pidfd, number)
+                # A stopped process handles a signal only after SIGCONT; SIGKILL ends it as it is.
+                if number != signal.SIGKILL:
+                    signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+
+    def stop(self, first: int, limit_s: float, meanwhile: Callable[[], object] = lambda: None) -> Ending:
+        """Ends every process of the cycle: sends `first` at once, and SIGKILL exactly `limit_s` seconds later.
+
+        Args:
+            meanwhile: called when `first` has been sent to all.
+
+        Returns:
+            The pids that had to be killed, and those that could not be.
+        """
+        ending = Ending()
+        if not self._pidfds:
+            self.find()
+        self._signal(first, self._pidfds)
+        deadline = time.monotonic() + limit_s
+        meanwhile()
+        killing = False
+        while self._pidfds:
+            now = time.monotonic()
+            if now >= deadline:
+                if killing:
+                    ending.left = set(self._pidfds)
+                    break
+                killing, deadline = True, now + _AFTER_SIGKILL_S
+            if killing:
+                ending.killed |= self._pidfds.keys()
+                self._signal(signal.SIGKILL, self._pidfds)
+            left = deadline - now
+            ended = readable(self._pidfds.values(), min(left, _RESCAN_S) if killing else left)
+            self._let_go([pid for pid, pidfd in self._pidfds.items() if pidfd in ended])
+            if killing or not self._pidfds:  # what they started since
+                self._signal(first, self.find())
+        self._let_go(list(self._pidfds))
+        return ending
+
+
+class SessionTree(ProcessTree):
+    """The processes that a single dead rank left in its session. Those in other sessions end with the cycle."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("", set(), set(), adopt_orphans=False)
+        self._session = rank
+
+    def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+        return stats[pid].session == self._session

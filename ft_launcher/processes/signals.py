@@ -1,0 +1,119 @@
+"""Signals to the launcher as a descriptor that a loop can wait for: a self-pipe. Handlers do nothing themselves, so
+that no signal can raise in the middle of a stop.
+
+Also decides which signal the ranks get for one that the launcher got. Knows no process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from types import FrameType
+
+from rank_monitor.contract.processes.wait import readable
+
+_LIBC = ctypes.CDLL(None)
+_ACTION_BYTES = 512  # struct sigaction has 152
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """Does nothing: Python has already written the signal's number to the wake-up pipe."""
+
+
+class SignalPipe:
+    """Handles the given signals until `close`; `read` returns those that have arrived.
+
+    Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        numbers = set(numbers)
+        self._actions = {number: _action(number) for number in numbers}
+        self._before = {number: signal.signal(number, _noted) for number in numbers}
+        for number in self._before:
+            # Restarted system calls (SA_RESTART): C code that does not expect EINTR goes on.
+            signal.siginterrupt(number, False)
+        # A full pipe is readable anyway, and a warning would be printed from within the handler.
+        if self._before:
+            self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        _in_use.add(self)
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when a signal has arrived."""
+        return self._reader
+
+    def read(self) -> list[int]:
+        """Returns the signals since the last call, in order, without others that Python handles. Does not block."""
+        try:
+            return [number for number in os.read(self._reader, 512) if number in self._before]
+        except BlockingIOError:
+            return []
+
+    def wait(self, limit_s: float) -> int | None:
+        """Returns the first signal that is pending or arrives within `limit_s` seconds; None without one."""
+        deadline = time.monotonic() + limit_s
+        while not (came := self.read()) and (left := deadline - time.monotonic()) > 0:
+            readable([self._reader], left)
+        if came:
+            return came[0]
+        return None
+
+    def close(self) -> None:
+        """Restores the former handlers and closes the pipe."""
+        self.let_go()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def let_go(self) -> None:
+        """Restores the former handlers; the pipe stays open."""
+        _in_use.discard(self)
+        if not self._before:
+            return
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            _LIBC.sigaction(number, self._actions[number], None)  # one that C installed (faulthandler), and its flags
+
+
+_in_use: set[SignalPipe] = set()
+
+
+def let_go_in_child() -> None:
+    """Restores, in a fork of this process, the handlers from before the pipes were made."""
+    for pipe in list(_in_use):
+        pipe.let_go()
+
+
+def _action(number: int) -> ctypes.Array[ctypes.c_char]:
+    """Returns the kernel's action for a signal (`struct sigaction`)."""
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    _LIBC.sigaction(number, None, action)
+    return action
+
+
+@dataclass(frozen=True)
+class RankSignal:
+    """The signal that ends the ranks. `always`: a rank without a handler for it gets it too, instead of SIGTERM."""
+
+    number: int
+    always: bool
+
+
+# Schedulers end a launcher by SIGTERM, a lost terminal by SIGHUP; to the ranks both are a preemption.
+_TRANSLATED = (signal.SIGTERM, signal.SIGHUP)
+
+
+def rank_signal(number: int, named: Collection[int], preemption_signal: int) -> RankSignal:
+    """Returns the signal that the ranks get when the launcher got `number`.
+
+    A signal that the user named in `--signals-to-handle` reaches the ranks as it is, as under torchrun. SIGTERM and
+    SIGHUP become `preemption_signal` otherwise; other signals stay what they are.
+    """
+    if number in named:
+        return RankSignal(number, always=True)
+    return RankSignal(preemption_signal if number in _TRANSLATED else number, always=False)

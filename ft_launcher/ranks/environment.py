@@ -1,0 +1,65 @@
+"""Builds the environment of a rank beyond torch's own: its monitor, the job's tag, limits, NCCL. Pure.
+
+Called by the node agent for each cycle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from ft_launcher.ranks import nccl
+from ft_launcher.ranks.devices import VISIBLE, Move
+from rank_monitor.contract import env
+from rank_monitor.contract.settings.config import NcclSettings, StartSettings
+
+
+def rank_environment(tag: str, cycle: int, monitor_socket: Path, stack_file: Path, stack_signal: int) -> dict[str, str]:
+    """Returns the variables of one rank.
+
+    Args:
+        tag: of the job; a stop finds all its processes by this.
+    """
+    return {
+        env.JOB_TAG: tag,
+        env.CYCLE: str(cycle),
+        env.RANK_MONITOR_SOCKET: str(monitor_socket),
+        env.STACK_FILE: str(stack_file),
+        env.STACK_SIGNAL: str(int(stack_signal)),
+    }
+
+
+def cycle_environment(
+    settings: NcclSettings, environ: Mapping[str, str], multipliers: Mapping[str, float], move: Move
+) -> dict[str, str]:
+    """Returns the variables that all ranks of a cycle get.
+
+    Args:
+        environ: the launcher's own environment, which the ranks have too.
+        multipliers: learned limit -> factor, after a kill by that limit.
+        move: to other hardware, and why.
+
+    Raises:
+        ConfigError: as `nccl.variables`.
+    """
+    variables = nccl.variables(settings, environ)
+    if multipliers:
+        variables[env.LIMIT_MULTIPLIERS] = json.dumps(dict(multipliers))
+    if move.doubt is not None:
+        variables[env.RESULT_IN_DOUBT] = json.dumps(asdict(move.doubt))
+    if move.visible:
+        variables[VISIBLE] = move.visible
+    return variables
+
+
+def start_environment(settings: StartSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which a rank's bootstrap applies the options.
+
+    Args:
+        environ: the launcher's own environment, which the ranks have too.
+    """
+    wanted = {env.ALIAS_NVRX: str(int(settings.alias_nvrx)), env.INJECT: ";".join(settings.inject)}
+    # A variable that would only say the default is left out, unless the launcher's own must be overridden.
+    return {name: text for name, text in wanted.items() if text not in ("", "0") or name in environ}

@@ -1,0 +1,322 @@
+"""The monitors of a node: one per local rank for the whole job, notified of each cycle, replaced when lost.
+
+Called by the node agent. Owns the listening sockets, so that replacing a monitor refuses no connection. Returns what
+the monitors found; decides nothing about ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ft_launcher.processes.process_tree import is_stopped
+from ft_launcher.ranks.runtime import Runtime
+from ft_launcher.record.monitor_events import STALL, News, Replaced
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.processes.spawn import Monitor
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.launcher_messages import (
+    Bye,
+    Connected,
+    CycleEnd,
+    CycleStart,
+    Fenced,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.wire.messages import (
+    FROM_RANK_TO_LAUNCHER,
+    ControlRequest,
+    GroupMade,
+    Guard,
+    InterruptedAgain,
+    LastOutput,
+    LimitsSet,
+    Message,
+    RankException,
+    Restarter,
+    ResultInDoubt,
+    SectionTimes,
+)
+
+logger = logging.getLogger(__name__)
+
+# Seconds: a monitor that is stopped and continued soon, with its rank or by a debugger, is not replaced.
+STOPPED_GRACE_S = 1.0
+# Seconds. A restart is delayed by this at most when a monitor does not answer; a rank needs longer for its stacks.
+_SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
+
+
+@dataclass
+class Found:
+    """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds)."""
+
+    verdict: Verdict | None = None
+    verdict_at: float | None = None
+    exception: RankException | None = None
+    exception_at: float | None = None
+    last_output: str = ""
+    doubt: ResultInDoubt | None = None
+    snapshot: Snapshot | None = None
+    was_attached: bool = False
+
+
+@dataclass
+class _Slot:
+    """The state of one local rank: its listening socket, its present monitor, and the last messages."""
+
+    listener: socket.socket
+    monitor: Monitor
+    start: CycleStart | None = None
+    attached: bool = False
+    limits: LimitsSet | None = None
+    guard: Guard | None = None
+    stopped_since: float | None = None
+    found: Found = field(default_factory=Found)
+
+
+class NodeMonitors:
+    """All monitors of this node.
+
+    Args:
+        runtime: the node's runtime folder and template.
+        settings: limits for every rank.
+        nprocs: ranks of this node.
+        lease: descriptor of a timer; when it runs out the monitors end the ranks, whatever this process does.
+    """
+
+    def __init__(self, runtime: Runtime, settings: MonitorSettings, nprocs: int, lease: int | None = None) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._lease = lease
+        self._sequence = 0
+        self._slots: list[_Slot] = []
+        self._not_told: list[tuple[int, News]] = []
+        for local_rank in range(nprocs):
+            listener = channel.listen(self.socket_path(local_rank))
+            self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
+
+    def _fork(self, listener: socket.socket, local_rank: int) -> Monitor:
+        return self._runtime.template.fork_monitor(listener, self._settings, local_rank, self._lease)
+
+    def socket_path(self, local_rank: int) -> Path:
+        """The socket that a rank connects to."""
+        # Short names: a socket's address has 108 bytes at most.
+        return self._runtime.folder / f"m{local_rank}"
+
+    def stack_file(self, local_rank: int) -> Path:
+        """The file that a rank writes its stacks to."""
+        return self._runtime.folder / f"stacks{local_rank}"
+
+    @property
+    def local_ranks(self) -> range:
+        """The local ranks of this node."""
+        return range(len(self._slots))
+
+    def pid(self, local_rank: int) -> int:
+        """Pid of a rank's monitor."""
+        return self._slots[local_rank].monitor.pid
+
+    def pids(self) -> set[int]:
+        """Pids of the template, its sweeper and the monitors."""
+        template = self._runtime.template
+        return {slot.monitor.pid for slot in self._slots} | {pid for pid in (template.pid, template.sweeper_pid) if pid}
+
+    def descriptors(self) -> set[int]:
+        """Readable when `handle` has something to do."""
+        found = set()
+        for slot in self._slots:
+            found |= {slot.monitor.channel.fileno(), slot.monitor.pidfd}
+        if self._runtime.template.alive:
+            found.add(self._runtime.template.fileno())
+        return {descriptor for descriptor in found if descriptor >= 0}
+
+    def next_check(self) -> float | None:
+        """When `handle` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        since = [slot.stopped_since for slot in self._slots if slot.stopped_since is not None]
+        if since:
+            return min(since) + STOPPED_GRACE_S
+        return None
+
+    def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
+        """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
+        slot = self._slots[local_rank]
+        slot.attached, slot.limits, slot.guard, slot.found = False, None, None, Found()
+        with contextlib.suppress(OSError):
+            os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
+        slot.start = CycleStart(cycle, rank, pid, started_ns, str(self.stack_file(local_rank)))
+        self._send(slot, slot.start)
+
+    def end_cycle(self) -> None:
+        """Notifies the monitors that the cycle is over: they judge nothing until the next one."""
+        for slot in self._slots:
+            slot.start = None
+            self._send(slot, CycleEnd())
+
+    def found(self, local_rank: int) -> Found:
+        """What the rank's monitor reported in this cycle."""
+        return self._slots[local_rank].found
+
+    def doubts(self) -> dict[int, ResultInDoubt]:
+        """The suspect results of this cycle, by local rank."""
+        return {rank: slot.found.doubt for rank, slot in enumerate(self._slots) if slot.found.doubt is not None}
+
+    def handle(self) -> list[tuple[int, News]]:
+        """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
+        news, self._not_told = self._not_told, []
+        for local_rank, slot in enumerate(self._slots):
+            for message in self._drain(slot):
+                heard = self._note(slot, message)
+                if heard is not None:
+                    news.append((local_rank, heard))
+        self._note_changes()
+        for local_rank, slot in enumerate(self._slots):
+            why = self._why_lost(slot)
+            if why:
+                self._replace(local_rank, slot)
+                news.append((local_rank, Replaced(local_rank, why)))
+        return news
+
+    def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
+        """Asks every monitor where its rank is, and waits a bounded time for the answers, which `found` then has.
+
+        Args:
+            meanwhile: called while they answer.
+            stacks: have the ranks write their stacks too.
+        """
+        self._sequence += 1
+        token = self._sequence
+        # Between cycles a monitor has no rank to ask about.
+        waiting = {slot.monitor.channel.fileno(): slot for slot in self._slots if slot.start is not None}
+        for slot in waiting.values():
+            self._send(slot, SnapshotRequest(token, stacks))
+        meanwhile()
+        deadline = time.monotonic() + (_STACKS_WAIT_S if stacks else _SNAPSHOT_WAIT_S)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for descriptor in readable(waiting, left):
+                slot = waiting[descriptor]
+                for message in self._drain(slot):
+                    news = self._note(slot, message)
+                    if news is not None:
+                        self._not_told.append((self._slots.index(slot), news))
+                snapshot = slot.found.snapshot
+                if (snapshot and snapshot.token == token) or readable([slot.monitor.pidfd]):
+                    waiting.pop(descriptor)
+
+    def close(self) -> None:
+        """Ends every monitor. The goodbye tells it apart from a launcher that was killed."""
+        for slot in self._slots:
+            self._send(slot, Bye())
+        for slot in self._slots:
+            slot.monitor.close()
+            slot.listener.close()
+
+    def _drain(self, slot: _Slot) -> Iterator[Message]:
+        while True:
+            try:
+                received = channel.receive(slot.monitor.channel)
+            except OSError:
+                return
+            if received is None or not received[0]:
+                return
+            try:
+                heard = codec.decode(received[0])
+            except ProtocolError as error:
+                logger.warning("a monitor sent what is no message: %s", error)
+                continue
+            # Sent before these ranks were started: it is about their predecessors.
+            is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
+            if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
+                yield heard.message
+
+    def _note(self, slot: _Slot, message: Message) -> News | None:
+        """Stores a message; returns it if the launcher must act on it or record it."""
+        now = time.monotonic()
+        match message:
+            case Connected():
+                slot.attached = message.attached
+                slot.found.was_attached |= message.attached
+            case LimitsSet():
+                slot.limits = message
+                return message
+            case Snapshot():
+                slot.found.snapshot = message
+            case Verdict():
+                # A verdict may cross the end of its cycle on the way.
+                if slot.start is None or message.cycle != slot.start.cycle:
+                    return None
+                if message.condemned or (message.limit == STALL and slot.found.verdict is None):
+                    slot.found.verdict, slot.found.verdict_at = message, now
+                return message
+            case RankException():
+                # The first exception is the cause; later ones are of the clean-up.
+                if slot.found.exception is None:
+                    slot.found.exception, slot.found.exception_at = message, now
+                return message
+            case LastOutput():
+                slot.found.last_output = message.text
+            case ResultInDoubt():
+                slot.found.doubt = message
+                return message
+            case Guard():
+                slot.guard = message
+            case Fenced():
+                is_of_this_cycle = slot.start is not None and message.cycle == slot.start.cycle
+                if is_of_this_cycle:
+                    return message
+                return None
+            case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
+                return message
+        return None
+
+    def _note_changes(self) -> None:
+        by_pid = {slot.monitor.pid: slot for slot in self._slots}
+        for change in self._runtime.template.changes():
+            slot = by_pid.get(change.pid)
+            if slot is not None:
+                if change.change == "stopped":
+                    slot.stopped_since = time.monotonic()
+                else:
+                    slot.stopped_since = None
+
+    def _why_lost(self, slot: _Slot) -> str:
+        """Why the monitor must be replaced; empty: it is well, or is paused together with its rank."""
+        if readable([slot.monitor.pidfd]):
+            return "it died"
+        if slot.stopped_since is None or time.monotonic() < slot.stopped_since + STOPPED_GRACE_S:
+            return ""
+        # Both are stopped, as by a debugger: a pause. After the stall limit a running monitor must report the stall.
+        if slot.start is not None and is_stopped(slot.start.rank_pid):
+            limit = self._settings.stall_warning or float("inf")
+            if time.monotonic() < slot.stopped_since + limit:
+                return ""
+        if is_stopped(slot.monitor.pid):
+            return "it was stopped"
+        return ""
+
+    def _replace(self, local_rank: int, slot: _Slot) -> None:
+        # A monitor that is stopped answers nothing, and one that died neither.
+        slot.monitor.close(goodbye_s=0)
+        slot.monitor = self._fork(slot.listener, local_rank)
+        slot.stopped_since = None
+        if slot.start is not None:
+            start = replace(slot.start, reconnect=True, attached=slot.attached)
+            self._send(slot, start)
+            # The new monitor judges by these at once, also where its rank is stuck and connects late.
+            for said in (slot.limits, slot.guard):
+                if said is not None:
+                    self._send(slot, said)
+
+    def _send(self, slot: _Slot, message: Message) -> None:
+        self._sequence += 1
+        with contextlib.suppress(OSError):
+            channel.send(slot.monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))

@@ -1,0 +1,326 @@
+"""torch's `SubprocessContext` with our start and stop of ranks.
+
+Made by the node agent for each cycle. Ranks are forks of the zygote where there is one, else programs of their own.
+
+torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
+choosing; here handlers belong to `processes/signals.py` and stops to `processes/process_tree.py`. Uses torch's
+underscored `_start`, `_close`, `_capture_process_failures` and `_running_local_ranks`, and `_popen` of its handler; the
+name `get_subprocess_handler` of torch's module is rebound while torch starts programs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from torch.distributed.elastic.multiprocessing import api as torch_multiprocessing
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from ft_launcher.processes import descriptor_limit
+from ft_launcher.processes.detached import start_ticks
+from ft_launcher.record.cycle_files import open_application_log
+from ft_launcher.record.log_pump import LogPump, streams_of
+from ft_launcher.record.logs import MOST_KEPT
+from ft_launcher.settings import script
+from ft_launcher.zygote.client import RankOrder
+from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.errors import ConfigError, one_line
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.foreign import read_file
+
+logger = logging.getLogger(__name__)
+
+_LAST_THREADS_S = 1.0
+"""Seconds. /proc shows a zombie when the main thread has ended, and an exit code exists when all threads have."""
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """The end of a rank: its code as from `subprocess`, and when it was seen (monotonic seconds)."""
+
+    exit_code: int
+    at: float
+
+
+class ForkedProcess:
+    """A rank that the zygote forked, a child of ours: what torch uses of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code once it ended (minus the signal's number for a signal)."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+@dataclass(frozen=True)
+class ForkedHandler:
+    """Replaces torch's `SubprocessHandler` for a forked rank, with the attributes that torch reads."""
+
+    proc: Any
+    local_rank_id: int
+    _stdout: IO[str] | None
+    _stderr: IO[str] | None
+
+
+class _AppendingHandler(SubprocessHandler):  # type: ignore[misc]
+    """torch's handler, for a rank that appends to the log files of its predecessor."""
+
+    def __init__(self, streams: Mapping[int, IO[str]], **rest: Any) -> None:
+        self._streams = streams
+        super().__init__(stdout=None, stderr=None, **rest)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        self._stdout, self._stderr = self._streams.get(1), self._streams.get(2)
+        return super()._popen(args, env)
+
+
+class RankContext(SubprocessContext):  # type: ignore[misc]
+    """The ranks of one cycle on this node, each with a pidfd that is readable when it ended.
+
+    Args:
+        application_log: the file in which the output of all is merged; None: none.
+    """
+
+    _failures: dict[int, ProcessFailure]
+
+    def __init__(self, *args: Any, zygotes: ZygotePool, application_log: Path | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._zygotes = zygotes
+        self._pump = self._replace_tails()
+        self._together: LogPump | None = None
+        if application_log is not None:
+            self._together = open_application_log(application_log, self.envs, self.stdouts, self.stderrs)
+        self.pidfds: dict[int, int] = {}
+        self.exits: dict[int, RankExit] = {}
+        self.started_ns = 0
+        self.excused: set[int] = set()
+        self._started_again: dict[int, float] = {}
+        self._first_failed = -1
+
+    def _replace_tails(self) -> LogPump:
+        """Replaces torch's tails, which poll, by a pump; torch stops it in `close` as it would its tails."""
+        if "_tail_logs" in vars(self):
+            pump = LogPump(streams_of(self.name, vars(self)["_tail_logs"]))
+            self._tail_logs: list[Any] = [pump]
+        else:  # before torch 2.10
+            pump = LogPump(streams_of(self.name, [vars(self)["_stdout_tail"], vars(self)["_stderr_tail"]]))
+            self._stdout_tail = self._stderr_tail = pump
+        return pump
+
+    @property
+    def _numa(self) -> dict[str, Any]:
+        """torch's argument for binding to processors (from torch 2.9 on); empty where nothing is bound."""
+        options = vars(self).get("_numa_options")
+        if options is None:
+            return {}
+        return {"numa_options": options}
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return set()
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        return None
+
+    def attend(self) -> None:
+        """Takes what ranks send beside their exit code; ranks that run a script send nothing."""
+
+    def start(self) -> None:
+        """Starts the ranks and the tails of their logs; touches no signal handler."""
+        # Before the start: messages that were sent earlier are of the ranks before.
+        self.started_ns = time.monotonic_ns()
+        self._start()
+        for local_rank, pid in self.pids().items():
+            self.pidfds[local_rank] = os.pidfd_open(pid)
+        self._pump.start()
+        if self._together is not None:
+            self._together.start()
+
+    def start_again(self, local_rank: int, more: Mapping[str, str]) -> int:
+        """Starts one ended rank again, with `more` in its environment; returns its pid.
+
+        Its output is appended to the files of its predecessor, whose error file is renamed.
+        """
+        self.envs[local_rank] = {**self.envs[local_rank], **more}
+        error_file = Path(self.error_files[local_rank])
+        with suppress(OSError):
+            error_file.rename(error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}"))
+        self._start_one(local_rank)
+        pid: int = self.pids()[local_rank]
+        self.pidfds[local_rank] = os.pidfd_open(pid)
+        self._started_again[local_rank] = start_ticks(pid)
+        # From here on the rank counts as running; its streams were opened for appending while it had an exit.
+        del self.exits[local_rank]
+        return pid
+
+    def succeeded_since(self, lost: Collection[int]) -> dict[str, float]:
+        """Returns `Background.succeeded_since` for a cycle that succeeded without the local ranks `lost`."""
+        since = self._started_again | dict.fromkeys(lost, math.inf)
+        return {str(local_rank): ticks for local_rank, ticks in since.items()}
+
+    def excuse(self, local_ranks: Collection[int]) -> None:
+        """Leaves these ranks' ends out of the cycle's result. Call it after all ranks ended."""
+        self.excused |= set(local_ranks)
+        self._running_local_ranks -= self.excused
+
+    def name_failed(self, first: int, local_ranks: Collection[int]) -> None:
+        """Has torch see only the ranks that failed by themselves, `first` as the root cause. Call it at the end."""
+        self._first_failed = first
+        self.excuse(set(range(self.nprocs)) - set(local_ranks))
+
+    def hides_errors(self, local_rank: int) -> bool:
+        """Whether the rank's stderr does not reach the console."""
+        return self.stderrs[local_rank] not in {"", *self._pump.paths}
+
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        """torch's hook. Moves the root cause to the front and gives no other failure an earlier time.
+
+        torch takes the earliest failure, in whole seconds, and of several the first in the mapping.
+        """
+        for local_rank in self._running_local_ranks:
+            _set_aside_unreadable(Path(self.error_files[local_rank]))
+        super()._capture_process_failures(done_local_ranks)
+        first = self._failures.get(self._first_failed)
+        if first is not None:
+            for failure in self._failures.values():
+                failure.timestamp = max(failure.timestamp, first.timestamp)
+            self._failures = {self._first_failed: first, **self._failures}
+
+    def _start(self) -> None:
+        """torch's hook."""
+        if self._fork(range(self.nprocs)):
+            return
+        binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
+        numa = self._numa.get("numa_options")
+        muted, binding.disabled = binding.disabled, numa is not None
+        # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
+        make_handler = torch_multiprocessing.get_subprocess_handler
+
+        def make(*args: Any, **rest: Any) -> Any:
+            handler = make_handler(*args, **rest)
+            descriptor_limit.give_back(handler.proc.pid)
+            return handler
+
+        torch_multiprocessing.get_subprocess_handler = make
+        try:
+            super()._start()
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if numa is None:
+                raise
+            mode, reason = numa.affinity_mode.value, one_line(error)
+            hint = "Leave it out where ranks have no GPU"
+            raise ConfigError("numa_binding", mode, "--numa-binding", f"torch cannot bind: {reason}", hint) from None
+        finally:
+            torch_multiprocessing.get_subprocess_handler = make_handler
+            binding.disabled = muted
+
+    def _start_one(self, local_rank: int) -> None:
+        """Starts one rank again and replaces its handler."""
+        before = self.subprocess_handlers[local_rank]
+        if not self._fork([local_rank]):
+            with ExitStack() as files:
+                self.subprocess_handlers[local_rank] = _AppendingHandler(
+                    self._open_streams(local_rank, files),
+                    entrypoint=self.entrypoint,
+                    args=self.args[local_rank],
+                    env=self.envs[local_rank],
+                    local_rank_id=local_rank,
+                    **self._numa,
+                )
+                files.pop_all()
+            descriptor_limit.give_back(self.pids()[local_rank])
+        _close_streams(before)
+
+    def _fork(self, local_ranks: Iterable[int]) -> bool:
+        """Has the zygote fork ranks; returns whether it could."""
+        with ExitStack() as files:
+            streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
+            orders = [self._order(rank, opened) for rank, opened in streams.items()]
+            pids = self._zygotes.start_ranks(orders, numa=bool(self._numa))
+            if pids is None:
+                return False
+            files.pop_all()
+        for (rank, opened), pid in zip(streams.items(), pids, strict=True):
+            self.subprocess_handlers[rank] = ForkedHandler(ForkedProcess(pid), rank, opened.get(1), opened.get(2))
+        return True
+
+    def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
+        paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
+        if local_rank in self.exits:
+            # Started again in this cycle.
+            mode = "a"
+        else:
+            mode = "w"
+        return {number: files.enter_context(open(path, mode)) for number, path in paths.items() if path}  # noqa: PTH123
+
+    def _order(self, local_rank: int, streams: Mapping[int, IO[str]]) -> RankOrder:
+        # The zygote runs the bootstrap itself, so only what follows it is ordered.
+        words = [str(word) for word in self.args[local_rank]]
+        return RankOrder(
+            words[words.index(script.bootstrap()) + 1 :] if script.bootstrap() in words else [],
+            {**os.environ, **self.envs[local_rank]},
+            {number: file.fileno() for number, file in streams.items()},
+        )
+
+    def reap(self, local_rank: int) -> RankExit | None:
+        """Returns the end of a rank and closes its pidfd; None while it runs, or has no exit code yet."""
+        if local_rank not in self.exits:
+            exit_code = self.subprocess_handlers[local_rank].proc.poll()
+            if exit_code is None:
+                return None
+            self.exits[local_rank] = RankExit(exit_code, time.monotonic())
+            os.close(self.pidfds.pop(local_rank))
+        return self.exits[local_rank]
+
+    def reap_all(self) -> None:
+        """Takes the exit codes of all ranks that ended. Does not block."""
+        for local_rank in range(self.nprocs):
+            self.reap(local_rank)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """torch's hook to stop the ranks, which have been stopped by then: takes exit codes and closes streams."""
+        deadline = time.monotonic() + _LAST_THREADS_S
+        for pidfd in list(self.pidfds.values()):
+            readable([pidfd], max(0.0, deadline - time.monotonic()))
+        self.reap_all()
+        for handler in self.subprocess_handlers.values():
+            _close_streams(handler)
+        if self._together is not None:
+            self._together.stop()
+
+
+def _set_aside_unreadable(error_file: Path) -> None:
+    """Renames an error file that torch cannot read (its rank was killed as it wrote it): it would end the launcher."""
+    try:
+        if os.path.lexists(error_file):
+            # Bounded, and a FIFO is refused: torch would open it and block.
+            read_file(error_file, MOST_KEPT)
+            # As torch reads it later, where an error ends the launcher.
+            ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(error_file))
+    except Exception as problem:
+        logger.warning("the error file %s is unreadable: %s: %s", error_file, type(problem).__name__, problem)
+        with suppress(OSError):
+            error_file.rename(error_file.with_name(f"{error_file.name}.unreadable"))
+
+
+def _close_streams(handler: Any) -> None:
+    for stream in (handler._stdout, handler._stderr):
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,1 @@
+"""What the launcher writes for people and programs: journal, console, logs, files of NVIDIA's launcher."""

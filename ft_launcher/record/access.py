@@ -1,0 +1,76 @@
+"""File modes of what the launcher writes: logs contain paths, arguments and data of the training.
+
+Used by everything in this room that makes a file or folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Access:
+    """The user alone (0600 in 0700 folders), or with `group` the user's group too, for reading (0640 in 0750)."""
+
+    group: bool = False
+
+    @property
+    def folder_mode(self) -> int:
+        """The mode of each folder that is made."""
+        if self.group:
+            return 0o750
+        return 0o700
+
+    @property
+    def file_mode(self) -> int:
+        """The mode of each file that is written."""
+        if self.group:
+            return 0o640
+        return 0o600
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder and its missing parents. Folders that exist keep their mode.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+            with contextlib.suppress(FileExistsError):  # another node makes it just now
+                folder.mkdir()
+                self.limit(folder)
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is not a folder")
+
+    def limit(self, folder: Path) -> None:
+        """Sets the mode of a folder that was just made, whatever the umask is."""
+        with contextlib.suppress(PermissionError):  # a file system that has no modes
+            folder.chmod(self.folder_mode)
+
+    def opener(self, path: str, flags: int) -> int:
+        """An opener for `open(..., "w")`: does not block, not even on a FIFO of a rank, and sets the file's mode.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        # O_NOCTTY: a link to a terminal must not become the launcher's controlling terminal.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, self.file_mode)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            with contextlib.suppress(PermissionError):  # another user's, or a file system that has no modes
+                os.fchmod(descriptor, self.file_mode)
+        return descriptor
+
+    def create(self, path: Path) -> None:
+        """Makes a file that another process will write. Anything but a regular file in its place is removed.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
+        with open(path, "ab", opener=self.opener):
+            pass

@@ -1,0 +1,157 @@
+"""The launcher's standard output and error while a job runs: a thread of its own writes to each.
+
+Installed by the command line; `launch()` leaves a user's program its own streams. A pipe holds 64 KiB. When nobody
+reads it, a write blocks, and with it would block the restart after a fault and the end after SIGTERM. So writers only
+append to a queue, which is bounded: what does not fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, TextIO
+
+MAX_HELD_BYTES = 4 << 20
+"""As many lines as a terminal shows in a few seconds. What ranks print is in their log files as well."""
+STALLED_S = 1.0
+"""Seconds. The launcher's end does not wait for a console that took nothing for so long."""
+_DRAIN_S = 10.0
+"""Seconds at the launcher's end, for a console that reads slowly."""
+_PIECE = 16 << 10
+"""Bytes of one write: a quarter of a pipe, so that progress is seen also when the reader is slow."""
+
+
+class Console:
+    """A text stream whose `write` never blocks and never raises. All other attributes are those of `stream`.
+
+    Args:
+        stream: has a descriptor. Nothing else may write to it from now on.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._descriptor = stream.fileno()
+        self._encoding = stream.encoding or "utf-8"
+        self._held: deque[bytes] = deque()
+        self._bytes = 0
+        self._skips = False
+        self._moved_at = 0.0
+        self._changed = threading.Condition()
+        self.dropped = 0
+        """Number of lines that were dropped."""
+        threading.Thread(target=self._run, daemon=True, name="ft_console").start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Appends `text` to the queue, or drops it when the queue is full; returns its length."""
+        # `write` must not raise: a rank may have put anything into its message.
+        data = text.encode(self._encoding, "backslashreplace")
+        with self._changed:
+            if self._skips or self._bytes + len(data) > MAX_HELD_BYTES:
+                self._skips = True  # until all is written: a gap in one place, which is reported there
+                self.dropped += text.count("\n")
+            else:
+                self._append(data)
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing; `drain` waits for the queue."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the queue has text and the console took none for `STALLED_S`."""
+        with self._changed:
+            return self._bytes > 0 and time.monotonic() - self._moved_at >= STALLED_S
+
+    def await_room(self, limit_s: float) -> bool:
+        """Waits until half of the queue is free; returns whether it is. For callers that must not lose lines."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._bytes <= MAX_HELD_BYTES // 2, limit_s)
+
+    def drain(self, limit_s: float = _DRAIN_S) -> None:
+        """Waits until all is written: `limit_s` at most, and only while the console takes text."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while self._bytes and time.monotonic() < deadline:
+                if time.monotonic() - self._moved_at >= STALLED_S:
+                    return
+                self._changed.wait(STALLED_S)
+
+    def _append(self, data: bytes) -> None:
+        if not self._bytes:
+            self._moved_at = time.monotonic()
+        self._held.append(data)
+        self._bytes += len(data)
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            # What was written before is in the stream's own buffer, and comes first.
+            self._stream.flush()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._held)
+                data = self._held.popleft()
+            self._put(data)
+            with self._changed:
+                if self._skips and not self._held:
+                    self._skips = False
+                    self._append(f"ft_launcher: the console did not read; lines not shown: {self.dropped}\n".encode())
+
+    def _put(self, data: bytes) -> None:
+        while data:
+            try:
+                written = os.write(self._descriptor, data[:_PIECE])
+            except BlockingIOError:  # somebody who shares the pipe made it so
+                self._await_descriptor()
+                continue
+            except OSError:  # nobody reads it any more
+                written = len(data)
+            data = data[written:]
+            with self._changed:
+                self._bytes -= written
+                self._moved_at = time.monotonic()
+                self._changed.notify_all()
+
+    def _await_descriptor(self) -> None:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        poll.poll()
+
+
+def install() -> None:
+    """Replaces `sys.stdout` and `sys.stderr` by consoles, also in existing log handlers."""
+    replaced: dict[int, Console] = {}
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if not isinstance(stream, Console):
+                replaced[id(stream)] = Console(stream)
+                setattr(sys, name, replaced[id(stream)])
+    known = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
+    for log in known:
+        for handler in getattr(log, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and id(handler.stream) in replaced:
+                handler.stream = replaced[id(handler.stream)]  # setStream would flush the old one, and may block
+    atexit.register(drain)
+
+
+def drain() -> None:
+    """Waits, within limits, until both consoles have written their queues."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Console):
+            stream.drain()
+
+
+def dropped() -> int:
+    """Returns how many lines both consoles have dropped so far."""
+    return sum(stream.dropped for stream in (sys.stdout, sys.stderr) if isinstance(stream, Console))

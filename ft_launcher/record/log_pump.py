@@ -1,0 +1,232 @@
+"""Copies what ranks write to their log files to the console: one thread for all streams, woken by inotify.
+
+Ranks write to files, not to a pipe of ours: a launcher that is slow or gone stops no rank, and a console that does not
+read stops neither. Used by `rank_context.py` in the place of torch's `TailLog`, whose threads poll; which file goes
+where is read from those (their underscored attributes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import stat
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import IO, Any, TextIO
+
+from ft_launcher.record.console import Console
+from ft_launcher.record.console_lines import ConsoleLines, Screen
+from rank_monitor.contract.processes.wait import readable
+
+logger = logging.getLogger(__name__)
+
+# From <sys/inotify.h>; the standard library has no inotify.
+_IN_MODIFY = 0x2
+# Bytes of one read.
+_CHUNK = 1 << 16
+_PERIOD_S = 0.1
+"""Seconds between two reads of the files where no inotify instance is left (fs.inotify.max_user_instances)."""
+_LAST_LINES_S = 10.0
+"""Seconds after the ranks' end, for a console that reads slowly. The lines are in the ranks' files as well."""
+# Seconds between two looks whether the pump is to end, while the console has no room.
+_ROOM_S = 0.2
+
+
+@dataclass
+class Stream:
+    """One log file and where its lines go. `rest`: a line that has no end yet.
+
+    For a console, `live` decides what is written and when. Otherwise only whole lines are, if `wanted`.
+    """
+
+    path: str
+    prefix: str
+    to: TextIO
+    wanted: Callable[[str], bool]
+    live: ConsoleLines | None = None
+    file: IO[bytes] | None = None
+    rest: bytes = b""
+
+    def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
+        """Copies what was written since the last call: whole lines, with `ended` also a last one without an end.
+
+        Returns:
+            False when `has_room(to)` became false before all was copied.
+        """
+        if self.file is None:
+            self.file = _open_regular(self.path)
+        wrote = False
+        while has_room(self.to):
+            content = self.file.read(_CHUNK)
+            text = self._text(content, last=ended and not content)
+            if text:
+                self.to.write(text)
+                wrote = True
+            if not content:
+                if wrote:
+                    self.to.flush()
+                return True
+        return False
+
+    def _text(self, content: bytes, last: bool) -> str:
+        if self.live is not None:
+            return self.live.take(content, time.monotonic(), last)
+        *whole, self.rest = (self.rest + content).split(b"\n")
+        if last and self.rest:
+            whole.append(self.rest)
+            self.rest = b""
+        texts = (line.decode(errors="replace") for line in whole)
+        return "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
+
+
+def _open_regular(path: str) -> IO[bytes]:
+    """Opens a log file without blocking: a rank may have put a FIFO or a link to a device in its place.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", buffering=0)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(f"{path} is not a regular file")
+
+
+class LogPump:
+    """Copies streams from `start` until `stop`, which returns after the last line."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self._streams = list(streams)
+        self._thread: threading.Thread | None = None
+        self._stop_by = math.inf
+        self._cut: set[str] = set()
+        self._stop_reader, self._stop_writer = -1, -1
+
+    @property
+    def paths(self) -> set[str]:
+        """The log files that it copies."""
+        return {stream.path for stream in self._streams}
+
+    def start(self) -> None:
+        """Starts the thread; the files need not exist yet."""
+        if not self._streams:
+            return
+        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_pump")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Copies what is left and ends the thread; a second call does nothing."""
+        if self._thread is None:
+            return
+        # From now on `_has_room` gives up on a console that does not read.
+        self._stop_by = time.monotonic() + _LAST_LINES_S
+        # The end of the pipe wakes the thread.
+        os.close(self._stop_writer)
+        self._thread.join()
+        os.close(self._stop_reader)
+        self._thread = None
+        self._carry(ended=True)
+        for stream in self._streams:
+            if stream.file is not None:
+                stream.file.close()
+
+    def _run(self) -> None:
+        inotify = _watch({stream.path for stream in self._streams})
+        while True:
+            self._carry()
+            ready = readable([self._stop_reader, *inotify], self._limit_s(bool(inotify)))
+            for descriptor in inotify:
+                if descriptor in ready:
+                    # What it says is not needed: each file is read from where it was left.
+                    os.read(descriptor, _CHUNK)
+            if self._stop_reader in ready:
+                break
+        for descriptor in inotify:
+            os.close(descriptor)
+
+    def _limit_s(self, is_woken: bool) -> float | None:
+        """How long to wait for more (seconds; None: without limit): a line without an end is shown after a while."""
+        due = min((stream.live.due() for stream in self._streams if stream.live is not None), default=math.inf)
+        limit_s = due - time.monotonic()
+        if not is_woken:
+            limit_s = min(limit_s, _PERIOD_S)
+        if limit_s == math.inf:
+            return None
+        return max(0.0, limit_s)
+
+    def _carry(self, ended: bool = False) -> None:
+        for stream in self._streams:
+            with contextlib.suppress(OSError, ValueError):  # a console that is gone stops no rank
+                if not stream.carry(self._has_room, ended) and stream.path not in self._cut:
+                    self._cut.add(stream.path)
+                    logger.warning("the console does not read: the last lines of %s are not shown", stream.path)
+
+    def _has_room(self, to: TextIO) -> bool:
+        """Waits until more can be written to a console: it may be slow, and the files keep the lines meanwhile.
+
+        Returns:
+            False when the pump is to end and the console does not read.
+        """
+        if not isinstance(to, Console):
+            return True
+        while True:
+            ends = self._stop_by < math.inf
+            if ends and (to.stalled or time.monotonic() > self._stop_by):
+                return False
+            if to.await_room(_ROOM_S):
+                return True
+
+
+def _watch(paths: Collection[str]) -> list[int]:
+    """Returns one inotify descriptor, readable when a file was written; none where the system has none left."""
+    libc = ctypes.CDLL(None)
+    inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            # A file must exist to be watched; ranks create theirs when they start.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+    watched = [libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY) >= 0 for path in paths]
+    if inotify < 0:
+        return []
+    if not all(watched):
+        os.close(inotify)
+        return []
+    return [inotify]
+
+
+def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
+    """Returns the streams that torch's `TailLog`s would copy.
+
+    Args:
+        name: of the role, for streams without a prefix of their own.
+    """
+    streams, screens = [], defaultdict[object, Screen](Screen)
+    for tail in tails:
+        is_console = tail._dst in (sys.stdout, sys.stderr)
+        prefixes = tail._log_line_prefixes or {}
+        wanted = getattr(tail, "_log_line_filter", None) or (lambda line: True)
+        for local_rank, path in tail._log_files.items():
+            prefix = prefixes.get(local_rank, f"[{name}{local_rank}]:")
+            if is_console:
+                live = ConsoleLines(prefix, screens[_identity(tail._dst)])
+            else:
+                live = None
+            streams.append(Stream(path, prefix, tail._dst, wanted, live))
+    return streams
+
+
+def _identity(stream: TextIO) -> object:
+    """Identifies where a stream goes: the same for stdout and stderr if both are one terminal or pipe."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return id(stream)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,237 @@
+"""The folders of a run, `<log_dir>/<run_id>-<start>/cycle_N/<local_rank>/`, and torch's `LogsSpecs` for them.
+
+Without `--log-dir` the folder is made below a default parent once there is something to keep, and old runs there are
+removed. Files of earlier cycles are never touched, nor is a folder that the user named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
+
+from ft_launcher.record.access import Access
+from rank_monitor.contract.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MOST_KEPT = 4 << 20
+"""Bytes kept of a file that a rank wrote: over 100 dumps of the stacks of a rank with 100 threads."""
+
+StdMap: TypeAlias = Std | Mapping[int, Std]
+# torch's value for a stream that is inherited.
+_CONSOLE = ""
+KEPT_RUNS = 20
+"""Runs that stay below a default parent."""
+_LOCK = "launcher.lock"
+"""Locked by the launcher of a run while it lives: the kernel releases it however the launcher ends."""
+
+
+def default_parents(environ: Mapping[str, str]) -> list[Path]:
+    """Returns the parents of run folders without `--log-dir`, best first: XDG_STATE_HOME, then temporary folders."""
+    state = environ.get("XDG_STATE_HOME", "")
+    temporary = (environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp")
+    # By the specification of XDG, a relative path is invalid and is ignored.
+    if Path(state).is_absolute():
+        parents = [Path(state) / "ft_launcher"]
+    else:
+        parents = []
+    return [*parents, *(Path(folder).absolute() / f"ft_launcher-{os.geteuid()}" for folder in dict.fromkeys(temporary))]
+
+
+class RunFolder:
+    """The folder of one run of the launcher.
+
+    Args:
+        log_dir: where to make it, at once; None: below a default parent, by the first call of `make`.
+        access: who may read what is in it.
+    """
+
+    def __init__(self, log_dir: str | None, run_id: str, access: Access | None = None) -> None:
+        self.access = access or Access()
+        self.asked_for = log_dir is not None
+        self._name = (
+            f"{re.sub(r'[^A-Za-z0-9._-]', '_', run_id) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        )
+        if log_dir is not None:
+            self._parents = [Path(log_dir).absolute()]
+        else:
+            self._parents = default_parents(os.environ)
+        self._lock = -1
+        self.path = self._parents[0] / self._name
+        """The folder, which may not exist yet."""
+        self.exists = False
+        if self.asked_for:
+            self.make()
+
+    def make(self) -> Path:
+        """Makes the folder.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        if self.exists:
+            return self.path
+        errors = []
+        for parent in self._parents:
+            try:
+                self.path = parent / self._name
+                self._make_below(parent)
+                return self.path
+            except OSError as error:
+                errors.append(error.strerror or str(error))
+        hint = "Name a folder that can be written"
+        if self.asked_for:
+            source = "--log-dir"
+        else:
+            source = "the default"
+        raise ConfigError("log_dir", str(self._parents[0]), source, errors[0], hint)
+
+    def _make_below(self, parent: Path) -> None:
+        if self.asked_for:
+            self.access.make_folder(parent)
+        else:
+            _make_private(parent)
+            if self.access.group:
+                self.access.limit(parent)
+        for number in itertools.count(2):  # launchers in containers on a shared disk have the same pids
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir()
+                self.access.limit(self.path)
+                break
+            self.path = parent / f"{self._name}-{number}"
+        self.exists = True
+        if not self.asked_for:
+            self._lock = _lock(self.path / _LOCK)
+
+    def of_rank(self, cycle: int, local_rank: int) -> Path:
+        """Returns the folder of a rank in a cycle; makes it if it is missing."""
+        folder = self.make() / f"cycle_{cycle}" / str(local_rank)
+        self.access.make_folder(folder)
+        return folder
+
+    def close(self) -> None:
+        """Ends the run. Below a default parent, removes old runs whose launcher has ended."""
+        if self.exists and not self.asked_for:
+            _prune(self.path.parent)
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder that only this user can write to. Another user may have made one of that name in /tmp.
+
+    Raises:
+        OSError: it cannot be made, or is somebody else's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    # `lstat`: a link of that name may be another user's.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is no folder that only this user can write to")
+
+
+def _lock(path: Path) -> int:
+    """Makes and locks a file; returns its descriptor, which holds the lock while it is open. -1: no file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    with contextlib.suppress(OSError):  # a file system without locks: `_prune` cannot lock it either, and leaves it
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _prune(parent: Path) -> None:
+    """Removes all but the newest `KEPT_RUNS` runs. Locked ones stay, and folders without a lock file."""
+    ages = []
+    for lock in parent.glob(f"*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # another launcher removes it just now
+            ages.append((lock.stat().st_mtime_ns, lock))
+    for _, lock in sorted(ages, reverse=True)[KEPT_RUNS:]:
+        descriptor = -1
+        try:
+            # O_NOFOLLOW, and the lock is tried: a launcher that lives still writes here.
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # With the lock in hand: two launchers that end at once do not remove the same folder.
+            shutil.rmtree(lock.parent)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            logger.info("the folder of an old run cannot be removed: %s", error)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class CycleLogs(LogsSpecs):  # type: ignore[misc]
+    """torch's log destinations, per cycle. Without `--log-dir` error files lie in the runtime folder."""
+
+    def __init__(
+        self, run: RunFolder, runtime: Path, redirects: StdMap, tee: StdMap, local_ranks_filter: set[int] | None
+    ) -> None:
+        super().__init__(str(run.path), redirects, tee, local_ranks_filter)
+        self._run = run
+        self._runtime = runtime
+
+    @property
+    def root_log_dir(self) -> str:
+        """The folder in which the run's folder is made."""
+        return str(self._run.path.parent)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """torch's hook: returns the destinations of a cycle and sets TORCHELASTIC_ERROR_FILE of each rank."""
+        dest = LogsDest()
+        # torch passes no cycle; the number is the same on all nodes.
+        cycle = int(next(iter(envs.values())).get("TORCHELASTIC_RESTART_COUNT", "0"))
+        folder = self._folder(cycle)
+        for local_rank, rank_env in envs.items():
+            self._reify_rank(dest, folder / str(local_rank), local_rank, rank_env)
+        dest.filtered_stdout = str(folder / "filtered_stdout.log")
+        dest.filtered_stderr = str(folder / "filtered_stderr.log")
+        return dest
+
+    def _folder(self, cycle: int) -> Path:
+        stds = (self._redirects, self._tee)
+        to_files = any(any(std.values()) if isinstance(std, Mapping) else std for std in stds)
+        if to_files or self._run.asked_for:
+            parent = self._run.make()
+        else:
+            parent = self._runtime
+        return parent / f"cycle_{cycle}"
+
+    def _reify_rank(self, dest: LogsDest, folder: Path, local_rank: int, rank_env: dict[str, str]) -> None:
+        self._run.access.make_folder(folder)
+        tee = _of(self._tee, local_rank)
+        to_file = _of(self._redirects, local_rank) | tee
+        shown = not self._local_ranks_filter or local_rank in self._local_ranks_filter
+        for std, files, tees, name in (
+            (Std.OUT, dest.stdouts, dest.tee_stdouts, "stdout.log"),
+            (Std.ERR, dest.stderrs, dest.tee_stderrs, "stderr.log"),
+        ):
+            files[local_rank] = str(folder / name) if to_file & std else (_CONSOLE if shown else os.devnull)
+            if to_file & std:
+                self._run.access.create(folder / name)
+            if tee & std and shown:
+                tees[local_rank] = files[local_rank]
+        dest.error_files[local_rank] = rank_env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
+
+
+def _of(stds: StdMap, local_rank: int) -> Std:
+    if isinstance(stds, Mapping):
+        return stds.get(local_rank, Std.NONE)
+    return stds

@@ -1,0 +1,429 @@
+"""Records a run: journal lines, the console block, log lines, and stacks copied to the log folder.
+
+Called by the node agent and its parts. Decides nothing, and nothing here can end a training: what cannot be written is
+reported once.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ft_launcher.attribution import Fault, RankEvidence, signal_name
+from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
+from ft_launcher.health.reading import NodeVerdict, Reading
+from ft_launcher.policy.restart_history import CycleLife
+from ft_launcher.policy.restart_policy import Decision
+from ft_launcher.processes.process_tree import Ending
+from ft_launcher.record import console, report
+from ft_launcher.record.contained import contained
+from ft_launcher.record.journal import Journal
+from ft_launcher.record.logs import MOST_KEPT, RunFolder
+from ft_launcher.record.monitor_events import STALL, News, Replaced
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings.injection import Told
+from rank_monitor.contract.wire.foreign import read_file
+from rank_monitor.contract.wire.launcher_messages import Verdict
+from rank_monitor.contract.wire.messages import (
+    ControlRequest,
+    InterruptedAgain,
+    LimitsSet,
+    RankException,
+    ResultInDoubt,
+    SectionTimes,
+)
+
+logger = logging.getLogger(__name__)
+
+# The console line stays one line; the journal has all reasons.
+_MOST_REASONS = 4
+_STACKS = "stacks.txt"
+
+
+class Recorder:
+    """Records the events of a run. One method for each event.
+
+    Args:
+        run: the run's folder; made at the first thing worth keeping.
+        journal_dir: where the journal goes instead; None: into the run's folder.
+    """
+
+    def __init__(self, run: RunFolder, journal_dir: str | None) -> None:
+        self.journal = Journal()
+        self._run = run
+        self._node = socket.gethostname()
+        self._folder: Path | None = None
+        if journal_dir:
+            self._folder = Path(journal_dir)
+        self._store_said = False
+        self._keep_failed = False
+        self.shown: Fault | None = None
+        """The last fault whose block was printed."""
+        self._counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
+        if journal_dir or run.exists:
+            self._keep()
+
+    def job_started(self, run_id: str, command: list[str], max_restarts: int, nprocs: int) -> None:
+        """The launcher has started."""
+        self.journal.write(
+            "job_start", run_id=run_id, node=self._node, command=command, max_restarts=max_restarts, nprocs=nprocs
+        )
+
+    def job_ended(self, exit_code: int, reason: str) -> None:
+        """The launcher ends: closes the journal."""
+        if self._counts["restarts_in_process"]:
+            report.show(f"ft_launcher: {report.of_rung_one(**self._counts)}")
+        dropped = console.dropped()
+        if dropped:
+            unseen = {"console_lines_dropped": dropped}
+        else:
+            unseen = {}
+        self.journal.write("job_end", exit_code=exit_code, reason=reason, **self._counts, **unseen)
+        self.journal.close()
+
+    def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
+        """The ranks of a cycle run; `ranks` maps local rank to global rank and pid."""
+        self.journal.write(
+            "cycle_start",
+            cycle=cycle,
+            node_rank=group.group_rank,
+            nodes=group.group_world_size,
+            master=f"{group.master_addr}:{group.master_port}",
+            ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
+        )
+
+    @contained("an event cannot be recorded")
+    def checked(self, cycle: int, readings: Sequence[Reading], verdict: NodeVerdict) -> None:
+        """The node's health before a cycle. Recorded if a reading is not good."""
+        notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "warning", "unhealthy")]
+        for reading in readings:
+            if reading.state == "warning":
+                logger.warning("health check %s: %s; the node takes part", reading.check, reading.reason)
+        if not verdict.healthy:
+            self._keep()
+            report.show(f"ft_launcher: this node is unhealthy and takes no part: {verdict.reason}")
+        if notable:
+            self.journal.write("health", cycle=cycle, healthy=verdict.healthy, readings=notable)
+
+    def memory_kept(self, cycle: int, why: str) -> None:
+        """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
+        if why:
+            logger.warning("%s", why)
+            self.journal.write("gpu_memory", cycle=cycle, why=why)
+
+    def cycle_ended(self, cycle: int, how: str, **facts: Any) -> None:
+        """A cycle is over."""
+        self.journal.write("cycle_end", cycle=cycle, how=how, **facts)
+
+    @contained("an event cannot be recorded")
+    def on_purpose(self, cycle: int, told: Told) -> None:
+        """A fault on purpose strikes a rank."""
+        report.show(f"ft_launcher: a fault on purpose strikes rank {told.rank} {told.at}: {told.fault}")
+        self.journal.write("fault_on_purpose", cycle=cycle, **vars(told))
+
+    def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
+        """A rank's process ended while its cycle ran."""
+        self.journal.write("rank_exit", cycle=cycle, rank=rank, exit_code=exit_code)
+
+    @contained("an event cannot be recorded")
+    def heard(self, cycle: int, local_rank: int, rank: int, news: News, stack_file: Path) -> None:
+        """A message of a monitor."""
+        match news:
+            case Verdict():
+                stacks = self._keep_stacks(cycle, local_rank, stack_file)
+                asks = not news.condemned and news.limit != STALL
+                self.journal.write("interruption" if asks else "verdict", **vars(news), stacks=stacks)
+                if asks:
+                    report.show(f"ft_launcher: rank {rank} {news.reason}" + (f"; stacks: {stacks}" if stacks else ""))
+            case RankException():
+                # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
+                self.journal.report("exception", cycle=cycle, rank=rank, **vars(news))
+            case Replaced():
+                logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, news.why)
+                self.journal.write("monitor_replaced", cycle=cycle, rank=rank, why=news.why)
+            case LimitsSet():
+                self.journal.report("limits", cycle=cycle, rank=rank, **vars(news))
+            case InterruptedAgain():
+                self.journal.report("interrupted_again", cycle=cycle, rank=rank, **vars(news))
+                report.show(
+                    f"ft_launcher: rank {rank} has not ended {news.waited_s:.1f} s after its interruption "
+                    f"({news.why}): interrupted again (--ft-interrupt-grace)"
+                )
+            case SectionTimes():
+                self.journal.report("section_times", cycle=cycle, rank=rank, **vars(news))
+            case ResultInDoubt():
+                self.journal.report("result_in_doubt", cycle=cycle, **vars(news))
+            case ControlRequest():
+                logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
+                self.journal.report("control_request", cycle=cycle, rank=rank, **vars(news))
+
+    def cannot_act(self, cycle: int, why: str) -> None:
+        """Limits that the user set cannot act."""
+        logger.warning("%s", why)
+        self.journal.write("limits_cannot_act", cycle=cycle, why=why)
+
+    @contained("an event cannot be recorded")
+    def stalled(
+        self, cycle: int, stall: Verdict, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
+    ) -> None:
+        """Ranks stand still, and go on running; `scenes`: where each rank of this node is, by local rank."""
+        kept = [self._keep_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
+        text = about_stall(list(scenes.values()), stall.rank, round(stall.waited_s, 1))
+        self.journal.write("stall", cycle=cycle, what=text, ranks=[_plain(scene) for scene in scenes.values()])
+        if any(kept):
+            stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
+        else:
+            stacks = ""
+        report.show(f"ft_launcher: {text}. They are not stopped (--ft-stall-warning){stacks}")
+
+    @contained("an event cannot be recorded")
+    def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
+        """A rank of another node failed by a hang: shows which ranks of this node it may have waited for."""
+        missing = [
+            rank.scene for rank in ranks if rank.scene.place not in (Whereabouts.COLLECTIVE, Whereabouts.UNKNOWN)
+        ]
+        if missing:
+            report.show(f"ft_launcher: on {self._node}, where no rank failed: {listed(missing)}")
+
+    @contained("an event cannot be recorded")
+    def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
+        """Keeps where each rank was before the stop of a cycle that failed by a hang."""
+        found = []
+        for rank in ranks:
+            stacks = self._keep_stacks(cycle, rank.local_rank, stack_file(rank.local_rank))
+            if not stacks and rank.exception is not None:
+                stacks = self._keep_text(cycle, rank.local_rank, rank.exception.traceback)
+            found.append(_plain(rank.scene) | {"stacks": stacks})
+        self.journal.write("stacks", cycle=cycle, ranks=found)
+
+    @contained("an event cannot be recorded")
+    def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
+        """A rank's process ended, and rung 1 handles it."""
+        self._keep()
+        if killed_by_us:
+            what = "was killed by the launcher"
+        else:
+            what = f"exited with code {end.exit_code}"
+        if fault:
+            what = fault.what
+        known = {"what": what, "where": fault.where if fault else "", "hint": fault.hint if fault else ""}
+        known["fault_class"] = fault.fault_class.value if fault else ""
+        self.journal.write(
+            "in_process_fault", cycle=cycle, rank=end.rank, pid=end.pid, exit_code=end.exit_code, **known
+        )
+        place = "".join(f", {word}" for word in (known["where"], known["hint"] and f"likely: {known['hint']}") if word)
+        report.show(f"ft_launcher: rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
+
+    @contained("an event cannot be recorded")
+    def restarted_in_process(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
+        """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
+        self._keep()
+        self._counts["restarts_in_process"] += 1
+        self.journal.write("in_process_restart", cycle=cycle, iteration=iteration, took_s=round(took_s, 6), why=why)
+        words = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
+        report.show(
+            f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
+            + (f" ({words})" if words else "")
+        )
+
+    def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
+        """A rank that died was started again alone."""
+        self._counts["started_again"] += 1
+        self.journal.write("started_again", cycle=cycle, rank=rank, local_rank=local_rank, pid=pid)
+        report.show(f"ft_launcher: rank {rank} was started again (pid {pid}); it joins at the next restart in process")
+
+    def stays_away(self, cycle: int, rank: int, reason: str) -> None:
+        """A rank that died is not started again in this cycle."""
+        self.journal.write("stays_away", cycle=cycle, rank=rank, reason=reason)
+        report.show(f"ft_launcher: rank {rank} is not started again: {reason}; the others go on")
+
+    def joined(self, cycle: int, rank: int, iteration: int) -> None:
+        """A rank that was started again takes part."""
+        self.journal.write("joined", cycle=cycle, rank=rank, iteration=iteration)
+
+    def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
+        """A cycle succeeds, and these ranks are lost."""
+        self.journal.write("finished_without", cycle=cycle, ranks=ranks)
+        report.show(f"ft_launcher: the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
+
+    def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
+        """A rank that the others went on without is killed."""
+        self.journal.write("late_rank_ended", cycle=cycle, rank=rank, reason=reason)
+        report.show(f"ft_launcher: {reason}; the others went on, and it is killed")
+
+    def took_over(self, cycle: int, rank: int, reason: str) -> None:
+        """Rung 1 cannot handle a fault: the cycle ends."""
+        self._keep()
+        self._counts["taken_over"] += 1
+        self.journal.write("taken_over", cycle=cycle, rank=rank, reason=reason)
+        report.show(f"ft_launcher: no restart in process: {reason}")
+
+    def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
+        """A rank's request and the decision about it."""
+        self._decided(cycle, decision)
+        self.cycle_ended(cycle, f"asked for: {request.action}")
+        report.show(f"ft_launcher: {report.next_step(decision)}")
+
+    def _decided(self, cycle: int, decision: Decision) -> None:
+        """Writes a decision to the journal, before it is carried out."""
+        self._keep()
+        self.journal.write("decision", cycle=cycle, **(asdict(decision) | {"action": decision.action.value}))
+
+    def failed(self, cycle: int, fault: Fault, decision: Decision, life: CycleLife | None = None) -> None:
+        """A cycle failed: the fault and the decision; `life`: how long the cycle ran and how far it came."""
+        self._keep()
+        with contained("the fault cannot be written to the journal"):
+            self.journal.write("fault", cycle=cycle, **(asdict(fault) | {"kind": fault.kind.value}))
+        with contained("the decision cannot be written to the journal"):
+            self._decided(cycle, decision)
+            self.cycle_ended(cycle, "failed", **(asdict(life) if life else {}))
+        if self.journal.path:
+            record = self.journal.path.parent
+        else:
+            record = None
+        with contained("the block of the fault cannot be shown"):
+            colour = sys.stderr is not None and sys.stderr.isatty()
+            report.show_lines(report.block(fault, decision, cycle, self._node, record, colour), escape=False)
+            self.shown = fault
+
+    @contained("an event cannot be recorded")
+    def stopped(self, cycle: int, ending: Ending) -> None:
+        """The processes of a cycle were ended: which of them needed SIGKILL, and which are left."""
+        if ending.killed:
+            self.journal.write("killed", cycle=cycle, pids=sorted(ending.killed))
+        if ending.left:
+            logger.error("processes that even SIGKILL did not end: %s", sorted(ending.left))
+            self.journal.write("left_over", cycle=cycle, pids=sorted(ending.left))
+
+    def limit_doubled(self, limit: str, factor: float) -> None:
+        """A learned limit killed a rank; it is `factor` times itself in the next cycle."""
+        logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
+        self.journal.write("limit_doubled", limit=limit, factor=factor)
+
+    def headline(self, fault: Fault) -> str:
+        """Returns a fault of this node in one line, which other nodes show."""
+        return report.headline(fault, self._node)
+
+    def failed_elsewhere(self, cycle: int, headline: str, decision: Decision) -> None:
+        """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
+        step = report.next_step(decision)
+        self.cycle_ended(cycle, "failed elsewhere", why=headline, next=step)
+        report.show(f"ft_launcher: {headline}")
+        report.show(f"  cycle {cycle}; {step}")
+
+    def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
+        """The job ends on this node without a fault of its ranks; `cycle`: the last one, if any."""
+        report.show(f"ft_launcher: the job ends here: {why}; exit code {exit_code}")
+        if cycle is not None:
+            self.cycle_ended(cycle, "job over", why=why)
+
+    def reform(self, cycle: int, why: str = "other nodes wait to take part") -> None:
+        """The group forms anew, without a fault of this node's ranks."""
+        logger.warning("the group forms anew: %s", why)
+        self.cycle_ended(cycle, "membership changed", why=why)
+
+    @contained("an event cannot be recorded")
+    def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
+        """This launcher stood still, and its monitors ended the ranks."""
+        report.show(
+            f"ft_launcher: this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
+            f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
+        )
+        facts = {"ranks": list(ranks), "silent_s": round(silent_s, 3), "limit_s": limit_s}
+        self.journal.write("fenced", cycle=cycle, **facts)
+
+    def preempted_elsewhere(self, cycle: int, why: str) -> None:
+        """Another node got a signal to end, and the ranks of this node end with it."""
+        report.show(f"ft_launcher: {why}; the ranks here are told to end too")
+        self.journal.write("preempted_elsewhere", cycle=cycle, why=why)
+
+    def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
+        """Background processes of ranks that succeeded still run."""
+        if limit_s is None:
+            how_long = "until they end"
+        else:
+            how_long = f"at most {limit_s:g} s"
+        logger.info("the ranks succeeded; waits %s (--ft-linger) for what they left: %s", how_long, _named(commands))
+        self.journal.write("lingers", cycle=cycle, processes={str(pid): text for pid, text in commands.items()})
+
+    def ends_background(self, cycle: int, commands: Mapping[int, str], number: int | None) -> None:
+        """Background processes are ended, since their time is over or because of a signal."""
+        if number is None:
+            why = "--ft-linger is over"
+        else:
+            why = f"got {signal_name(number)}"
+        report.show(f"ft_launcher: {why}; ends what the ranks left running: {_named(commands)}")
+        self.journal.write("background_ended", cycle=cycle, pids=sorted(commands), signal=number)
+
+    def told(self, number: int) -> None:
+        """A signal ends the launcher."""
+        report.show(f"ft_launcher: got {signal_name(number)}; the ranks are told to end")
+        self.journal.write("signal", signal=number)
+
+    def store_silent(self, error: Exception) -> None:
+        """The rendezvous' store does not answer while ranks are healthy."""
+        # The store is asked again and again; one line is enough.
+        if not self._store_said:
+            self._store_said = True
+            logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
+            self.journal.write("store_silent", error=str(error))
+
+    def _keep(self) -> None:
+        """Makes the run's folder and opens the journal, once there is something to keep."""
+        if self._keep_failed or self.journal.path is not None:
+            return
+        try:
+            if self._folder is not None:
+                folder = self._folder
+            else:
+                folder = self._run.make()
+        except ConfigError as error:
+            self._keep_failed = True
+            logger.warning("nothing can be kept of this run: %s", error)
+            return
+        self.journal.open(folder / f"journal.{self._node}.jsonl", self._run.access)
+
+    def _keep_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
+        """Copies a rank's stacks to its log folder; returns the path, empty when there are none."""
+        return self.keep(cycle, local_rank, stack_file, _STACKS)
+
+    def keep(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
+        """Copies a file of a rank to its log folder; returns the path, empty when it cannot be read or written."""
+        self._keep()
+        try:
+            # The last stacks are the ones that explain the end.
+            content = read_file(file, MOST_KEPT, tail=True)
+            if not content or self._keep_failed:
+                return ""
+            kept = self._run.of_rank(cycle, local_rank) / name
+            self._write(kept, content)
+            return str(kept)
+        except (OSError, ConfigError):
+            return ""
+
+    def _keep_text(self, cycle: int, local_rank: int, text: str) -> str:
+        """Writes a traceback in the place of the stacks of a rank that has ended; returns the path."""
+        try:
+            file = self._run.of_rank(cycle, local_rank) / _STACKS
+            self._write(file, text.encode(errors="backslashreplace"))
+            return str(file)
+        except (OSError, ConfigError):
+            return ""
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with open(path, "wb", opener=self._run.access.opener) as file:
+            file.write(content)
+
+
+def _plain(scene: Scene) -> dict[str, Any]:
+    process = dict(scene.process or {})
+    return {"rank": scene.rank, "place": scene.place.name.lower(), "frames": list(scene.frames), "process": process}
+
+
+def _named(commands: Mapping[int, str]) -> str:
+    return ", ".join(f"{pid} ({command})" for pid, command in sorted(commands.items()))

@@ -1,0 +1,202 @@
+"""A fresh TCPStore server for the ranks of each cycle, and the number of the cycle.
+
+Called by the node agent and the rendezvous handler. Ranks started by `env://` use the store without a prefix, so that
+only a server of its own keeps keys of an earlier cycle from being read. The first node hosts it; the others learn
+address, port and number through the rendezvous' store.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import random
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from rank_monitor.contract.processes import resolver
+
+# torch's agent keeps its own keys in the same store.
+_KEY = "ft_launcher/cycle"
+_LIBUV = torch.__version__ >= "2.8"
+"""In older releases only the store server without libuv takes a listening socket."""
+# So many ports are tried before the search ends with an error; each costs three sockets at most.
+_TRIES = 200
+# Trainers make stores of their own at MASTER_PORT + 1 and + 2, Megatron Bridge for one.
+FREE_AFTER = 2
+
+
+@dataclass
+class CycleStore:
+    """The store of a cycle: where it is, the cycle's number, and the server where this node hosts it.
+
+    `ranks_port` is a free port at which rank 0 makes the ranks' store itself; 0: the ranks use this one.
+    """
+
+    cycle: int
+    host: str
+    port: int
+    server: TCPStore | None
+    ranks_port: int = 0
+
+    @property
+    def master_port(self) -> int:
+        """MASTER_PORT of the ranks."""
+        return self.ranks_port or self.port
+
+
+class PortHolder:
+    """Finds ports for stores. A port that the user gave is held by one socket for the whole job."""
+
+    def __init__(self, host: str, port: int | None, port_range: tuple[int, int] | None) -> None:
+        self._host = host
+        self._range = port_range
+        self._held: socket.socket | None = None
+        if port:
+            self._held = _listen(host, port)
+
+    def serve(self) -> TCPStore:
+        """Starts a new, empty store server. The two ports after its port are free, too."""
+        return self._serve_at(self._held.dup() if self._held is not None else self._find())
+
+    def _serve_at(self, listener: socket.socket) -> TCPStore:
+        with resolver.bounded_towards(self._host):
+            return TCPStore(
+                # The listening socket is handed over, so that no other program can take the port in between.
+                host_name=self._host,
+                port=listener.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=60),
+                master_listen_fd=listener.detach(),
+                use_libuv=_LIBUV,
+            )
+
+    def serve_iteration(self) -> tuple[TCPStore, int]:
+        """Starts a server for one iteration of in-process restart, beside the cycle's own; returns it and its port.
+
+        Raises:
+            RendezvousConnectionError: no port is free.
+        """
+        listener = self._find()
+        port = int(listener.getsockname()[1])
+        return self._serve_at(listener), port
+
+    def for_rank_0(self) -> int:
+        """Returns a port that is free now, as are the next two. Another program may take it before rank 0 does."""
+        listener = self._find()
+        with listener:
+            return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Releases a held port."""
+        if self._held is not None:
+            self._held.close()
+
+    def _find(self) -> socket.socket:
+        if self._range is not None:
+            low, high = self._range
+            # At random: launchers of several jobs on one host look for ports in the same range at once.
+            candidates = random.sample(range(low, high + 1), min(_TRIES, high - low + 1))
+        else:
+            candidates = [0] * _TRIES
+        for candidate in candidates:
+            try:
+                listener = _listen(self._host, candidate)
+            except RendezvousConnectionError:
+                continue
+            port = listener.getsockname()[1]
+            if all(_is_free(self._host, port + offset) for offset in range(1, FREE_AFTER + 1)):
+                return listener
+            listener.close()
+        if self._range is None:
+            where = "any port"
+        else:
+            where = f"ports {self._range[0]} to {self._range[1]}"
+        raise RendezvousConnectionError(f"no free port found among {where} (--ft-port-range)")
+
+
+def shares_store(environ: Mapping[str, str]) -> bool:
+    """Whether the ranks use the agents' store, by torch's variable for it."""
+    return environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+
+def publish(
+    store: Any, holder: PortHolder, host: str, run_id: str, at_least: int = 0, shared: bool = True
+) -> CycleStore:
+    """On the first node: counts the cycle, hosts its store, and publishes where it is.
+
+    Args:
+        run_id: the job's; jobs of one store count apart.
+        at_least: cycles that this node has seen, for a handler that has a new store in each round.
+        shared: whether the ranks use this store.
+    """
+    # Counted in the store, not in this process: a launcher that replaces another goes on with the number.
+    cycle = max(_underlying(store).add(f"{_KEY}_count/{run_id}", 1) - 1, at_least)
+    server = holder.serve()
+    if shared:
+        ranks_port = 0
+    else:
+        ranks_port = holder.for_rank_0()
+    store.set(_KEY, json.dumps({"cycle": cycle, "host": host, "port": server.port, "ranks_port": ranks_port}))
+    return CycleStore(cycle, host, server.port, server, ranks_port)
+
+
+def learn(store: Any) -> CycleStore:
+    """On the other nodes: waits for what the first node published."""
+    found = json.loads(store.get(_KEY))
+    return CycleStore(int(found["cycle"]), str(found["host"]), int(found["port"]), None, int(found["ranks_port"]))
+
+
+def _underlying(store: Any) -> Any:
+    """Returns the store below the prefixes of a rendezvous round, in which a counter lasts for the whole job."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _family(host: str) -> tuple[socket.AddressFamily, str]:
+    """Returns family and address to listen at for clients of `host`: loopback only for a loopback address."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return socket.AF_INET, "127.0.0.1" if host == "localhost" else "0.0.0.0"
+    if address.version == 6:
+        return socket.AF_INET6, host if address.is_loopback else "::"
+    return socket.AF_INET, host if address.is_loopback else "0.0.0.0"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, address = _family(host)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Connections of the last cycle's ranks stay in TIME_WAIT at a port that the user gave.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        # All ranks of a large job connect within a moment.
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        problem = str(error.strerror)
+        if error.errno == errno.EADDRINUSE:
+            problem = "is in use"
+        raise RendezvousConnectionError(f"port {port} at {address} {problem}; name another by --master-port") from None
+    return listener
+
+
+def _is_free(host: str, port: int) -> bool:
+    # The port of a store may be the last there is.
+    if port > 65535:
+        return False
+    try:
+        _listen(host, port).close()
+    except RendezvousConnectionError:
+        return False
+    return True

@@ -1,0 +1,334 @@
+"""One node's side of the rendezvous of several nodes: torch's handler interface over the protocol of `nodes/`.
+
+Called by torch's agent and by `agent/member_agent.py`. Asks for this node's place in each cycle and opens the cycle's
+store. Must not end a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+from ft_launcher.nodes.attempt import Candidate, become_coordinator
+from ft_launcher.nodes.beat_schedule import lease_s
+from ft_launcher.nodes.coordinator_service import Coordination
+from ft_launcher.nodes.fault_decision import Policy
+from ft_launcher.nodes.formation import Rules
+from ft_launcher.nodes.job_store import JobStore
+from ft_launcher.nodes.lease import Lease
+from ft_launcher.nodes.link import Cut, Link
+from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, EndReason, Gone, Over, Place, decode
+from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
+from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes import resolver
+
+# Seconds at least to connect to the cycle's store. A host that cannot be reached ends the cycle, not the job.
+_CONNECT_S = 30.0
+
+
+class JobOver(RendezvousClosedError):  # type: ignore[misc]
+    """No further cycle follows for this node; `over` has the exit code and the reason."""
+
+    def __init__(self, over: Over) -> None:
+        super().__init__(over.reason)
+        self.over = over
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The rules of one job, for the node and for the coordinator on it.
+
+    In seconds: `beat_s` is the period of beats, `timeout_s` the time without a beat after which a node is lost, and
+    `close_s` how long the rendezvous may take to close.
+    """
+
+    rules: Rules
+    judge: Policy
+    beat_s: float
+    timeout_s: float
+    close_s: float = 5.0
+
+
+class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """torch's rendezvous handler of this node.
+
+    Args:
+        backend: the name torch knows this handler by.
+        run_id: the job's id.
+        open_store: connects to the job's store, or makes it where this node is its host.
+        me: who this node is; `seq`, `cycle` and `fault` are filled in here.
+        terms: the rules and times of the job.
+        ports: hosts the store of a cycle if this node has rank 0.
+        first_store: the ranks' store of the first cycle, where the user gave its address.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        run_id: str,
+        open_store: Callable[[], JobStore],
+        me: Arrive,
+        terms: Terms,
+        ports: PortHolder,
+        first_store: CycleStore | None = None,
+    ) -> None:
+        self._backend, self._run_id, self._ports = backend, run_id, ports
+        self._open_store, self._me, self._terms, self._first_store = open_store, me, terms, first_store
+        self.lease = Lease(lease_s(terms.timeout_s, terms.beat_s))
+        self._link: Link | None = None
+        self._closed = False
+        self.place: Place | None = None
+        self.cycle_store: CycleStore | None = None
+
+    # torch's interface.
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether an agent hosts the ranks' store. With the static backend it always does, as in torch."""
+        return self._first_store is not None or shares_store(os.environ)
+
+    def is_closed(self) -> bool:
+        """Whether this node has left."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Does nothing: a node that leaves does not end the job for the others."""
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 0: the coordinator ends a cycle that is to grow, not the agents."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Leaves the job, unless the agent has done so already."""
+        self.leave("its launcher ends")
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Waits for this node's place in the next cycle.
+
+        Raises:
+            JobOver: there is no further cycle for this node.
+            RendezvousConnectionError: the store is lost, or this node is cut off from it.
+        """
+        try:
+            if self._link is None:
+                terms = self._terms
+                store = self._open_store()
+                self._link = Link(self._me.node, store, self._coordinate, self.lease, terms.beat_s, terms.timeout_s)
+                # A signal may have ended the agent meanwhile: the thread with this call was left behind.
+                if self._closed:  # by another thread, while this one connected
+                    self._link.close(Gone(self._me.node, "its launcher ends"), terms.beat_s)
+                    raise JobOver(Over(int(ExitCode.OK), "this node has left"))
+            while True:
+                place = self._ask_for_place(self._link)
+                info = self._enter(self._link, place)
+                if info is not None:
+                    return info
+        except StoreLost as lost:
+            raise RendezvousConnectionError(f"the rendezvous' store is lost: {lost}") from None
+
+    # The agent's interface.
+
+    @property
+    def node(self) -> str:
+        """This node's id."""
+        return self._me.node
+
+    def descriptors(self) -> set[int]:
+        """Readable when `take_end` may have something."""
+        if self._link and not self._closed:
+            return {self._link.fileno()}
+        return set()
+
+    @property
+    def check_s(self) -> float:
+        """How often `cut` must be called while ranks run (seconds)."""
+        # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
+        return self._terms.beat_s / 4
+
+    def cut(self, now: float) -> Cut | None:
+        """Returns why this node must end its ranks, because others may have gone on without it; None: it need not."""
+        if self._link:
+            return self._link.cut(now)
+        return None
+
+    def attend(self, attends: bool) -> None:
+        """Sets whether the agent waits for the cycle's end now and takes it as soon as it arrives."""
+        if self._link is not None:
+            self._link.attended = attends
+
+    def wake(self) -> None:
+        """Called after a standstill of this process: the store gets its whole time to answer again."""
+        if self._link is not None:
+            self._link.wake(time.monotonic())
+
+    def trouble(self) -> Exception | None:
+        """Returns the error of the last beat; None while the store answers."""
+        if self._link:
+            return self._link.trouble()
+        return None
+
+    def take_end(self) -> CycleEnd | None:
+        """Returns the end of this node's cycle if it has arrived. Does not block."""
+        if self._link and self.place:
+            return self._link.take_end(self.place.cycle)
+        return None
+
+    def tell(self, how: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
+        """Reports how the cycle ended on this node; returns at once. `number`: of the preempting signal."""
+        if self._link is not None and self.place is not None:
+            self._link.send(Ended(self._me.node, self.place.cycle, how.value, reason, exit_code, number))
+
+    def bring(self, fault: dict[str, Any]) -> None:
+        """Sets the fault of this node's ranks in the last cycle, which the next arrival carries."""
+        self._me = replace(self._me, fault=fault)
+
+    def leave(self, reason: str, limit_s: float | None = None) -> None:
+        """Leaves the job for good. The store's host waits until the others know the job's end.
+
+        Args:
+            reason: for the other nodes.
+            limit_s: of that wait, in seconds; None: `Terms.close_s`.
+        """
+        if not self._closed:
+            self._closed = True
+            self.lease.end()
+            if self._link is not None:
+                self._link.close(Gone(self._me.node, reason), self._terms.close_s if limit_s is None else limit_s)
+
+    # Becoming a member.
+
+    def _coordinate(self, lost_term: int, store: JobStore) -> Coordination | None:
+        terms, hosts = self._terms, store.hosted_here
+        # Where the coordinator's node hosts the store, nobody can take over: there is nothing to watch for.
+        rules = replace(terms.rules, hosts=hosts, deputies=0 if hosts else terms.rules.deputies)
+        if lost_term == 0 and (other := store.other_job(self._run_id)):
+            hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
+            rules = replace(rules, hint=hint)
+        me = Candidate(self._me.node, rules, terms.judge, terms.beat_s, terms.timeout_s)
+        return become_coordinator(me, store, lost_term)
+
+    def _ask_for_place(self, link: Link) -> Place:
+        if self.place:
+            cycle = self.place.cycle
+        else:
+            cycle = self._me.cycle
+        self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle)
+        self._rename_if_deposed(link)
+        link.ask(self._me)
+        while (text := link.answer(self._me.seq, self._terms.beat_s)) is None:
+            self._must_be_linked(link)
+            if self._rename_if_deposed(link):
+                link.ask(self._me)
+        # The coordinator has it now; a later arrival must not bring it again.
+        self._me = replace(self._me, fault={})
+        try:
+            answer = decode(text)
+        except ProtocolError as error:
+            raise RendezvousConnectionError(f"the coordinator's answer cannot be read: {error}") from None
+        if isinstance(answer, Over):
+            raise JobOver(answer)
+        assert isinstance(answer, Place)
+        self.place = answer
+        link.entered(answer, self._terms.rules.deputies, self._is_hosted_by_user(answer))
+        return answer
+
+    def _rename_if_deposed(self, link: Link) -> bool:
+        """Takes a new name if another coordinator took over from this node: that ignores messages under the old one."""
+        deposed = link.was_deposed()
+        if deposed:
+            self._me = replace(self._me, node=f"{self._me.node}+", seq=self._me.seq + 1)
+        return deposed
+
+    def _must_be_linked(self, link: Link) -> None:
+        """Checks that this node is still a member. Call it while waiting.
+
+        Raises:
+            RendezvousConnectionError: this node is cut off.
+            JobOver: this node has left.
+        """
+        cut = link.cut(time.monotonic())
+        if cut is not None:
+            raise RendezvousConnectionError(cut.reason)
+        if self._closed:
+            raise JobOver(Over(int(ExitCode.OK), "this node has left"))
+
+    def _is_hosted_by_user(self, place: Place) -> bool:
+        """Whether the cycle's store is at the address that all nodes have from their command lines."""
+        return place.cycle == 0 and self._first_store is not None
+
+    def _host_of_cycle(self, link: Link, cycle: int) -> bytes:
+        """Waits for the address of the cycle's store; empty: the cycle ended first."""
+        while self.take_end() is None:
+            text = link.host_of_cycle(cycle, self._terms.beat_s)
+            if text is not None:
+                return text
+            self._must_be_linked(link)
+        return b""
+
+    def _enter(self, link: Link, place: Place) -> RendezvousInfo | None:
+        """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
+        if self._is_hosted_by_user(place):
+            self.cycle_store = self._first_store
+            return self._info(place, link.another_store())
+        if place.rank == 0:
+            # Static: the user's own name for the first node, which the other nodes can reach.
+            if self._first_store is not None:
+                host = self._first_store.host
+            else:
+                host = self._me.address
+            server = self._ports.serve()
+            if self.use_agent_store:
+                ranks_port = 0
+            else:
+                ranks_port = self._ports.for_rank_0()
+            self.cycle_store = CycleStore(place.cycle, host, server.port, server, ranks_port)
+            # After the server listens: the others connect at once.
+            link.announce(place.cycle, json.dumps({"host": host, "port": server.port, "ranks_port": ranks_port}))
+            return self._info(place, server)
+        text = self._host_of_cycle(link, place.cycle)
+        if not text:
+            return None
+        found = json.loads(text)
+        self.cycle_store = CycleStore(
+            place.cycle, str(found["host"]), int(found["port"]), None, int(found["ranks_port"])
+        )
+        # Not less than the node timeout: until then the host may only be slow, and not lost.
+        limit = timedelta(seconds=max(_CONNECT_S, self._terms.timeout_s))
+        try:
+            host, port = self.cycle_store.host, self.cycle_store.port
+            with resolver.bounded_towards(host):
+                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        except (RuntimeError, OSError) as error:
+            where = f"{self.cycle_store.host}:{self.cycle_store.port}"
+            self.tell(EndReason.FAILED, f"the store of the cycle at {where} cannot be reached ({one_line(error)})")
+            return None
+        return self._info(place, client)
+
+    def _info(self, place: Place, store: Store) -> RendezvousInfo:
+        assert self.cycle_store is not None
+        where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
+        return RendezvousInfo(PrefixStore("ft_launcher_agents", store), place.rank, place.nodes, where)

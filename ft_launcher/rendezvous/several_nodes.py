@@ -1,0 +1,162 @@
+"""Builds the rendezvous handler of several nodes from torch's configuration and our settings.
+
+Called by `composition.py`. Registered with torch's registry, so that torch makes the handler where it makes its own.
+Uses its underscored `_registry`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ft_launcher.nodes.formation import Rules, Size
+from ft_launcher.nodes.messages import NO_RANK, Arrive
+from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
+from ft_launcher.policy.job_policy import judge_by
+from ft_launcher.processes import descriptor_limit
+from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
+from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from rank_monitor.contract.settings.config import MemberSettings, Settings
+
+BACKEND = "ft-nodes"
+# torch names its legacy handler so, and takes no other name for it.
+_LEGACY = "etcd"
+OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
+"""Backends whose store our protocol runs on: those of torch and one of our own. `etcd` is torch's handler as it is."""
+
+# A key of our own in torch's configuration, by which the registry's creator finds the function of this job.
+_MAKE = "ft_make"
+# torch's defaults in its dynamic rendezvous, for the one of both keys that is not given.
+_KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
+_LEAST_BEATS = 6
+"""Beats in the timeout, at least: one may be left out, and a node gives up two beats before others count it as lost."""
+# Slurm's task number comes first: ranks follow Slurm's order of the nodes.
+_INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
+# Set by Slurm's topology plugins.
+_TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
+
+
+def use(config: Any, settings: Settings, ports: PortHolder) -> None:
+    """Changes torch's launch configuration so that its rendezvous is ours over the same backend."""
+    backend, max_restarts = config.rdzv_backend, config.max_restarts
+    if backend == _LEGACY:
+        rendezvous_handler_registry._registry[_LEGACY] = _create_legacy  # torch wants the handler's own name
+        return
+
+    def make(parameters: RendezvousParameters) -> NodeRendezvous:
+        static = backend == "static"
+        first_store = None
+        if static:
+            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+            first_store = CycleStore(0, host, port, None)
+
+        def must_do(hosts: bool) -> None:
+            shares = static or shares_store(os.environ)
+            least, most = parameters.min_nodes, parameters.max_nodes
+            descriptor_limit.must_do(least, most, config.nproc_per_node, hosts, shares)
+
+        return NodeRendezvous(
+            BACKEND,
+            parameters.run_id,
+            lambda: open_job_store(backend, parameters, must_do),
+            this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
+            _terms(parameters, settings, max_restarts),
+            ports,
+            first_store,
+        )
+
+    rendezvous_handler_registry.register(BACKEND, _create)
+    config.rdzv_configs = config.rdzv_configs | {_MAKE: make}
+    config.rdzv_backend = BACKEND
+
+
+def _create(parameters: RendezvousParameters) -> NodeRendezvous:
+    make: Callable[[RendezvousParameters], NodeRendezvous] = parameters.config[_MAKE]
+    return make(parameters)
+
+
+def _create_legacy(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Makes torch's handler; turns errors of its etcd client into rendezvous errors, which they are."""
+    from torch.distributed.elastic.rendezvous import etcd_rendezvous
+
+    try:
+        return etcd_rendezvous.create_rdzv_handler(parameters)
+    except etcd_rendezvous.etcd.EtcdException as error:
+        raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error)) from error
+
+
+def this_node(
+    nprocs: int, parameters: RendezvousParameters, members: MemberSettings, environ: Mapping[str, str], insists: bool
+) -> Arrive:
+    """Returns this node's arrival, without number, cycle and fault.
+
+    Args:
+        insists: the node rank of the command line must be kept, as with the static backend; otherwise it only sorts.
+    """
+    name = socket.gethostname()
+    rank = int(parameters.config.get("rank", 0))
+    index = next((int(environ[key]) for key in _INDICES if environ.get(key, "").isdigit()), rank)
+    topology = environ.get(_TOPOLOGY, "")
+    return Arrive(
+        # Random at the end: containers may share a host name, and their pids.
+        node=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
+        seq=0,
+        name=name,
+        address=parameters.local_addr or socket.getfqdn(),
+        nprocs=nprocs,
+        # Compared as text, so the number has leading zeros.
+        order=f"{index:010d} {topology} {name}",
+        rank=rank if insists else NO_RANK,
+        # `SWITCH.SWITCH.NODE`: without its last part the block of nodes below one switch.
+        group=members.node_group or topology.rpartition(".")[0],
+    )
+
+
+def _terms(parameters: RendezvousParameters, settings: Settings, max_restarts: int) -> Terms:
+    members = settings.members
+    size = Size(
+        minimum=parameters.min_nodes,
+        maximum=parameters.max_nodes,
+        held_back=members.spares,
+        segment=members.segment,
+        may_grow=members.scale in ("up", "both"),
+        may_shrink=members.scale in ("down", "both"),
+    )
+    timeout_s = _node_timeout_s(parameters, members)
+    join_s = parameters.get_as_int("join_timeout", parameters.get_as_int("timeout", 600))
+    rules = Rules(
+        size,
+        # torch's defaults: 30 s here, 600 s for joining.
+        last_call_s=float(parameters.get_as_int("last_call_timeout", 30) or 0),
+        join_s=float(join_s or 600),
+        keep_healthy=settings.restart.restart_policy == "min-healthy",
+        # A dead node that holds the rank is detected in this time, and another may then have it.
+        rank_claim_s=timeout_s + members.node_beat,
+    )
+    beat_s = min(members.node_beat, timeout_s / _LEAST_BEATS)
+    terms = Terms(rules, judge_by(settings.restart, max_restarts), beat_s, timeout_s)
+    close_s = parameters.get_as_int("close_timeout")
+    if close_s is None:
+        return terms
+    return replace(terms, close_s=float(close_s))
+
+
+def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:
+    """Returns `--ft-node-timeout` (seconds), unless torch's keys for the same are given."""
+    keys = ("keep_alive_interval", "keep_alive_max_attempt")
+    if not any(key in parameters.config for key in keys):
+        return members.node_timeout
+    interval = parameters.get_as_int(keys[0], _KEEP_ALIVE_S) or _KEEP_ALIVE_S
+    return float(interval * (parameters.get_as_int(keys[1], _KEEP_ALIVE_ATTEMPTS) or _KEEP_ALIVE_ATTEMPTS))

@@ -1,0 +1,1 @@
+"""Command line, YAML and environment in, settings out."""

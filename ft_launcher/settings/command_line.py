@@ -1,0 +1,295 @@
+"""Parses a command line: cuts it where the script begins, then has torch's own parser read torch's options and ours.
+
+Only arguments before the script are read. Our options are brought to one spelling first, so that torch's abbreviations
+keep their meaning. Uses argparse's underscored table of options: no public API tells which of them take a value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from ft_launcher.settings import nvrx_flags, options
+from ft_launcher.settings.options import UsageError
+from rank_monitor.contract.errors import ConfigError, one_line
+from rank_monitor.contract.settings import kinds
+
+_TORCH_VARIABLE = "PET_{}"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class SplitCommandLine:
+    """A command line in two: `options` with ours in one spelling, `rest` from the script (or `--`) on, unchanged.
+
+    `spelled` maps the keys of our options to the user's last spelling; `accepted` those that have no effect here.
+    """
+
+    options: tuple[str, ...]
+    rest: tuple[str, ...]
+    spelled: Mapping[str, str]
+    accepted: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A parsed command line: torch's namespace, our options as text, and the source of each value."""
+
+    namespace: Namespace
+    texts: Mapping[str, str]
+    spelled: Mapping[str, str]
+    accepted: Mapping[str, str]
+    given: frozenset[str]
+
+    def source_of(self, dest: str) -> str:
+        """Returns the source of the value of an option of torch: its flag, or its PET_ variable."""
+        variable = _TORCH_VARIABLE.format(dest.upper())
+        if dest not in self.given and variable in os.environ:
+            return variable
+        return "--" + dest.replace("_", "-")
+
+    def is_given(self, dest: str) -> bool:
+        """Whether the value of an option of torch is the user's: from the command line or its variable."""
+        return dest in self.given or _TORCH_VARIABLE.format(dest.upper()) in os.environ
+
+    def python_words(self) -> list[str]:
+        """Returns `[-m] SCRIPT ARGS` as they follow `python -u`; empty when the ranks run another program."""
+        asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)
+        if asked.no_python and not run_path:
+            return []
+        return [*(["-m"] if asked.module and not run_path else []), asked.training_script, *asked.training_script_args]
+
+
+class Blame:
+    """Turns an error of torch about a value into a ConfigError with the value's name and source."""
+
+    def __init__(self, parsed: Parsed) -> None:
+        self._parsed = parsed
+
+    def error(self, dest: str, problem: str, hint: str = "See ft_launcher --help") -> ConfigError:
+        """Makes the error about the value of an option of torch."""
+        value = getattr(self._parsed.namespace, dest)
+        return ConfigError(dest, value, self._parsed.source_of(dest), problem.removesuffix("."), hint)
+
+    def read(self, dest: str, reader: Callable[[Any], _T]) -> _T:
+        """Returns `reader` of an option's value.
+
+        Raises:
+            ConfigError: the reader refuses it.
+        """
+        with self.of(dest):
+            return reader(getattr(self._parsed.namespace, dest))
+
+    @contextmanager
+    def of(self, dest: str) -> Iterator[None]:
+        """Context in which an error is reported as one of this option's value."""
+        try:
+            yield
+        except (ValueError, RuntimeError, AssertionError) as error:
+            raise self.error(dest, one_line(error)) from None
+
+
+def cut(words: Sequence[str], value_follows: Callable[[str], bool]) -> SplitCommandLine:
+    """Finds where the script begins, and brings our options before it to one spelling.
+
+    Args:
+        value_follows: whether the word after an option of torch is its value.
+
+    Raises:
+        UsageError: an option of ours that does not exist, or has no value.
+    """
+    found: list[str] = []
+    spelled: dict[str, str] = {}
+    accepted: dict[str, str] = {}
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        word = words[at]
+        flag, joined, value = word.partition("=")
+        key = options.key_of(flag)
+        at += 1
+        # The argument after an option of torch is the script, unless the option takes a value.
+        if key is None:
+            if value_follows(word):
+                taken = 2
+            else:
+                taken = 1
+            found += words[at - 1 : at - 1 + taken]
+            at += taken - 1
+            continue
+        if not joined:
+            value, taken = _value(key, flag, words[at:])
+            at += taken
+        if key in nvrx_flags.DONE_INSTEAD:
+            accepted[key] = flag
+        else:
+            spelled[key] = flag
+            found.append(f"{options.flag_of(key)}={value}")
+    return SplitCommandLine(tuple(found), tuple(words[at:]), spelled, accepted)
+
+
+def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
+    """Returns the value of an option of ours from the arguments after it, and how many it took.
+
+    A switch takes `true`, `no` and so on only where another argument follows, which can be the script.
+    """
+    if options.is_switch(key):
+        if len(following) > 1 and following[0].strip().lower() in kinds.BOOLEAN_WORDS:
+            return following[0], 1
+        return "true", 0
+    if not following or (following[0].startswith("-") and not _is_number(following[0])):
+        raise UsageError(f"{flag} needs a value", f"Write {flag}=VALUE")
+    return following[0], 1
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+class _Parser(ArgumentParser):
+    """Raises errors instead of printing them and exiting."""
+
+    # torch's --print-completion sets its own name, and the completion would be for that command.
+    prog = property(lambda self: "ft_launcher", lambda self, name: None)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def make_parser() -> ArgumentParser:
+    """Makes torch's parser with our group of options. Imports torch.
+
+    Raises:
+        UsageError: a PET_ variable that torch reads as a flag is not a number.
+    """
+    from torch.distributed.run import get_args_parser
+
+    try:
+        torch_parser = get_args_parser()
+    except ValueError as error:
+        flags = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PET_"))
+        raise UsageError(f"a PET_ variable of a flag must be 0 or 1 ({error})", f"Look at {', '.join(flags)}") from None
+    parser = _Parser(
+        usage="ft_launcher [options] script.py [arguments of the script]\n"
+        "       ft_launcher validate [options]    prints the settings and where each comes from",
+        description="torchrun's command line; ranks are watched, and restarted when they fail or hang.",
+        parents=[torch_parser],
+        add_help=False,
+    )
+    options.add_group(parser)
+    return parser
+
+
+def parse(words: Sequence[str], script_if_none: str | None = None) -> Parsed:
+    """Parses a command line (without the program's name).
+
+    Args:
+        script_if_none: the script where the command line has none.
+
+    Raises:
+        ConfigError: it is wrong.
+        SystemExit: it asked for help, which was printed.
+    """
+    parser = make_parser()
+    table = parser._option_string_actions
+    halves = cut(words, lambda word: _value_follows(table, word))
+    rest = halves.rest or (() if script_if_none is None else (script_if_none,))
+    namespace = _read(parser, halves.options, rest)
+    return Parsed(
+        namespace=namespace,
+        texts={key: _text(getattr(namespace, f"ft_{key}")) for key in halves.spelled},
+        spelled=halves.spelled,
+        accepted=halves.accepted,
+        given=frozenset(_dests(table, halves.options)),
+    )
+
+
+def _text(given: str | list[str]) -> str:
+    """Returns the value of an option; of one that can be repeated, all values, separated by semicolons."""
+    if isinstance(given, str):
+        return given
+    return ";".join(given)
+
+
+def _read(parser: ArgumentParser, before: Sequence[str], rest: Sequence[str]) -> Namespace:
+    """Has argparse read the options and the script.
+
+    argparse gets a number in place of each argument of the script, and the arguments are put back afterwards: it would
+    refuse one that looks like an ambiguous abbreviation. A bare `--` is left to argparse.
+    """
+    script = rest[: 2 if rest[:1] == ("--",) else 1]
+    arguments = rest[len(script) :]
+    stand_ins = [word if word == "--" else str(number) for number, word in enumerate(arguments)]
+    try:
+        namespace = parser.parse_args([*before, *script, *stand_ins])
+    except UsageError as error:
+        raise _explained(error, parser, before, bool(script) and script != ("--",)) from None
+    returned = namespace.training_script_args
+    namespace.training_script_args = [word if word == "--" else arguments[int(word)] for word in returned]
+    return namespace
+
+
+def _explained(error: UsageError, parser: ArgumentParser, before: Sequence[str], has_script: bool) -> ConfigError:
+    """Returns the parser's error with the source of the value, in terms that do not need argparse's."""
+    table = parser._option_string_actions
+    about = re.match(r"argument (\S+): (.*)", error.problem, re.DOTALL)
+    if about:
+        action = table.get(about[1].split("/")[0])
+    else:
+        action = None
+    if about and action:
+        variable = _TORCH_VARIABLE.format(action.dest.upper())
+        if action.dest not in _dests(table, before) and variable in os.environ:
+            return ConfigError(action.dest, os.environ[variable], variable, about[2], "Change or unset it")
+        return UsageError(f"{about[1]}: {about[2]}")
+    if not has_script and "required" in error.problem:
+        return UsageError("no script given", "Usage: ft_launcher [options] script.py [arguments]")
+    return error
+
+
+def _matches(table: Mapping[str, Action], word: str) -> list[Action]:
+    """Returns the options of torch that an argument can mean to argparse: exact, abbreviated, or joined like `-r3`."""
+    flag = word.partition("=")[0]
+    if not word.startswith("--"):
+        if word[:2] in table:
+            return [table[word[:2]]]
+        return []
+    if flag in table:
+        return [table[flag]]
+    return [action for name, action in table.items() if name.startswith(flag) and options.key_of(name) is None]
+
+
+def _value_follows(table: Mapping[str, Action], word: str) -> bool:
+    """Whether the argument after an option of torch is its value.
+
+    Raises:
+        UsageError: there is no such option.
+    """
+    matches = _matches(table, word)
+    if not matches:
+        raise options.unknown_option(word.partition("=")[0], (name for name in table if name.startswith("--")))
+    if word.startswith("--"):
+        return "=" not in word and any(action.nargs != 0 for action in matches)
+    for place, letter in enumerate(word[1:], start=2):
+        action = table.get("-" + letter)
+        if action is None or action.nargs != 0:
+            return action is not None and place == len(word)
+    return False
+
+
+def _dests(table: Mapping[str, Action], words: Sequence[str]) -> set[str]:
+    """Returns the options of torch among arguments."""
+    return {
+        action.dest
+        for word in words
+        if word.startswith("-") and len(word) > 1 and not word.startswith("--ft-")
+        for action in _matches(table, word)
+    }

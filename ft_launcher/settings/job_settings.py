@@ -1,0 +1,285 @@
+"""Makes a `Job` of a parsed command line: torch's `LaunchConfig`, the command of a rank, and our settings.
+
+torch's own `run` makes the `LaunchConfig`: its `elastic_launch` is rebound for that call, so that it returns what it
+would launch. Defaults, `--standalone` and the single node are thus those of the installed torch. Uses torch's
+underscored `_parse_rendezvous_config`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import Namespace
+from collections.abc import Callable, Mapping, MutableMapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.events.handlers import get_logging_handler
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+from torch.distributed.launcher.api import LaunchConfig
+
+from ft_launcher.policy.restart_policy import about_policy
+from ft_launcher.settings import options, script
+from ft_launcher.settings.command_line import Blame, Parsed
+from ft_launcher.settings.prescan import Scan, settle_threads
+from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
+from ft_launcher.settings.signal_names import about_names, named_signals
+from ft_launcher.settings.sources import Resolved
+from rank_monitor.contract.settings.config import Settings
+
+StdMap: TypeAlias = "Std | dict[int, Std]"
+
+SIGNALS = "signals_to_handle"
+_PYTHON = "PYTHON_EXEC"
+_NO_EVENTS = "null"
+_STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
+# torch makes a log folder for its own log specifications; ours replace them, so these go to the null device.
+_NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the launcher needs to run one job on this node. `entrypoint` is a command, or a function.
+
+    `args` are what torchrun would give it: our bootstrap comes in between only when ranks start, so that torch names
+    the script in what it logs and raises.
+
+    `named_signals` are those of `--signals-to-handle`, where the user gave it.
+    `redirects`, `tee` and `local_ranks_filter` are as the user gave them, for any local rank. With `logs_specs_name`
+    (an entry point of the user's), `launch_config.logs_specs` is the user's; else it makes no files.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+    launch_config: Any
+    entrypoint: Any
+    args: tuple[Any, ...]
+    log_dir: str | None
+    redirects: StdMap
+    tee: StdMap
+    local_ranks_filter: set[int] | None
+    logs_specs_name: str | None
+    script: str
+    no_python: bool
+    named_signals: frozenset[int] = frozenset()
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of the ranks; for a function its name only."""
+        if isinstance(self.entrypoint, str):
+            return [self.entrypoint, *self.args]
+        return [self.script]
+
+    @property
+    def is_script(self) -> bool:
+        """Whether Python of ours runs a script: `args` are then `-u [-m] SCRIPT ...`."""
+        return isinstance(self.entrypoint, str) and not self.no_python
+
+
+def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMapping[str, str]) -> Job:
+    """Makes the job that a command line describes. Sets `OMP_NUM_THREADS` in `environ` where torchrun would.
+
+    Raises:
+        ConfigError: an option of torch is wrong, or the script cannot be run.
+    """
+    namespace = parsed.namespace
+    blame = Blame(parsed)
+    _check_what_runs(namespace, environ)
+    check_numbers(namespace, blame)
+    check_event_handler(namespace, blame)
+    ranks: int = blame.read("nproc_per_node", torch_run.determine_local_world_size)
+    if ranks < 1:
+        raise blame.error("nproc_per_node", "at least one rank is needed")
+    redirects = blame.read("redirects", _std_map)
+    tee = blame.read("tee", _std_map)
+    shown = blame.read("local_ranks_filter", _local_ranks)
+    warnings = [*_about_standalone(namespace, blame), *resolved.warnings]
+    if resolved.settings.start.alias_nvrx:
+        warnings += _take_nvidias_backend(parsed)
+    if namespace.logs_specs is not None and resolved.settings.record.per_cycle_applog_prefix:
+        warnings.append("--ft-per-cycle-applog-prefix wins: --logs-specs is not used")
+    warnings += about_names(getattr(namespace, SIGNALS, ""))
+    threads = settle_threads(seen, ranks, environ)
+    conf = blame.read("rdzv_conf", _parse_rendezvous_config)
+    config, entrypoint, words = _from_torch(_with_free_port(parsed), ranks)
+    settled = check_rendezvous(config, conf, blame)
+    config.rdzv_configs = {
+        **settled.conf,
+        **{key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf},
+    }
+    check_members(config, resolved.settings.members, resolved.sources)
+    warnings += settled.warnings
+    warnings += about_policy(resolved.settings.restart, config.max_nodes)
+    by_python = not namespace.no_python or _run_path(namespace)
+    return Job(
+        settings=resolved.settings,
+        sources=resolved.sources,
+        warnings=(*warnings, *([threads] if threads else ())),
+        launch_config=config,
+        entrypoint=entrypoint,
+        args=tuple(words),
+        log_dir=namespace.log_dir,
+        redirects=redirects,
+        tee=tee,
+        local_ranks_filter=shown,
+        logs_specs_name=namespace.logs_specs,
+        script=("-m " if _as_module(namespace) else "") + namespace.training_script,
+        no_python=not by_python,
+        named_signals=_named_signals(parsed, blame),
+    )
+
+
+def _take_nvidias_backend(parsed: Parsed) -> list[str]:
+    """Sets the backend c10d where a batch script of NVIDIA's launcher, which has no other, gives an endpoint only.
+
+    With torch's default, static, each node would take itself for the first. Returns a warning.
+    """
+    namespace = parsed.namespace
+    _, most = torch_run.parse_min_max_nnodes(namespace.nnodes)
+    given = any(parsed.is_given(dest) for dest in ("rdzv_backend", "node_rank"))
+    if most == 1 or given or namespace.standalone or not namespace.rdzv_endpoint:
+        return []
+    namespace.rdzv_backend = "c10d"
+    return ["--rdzv-backend=c10d, the default of NVIDIA's launcher, holds under --ft-alias-nvrx"]
+
+
+def _named_signals(parsed: Parsed, blame: Blame) -> frozenset[int]:
+    named: frozenset[int] = blame.read(SIGNALS, named_signals) if parsed.is_given(SIGNALS) else frozenset()
+    return named
+
+
+def _run_path(namespace: Namespace) -> bool:
+    return bool(getattr(namespace, "run_path", False))
+
+
+def _as_module(namespace: Namespace) -> bool:
+    return namespace.module and not _run_path(namespace)
+
+
+def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
+    """Checks the script by the way it will be started. One of another interpreter may exist in its container only."""
+    if _run_path(namespace):
+        script.check_script(namespace.training_script)
+    elif namespace.no_python and namespace.module:
+        raise options.UsageError(
+            "--no-python and -m exclude each other", "A module needs Python: leave out --no-python"
+        )
+    elif namespace.no_python:
+        script.check_command(namespace.training_script)
+    elif environ.get(_PYTHON):
+        script.check_python(environ[_PYTHON], _PYTHON)
+    elif not namespace.module:
+        script.check_script(namespace.training_script)
+
+
+def check_numbers(namespace: Namespace, blame: Blame) -> None:
+    """Checks the numbers among torch's options.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    min_nodes, max_nodes = blame.read("nnodes", torch_run.parse_min_max_nnodes)
+    if not 1 <= min_nodes <= max_nodes:
+        raise blame.error("nnodes", "must be at least 1, and MIN not above MAX", "Write N or MIN:MAX")
+    if namespace.max_restarts < 0:
+        raise blame.error("max_restarts", "must not be negative")
+    if not namespace.monitor_interval > 0:
+        raise blame.error("monitor_interval", "must be above 0")
+    if namespace.master_port is not None and not 0 <= namespace.master_port <= 65535:
+        raise blame.error("master_port", "ports lie between 0 and 65535")
+    if namespace.rdzv_backend == "static" and not 0 <= namespace.node_rank < max_nodes:
+        raise blame.error("node_rank", f"must be below the number of nodes, {max_nodes}")
+    if namespace.standalone and min_nodes > 1:
+        raise blame.error("nnodes", "--standalone is for one node", "Leave out one of the two")
+
+
+def check_event_handler(namespace: Namespace, blame: Blame) -> None:
+    """Checks `--event-log-handler`, which torch looks up only when the job ends.
+
+    Raises:
+        ConfigError: torch has no handler of that name.
+    """
+    name = getattr(namespace, "event_log_handler", _NO_EVENTS)
+    try:
+        get_logging_handler(name)
+    except KeyError:
+        hint = "Torch's own are null and console"
+        raise blame.error("event_log_handler", "is not a handler that torch knows", hint) from None
+
+
+def _about_standalone(namespace: Namespace, blame: Blame) -> list[str]:
+    """Returns a warning about options that `--standalone` overrides, as it does in torch without a warning."""
+    if not namespace.standalone:
+        return []
+    kept = {"rdzv_backend": ("static", "c10d"), "rdzv_endpoint": ("",), "rdzv_id": ("none",)}
+    lost = [f"--{dest.replace('_', '-')}" for dest, same in kept.items() if getattr(namespace, dest) not in same]
+    if lost:
+        return [f"--standalone wins: {', '.join(lost)} is not used"]
+    return []
+
+
+def _std_map(text: str) -> StdMap:
+    """Parses `3` for all ranks, or `0:3,10:1` by local rank.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not _STD_MAP.fullmatch(text):
+        raise ValueError("must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or by local rank like 0:3,10:1")
+    if ":" not in text:
+        return Std(int(text))
+    pairs = (part.split(":") for part in text.split(","))
+    return {int(local_rank): Std(int(streams)) for local_rank, streams in pairs}
+
+
+def _local_ranks(text: str) -> set[int] | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise ValueError("must be local ranks like 0,1,2")
+    return {int(word) for word in text.split(",")}
+
+
+def _with_free_port(parsed: Parsed) -> Namespace:
+    """Returns the namespace in which one node without a chosen port takes a free one, as in later releases of torch.
+
+    torch 2.6 takes 29500 then, on which two jobs of one machine collide.
+    """
+    asked = copy(parsed.namespace)
+    by_port = asked.rdzv_backend != "static" or asked.rdzv_endpoint or parsed.is_given("master_port")
+    if asked.master_port is not None and not by_port and torch_run.parse_min_max_nnodes(asked.nnodes)[1] == 1:
+        asked.standalone = True
+    return asked
+
+
+def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
+    """Returns what torch's `run` would launch: `LaunchConfig`, command and its arguments.
+
+    Raises:
+        ConfigError: torch refuses an option.
+    """
+    asked = copy(namespace)
+    asked.nproc_per_node = str(ranks)
+    if _run_path(namespace):
+        asked.run_path = asked.no_python = asked.module = False
+    if namespace.logs_specs is None:
+        vars(asked).update(_NO_LOGS)
+    told: list[tuple[Any, str, list[str]]] = []
+
+    def tell(config: LaunchConfig, entrypoint: str, **_: Any) -> Callable[..., None]:
+        return lambda *words: told.append((config, entrypoint, list(words)))
+
+    # `run` and not the public `config_from_args`: torch handles `--standalone` in `run`.
+    before = torch_run.elastic_launch
+    torch_run.elastic_launch = tell
+    try:
+        torch_run.run(asked)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise options.UsageError(f"torch does not take this command line: {error}") from None
+    finally:
+        torch_run.elastic_launch = before
+    return told[0]

@@ -1,0 +1,89 @@
+"""Reads from a command line what must be known before torch is imported, with the standard library only.
+
+Knows the few flags of torch that take no value, not its parser; `settle_threads` corrects a wrong guess once torch is
+imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+
+from ft_launcher.settings import command_line, options, rank_count, warm_start
+from rank_monitor.contract import env
+from rank_monitor.contract.errors import ConfigError
+
+_THREADS = "OMP_NUM_THREADS"
+_WARM_START = "warm_start"
+_RANKS = ("--nproc-per-node", "PET_NPROC_PER_NODE")
+# torchrun's options without a value. An option that a later torch adds only costs the warm start.
+_TORCH_FLAGS = frozenset(
+    {"-h", "--help", "-m", "--module", "--standalone", "--no-python", "--run-path", "--virtual-local-rank"}
+)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The result of a scan: a guess of the ranks per node (None: torch must count), whether ranks will be started, why
+    they cannot be forks as far as that is visible, and whether `OMP_NUM_THREADS` was set here."""
+
+    ranks: int | None
+    starts_ranks: bool
+    against_forks: str = ""
+    set_threads: bool = False
+
+
+def scan(words: Sequence[str], environ: Mapping[str, str]) -> Scan:
+    """Reads a command line without torch, as far as possible. Raises nothing for a wrong one."""
+    try:
+        halves = command_line.cut(words, lambda word: "=" not in word and _dashed(word) not in _TORCH_FLAGS)
+    except ConfigError:
+        return Scan(None, starts_ranks=False)
+    dry = options.flag_of("dry_run") + "=true"
+    starts = bool(halves.rest) and not {"-h", "--help", dry} & set(halves.options)
+    return Scan(rank_count.guess(_ranks(halves.options, environ), environ), starts, _against_forks(halves, environ))
+
+
+def prepare_threads(seen: Scan, environ: MutableMapping[str, str]) -> Scan:
+    """Sets `OMP_NUM_THREADS` as torchrun would, since torch reads it when it is imported."""
+    if (seen.ranks or 1) > 1 and _THREADS not in environ:
+        environ[_THREADS] = "1"
+        return replace(seen, set_threads=True)
+    return seen
+
+
+def settle_threads(seen: Scan, ranks: int, environ: MutableMapping[str, str]) -> str | None:
+    """Corrects `OMP_NUM_THREADS` by the number of ranks that torch counted. Returns a line to show, or None."""
+    if ranks > 1 and (seen.set_threads or _THREADS not in environ):
+        environ[_THREADS] = "1"
+        return f"{_THREADS}=1 in each of the {ranks} ranks, since it was not set"
+    if seen.set_threads and ranks <= 1:
+        del environ[_THREADS]
+    return None
+
+
+def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
+    flag, variable = _RANKS
+    text = environ.get(variable, "1")
+    for place, word in enumerate(before):
+        name, joined, value = word.partition("=")
+        if _dashed(name) == flag:
+            if joined:
+                text = value
+            else:
+                text = "".join(before[place + 1 : place + 2])
+    return text
+
+
+def _against_forks(halves: command_line.SplitCommandLine, environ: Mapping[str, str]) -> str:
+    flag = options.flag_of(_WARM_START)
+    given = [word.removeprefix(f"{flag}=") for word in halves.options if word.startswith(f"{flag}=")]
+    if (given or [environ.get(env.of_setting(_WARM_START), "")])[-1].strip().lower() == "off":
+        return f"{flag}=off"
+    no_python = any(_dashed(word) == "--no-python" for word in halves.options)
+    return warm_start.against_command(() if no_python else halves.rest, environ, sys.orig_argv)
+
+
+def _dashed(word: str) -> str:
+    return word.replace("_", "-")

@@ -1,0 +1,188 @@
+"""Merges the settings of a job: defaults < YAML < environment < command line, with the source of each.
+
+The contract declares which settings exist and how a value is read; `command_line.py` parses the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.settings import nvrx_flags, options, yaml_source
+from ft_launcher.settings.command_line import Parsed
+from rank_monitor.contract import env
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings import config, kinds
+from rank_monitor.contract.settings.config import Settings, SourceSettings
+from rank_monitor.contract.settings.declaration import parse
+
+DEFAULT = "default"
+_STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_MISTYPED = 2
+"""The edit distance up to which a variable is taken for a mistyped name of a setting. Other programs have variables
+with the same prefix, so a larger one would warn about these."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One given value: text, or an object from YAML, and its source."""
+
+    key: str
+    raw: object
+    source: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The merged settings, the source of each, and warnings."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+class SeveralErrors(ConfigError):
+    """More than one value is wrong; the message has a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        super().__init__(first.key, first.value, first.source, first.problem, first.hint)
+        self.args = ("\n".join(["several values are wrong:", *(f"  {error}" for error in errors)]),)
+
+
+def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = ()) -> Resolved:
+    """Merges all sources.
+
+    Args:
+        notes: warnings that come first.
+
+    Raises:
+        ConfigError: every wrong value of any source, overridden or not.
+    """
+    command_line = [Given(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
+    environment, warnings = from_environment(environ)
+    warnings = [*notes, *(nvrx_flags.warning(flag, key) for key, flag in parsed.accepted.items()), *warnings]
+    # The settings that name the YAML file come first, from environment and command line only.
+    where, _ = _read_all(
+        given for given in (*environment, *command_line) if options.GROUP_OF[given.key] is SourceSettings
+    )
+    from_yaml, more_warnings, errors = _from_yaml(where)
+    layers = [*_stop_timeouts(parsed, environ), *from_yaml, *environment, *command_line]
+    found, more_errors = _read_all(layers)
+    errors = [*errors, *more_errors]
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+    warnings += [*more_warnings, *_about_values(layers, found)]
+    found = {**_implied(found), **found}
+    sources = {key: DEFAULT for key in options.GROUP_OF} | {key: source for key, (_, source) in found.items()}
+    settings = _build({key: value for key, (value, _) in found.items()}, sources)
+    return Resolved(settings, sources, tuple(warnings))
+
+
+def _stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[Given]:
+    """Returns torch's `--shutdown-timeout` and its variable as the lowest sources of `workers_stop_timeout`."""
+    option = getattr(parsed.namespace, "shutdown_timeout", None), parsed.source_of("shutdown_timeout")
+    asked = ((environ.get(_STOP_VARIABLE), _STOP_VARIABLE), option)
+    return [Given("workers_stop_timeout", raw, source) for raw, source in asked if raw is not None]
+
+
+def _read_all(layers: Iterable[Given]) -> tuple[dict[str, tuple[Any, str]], list[ConfigError]]:
+    """Returns key -> value and source, where the last layer wins, and an error for each value that cannot be read."""
+    found: dict[str, tuple[Any, str]] = {}
+    errors = []
+    for given in layers:
+        try:
+            value = parse(options.GROUP_OF[given.key], given.key, given.raw, given.source)
+        except ConfigError as error:
+            errors.append(error)
+        else:
+            found[given.key] = (value, given.source)
+    return found, errors
+
+
+def from_environment(environ: Mapping[str, str]) -> tuple[list[Given], list[str]]:
+    """Returns the values of `FT_<KEY>` variables, and warnings about those that have no effect."""
+    found: list[Given] = []
+    warnings = []
+    for name, text in environ.items():
+        if not name.startswith(env.SETTING_PREFIX) or name in env.NOT_SETTINGS:
+            continue
+        key = options.canonical(name.removeprefix(env.SETTING_PREFIX))
+        if key is None:
+            known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *nvrx_flags.DONE_INSTEAD))
+            meant = options.looks_like(name.upper(), known, _MISTYPED)
+            if meant:  # other programs have variables with this prefix, too: FT_BIN, FT_HOME
+                warnings.append(f"the variable {name} is no setting and does nothing (did you mean {meant[0]}?)")
+        elif key in nvrx_flags.DONE_INSTEAD:
+            warnings.append(nvrx_flags.warning(name, key))
+        else:
+            found.append(Given(key, text, name))
+    paths = [Given("cfg_path", environ[name], name) for name in env.CFG_PATH_SPELLINGS if environ.get(name)]
+    return [*reversed(paths), *found], warnings
+
+
+def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[str], list[ConfigError]]:
+    """Returns the values in the YAML file that `where` names, with warnings and errors."""
+    source = SourceSettings(**{key: value for key, (value, _) in where.items()})
+    if source.cfg_path is None:
+        return [], [], []
+    named_by = where["cfg_path"][1]
+    try:
+        mapping = yaml_source.section(source.cfg_path, named_by, source.ignore_missing_cfg)
+    except yaml_source.NoSuchFile as missing:
+        if named_by in env.CFG_PATH_SPELLINGS:  # NeMo-Run's batch scripts export one for a file that nothing writes
+            return [], [f"{missing.problem}: {source.cfg_path}, named by {named_by}; it is left out"], []
+        return [], [], [missing]
+    except ConfigError as error:
+        return [], [], [error]
+    tolerant = source.allow_unknown_keys or mapping.get("allow_unknown_keys") is True
+    found: list[Given] = []
+    warnings: list[str] = []
+    errors: list[ConfigError] = []
+    for name, value in mapping.items():
+        key = options.canonical(str(name), in_yaml=True)
+        if key is None or key == "cfg_path":
+            problem = f"is no setting{options.nearest(str(name), options.GROUP_OF)}"
+            hint = "Remove it; --ft-allow-unknown-keys makes this a warning"
+            if tolerant:
+                warnings.append(f"{name} in {source.cfg_path} {problem}")
+            else:
+                errors.append(ConfigError(str(name), value, source.cfg_path, problem, hint))
+        elif key not in options.GROUP_OF:
+            warnings.append(nvrx_flags.warning(f"{name} in {source.cfg_path}", key))
+        else:
+            found.append(Given(key, value, source.cfg_path))
+    return found, warnings, errors
+
+
+def _implied(found: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """Returns defaults that depend on another setting, as key -> value and source."""
+    alias, source = found.get("alias_nvrx", (False, ""))
+    if alias:
+        return {"preempted_exit_code": (config.PREEMPTED_UNDER_ALIAS, f"default with alias of {source}")}
+    return {}
+
+
+def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    groups = {
+        attribute: group(**{key: value for key, value in values.items() if options.GROUP_OF[key] is group})
+        for attribute, group in config.GROUPS.items()
+    }
+    try:
+        return Settings(**groups)
+    except ConfigError as error:
+        raise ConfigError(error.key, error.value, sources[error.key], error.problem, error.hint) from None
+
+
+def _about_values(layers: Iterable[Given], found: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Returns warnings about settings without effect, and about `none` where that is not a value."""
+    winners = {given.key: given.raw for given in layers}
+    warnings = []
+    for key, (value, source) in found.items():
+        pending = options.declaration_of(key).pending
+        if pending:
+            warnings.append(f"{key} (from {source}) is accepted and without effect in this version ({pending})")
+        elif kinds.is_none_word(winners[key]) and value not in (None, (), {}):
+            warnings.append(f"{key} (from {source}) cannot be none; its default {value} holds")
+    return warnings

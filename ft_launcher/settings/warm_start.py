@@ -1,0 +1,143 @@
+"""Decides whether ranks may start as forks of one import of torch, and if not, why, for the log. Knows no process.
+
+A fork has the state of its zygote after that import. So ranks are not forked where a rank's own import would happen
+under other conditions; each reason below is one of these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from rank_monitor.contract import env
+
+_LATE = (env.SETTING_PREFIX, "TORCHELASTIC_", "TORCH_NCCL_", "NCCL_", "CUDA_", "HIP_", "ROCR_")
+_LATE_NAMES = frozenset(
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "RES_OPTIONS",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+        env.CURRENT_CYCLE_INFO,
+        env.NCCL_COLLECTIVE_TIMEOUT,
+    }
+)
+"""Variables that nothing reads while torch is imported: the only ones in which a rank may differ from its zygote."""
+
+# Modules that leave a rank's `sys.modules` before its script begins, so that they hide none of the user's.
+_OURS = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
+
+_READ_BY_C = (
+    *("ACC_", "BLIS_", "CUDA_", "DNNL_", "GFORTRAN_", "GLOO_", "GOMP_", "GOTO_", "HIP_", "HSA_", "KINETO_", "KMP_"),
+    *("MKL", "NCCL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
+)
+"""Of the variables that C code asks for while torch 2.13 is imported (seen by a `getenv` of our own in front of the C
+library's), those that somebody may set; and those of the device libraries, which builds for CUDA and ROCm load."""
+
+# Each of these profilers sets its variable in the processes that it starts.
+_PROFILERS = {
+    "NSYS_PROFILING_SESSION_ID": "nsys",
+    "NV_TPS_LAUNCH_TOKEN": "ncu",
+    "NV_NSIGHT_INJECTION_TRANSPORT_TYPE": "ncu",
+    "CUDA_INJECTION64_PATH": "a CUDA profiler",
+    "NVTX_INJECTION64_PATH": "a CUDA profiler",
+}
+
+
+def against_command(words: Sequence[str], environ: Mapping[str, str], orig_argv: Sequence[str]) -> str:
+    """Returns why ranks of this command cannot be forks; empty when they can.
+
+    Args:
+        words: `[-m] SCRIPT ARGS`; empty when Python does not run them.
+        orig_argv: how this interpreter was started.
+    """
+    if not words:
+        return "--no-python: the ranks are no Python scripts"
+    if environ.get("PYTHON_EXEC"):
+        return "PYTHON_EXEC names another interpreter"
+    if words[0] == "-":
+        return "the script is read from stdin"
+    for name, tool in _PROFILERS.items():
+        if name in environ:
+            return f"{tool} wraps the job ({name} is set): a profiler sees ranks only from their start"
+    own = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c", "-"), orig_argv[1:])
+    options = [word for word in own if word != "-u"]
+    if options:
+        return f"the launcher's interpreter was started with {' '.join(options)}, which ranks are not"
+    return ""
+
+
+def against_process(threads: int, cuda: bool, device_files: Collection[str]) -> str:
+    """Returns why a process in this state cannot be forked; empty when it can."""
+    if cuda or device_files:
+        return "CUDA was initialised by an import (a preloaded module?)"
+    if threads > 1:
+        return f"an import started {threads - 1} thread{'s' if threads > 2 else ''} (a preloaded module?)"
+    return ""
+
+
+def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> str:
+    """Returns why ranks with one environment cannot be forks of a zygote with another; empty when they can."""
+    differing = sorted(
+        name
+        for name in ranks.keys() | zygote.keys()
+        if ranks.get(name) != zygote.get(name) and name not in _LATE_NAMES and not name.startswith(_LATE)
+    )
+    if differing:
+        return f"{', '.join(differing)}: not the same as when torch was imported"
+    return ""
+
+
+def read_by_imports(changed: Collection[str], read: Collection[str]) -> list[str]:
+    """Returns the changed variables that the import of torch or of a preloaded module reads.
+
+    Args:
+        read: variables that Python code read in these imports; reads of C code are not observed.
+    """
+    return sorted(name for name in changed if name in read or name.startswith(_READ_BY_C))
+
+
+class FolderLook:
+    """The folder that comes first in a script's `sys.path`."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        if words[0] == "-m":
+            folder = Path.cwd()
+        else:
+            folder = Path(words[0]).resolve().parent
+        if Path(words[0]).is_dir():
+            self._folder = Path(words[0])
+        else:
+            self._folder = folder
+
+    def against(self, loaded: Mapping[str, str | None]) -> str:
+        """Returns why a script with this folder cannot be forked: a module in it hides one that is loaded.
+
+        Args:
+            loaded: the modules of the zygote that are in no package, with their files.
+        """
+        try:
+            with os.scandir(self._folder) as entries:
+                modules = (entry for entry in entries if entry.name.endswith(".py") or entry.is_dir())
+                names = {module.name.removesuffix(".py") for module in modules}
+        except OSError:
+            return ""
+        hidden = sorted(name for name in names & loaded.keys() - _OURS if not self._is_there(name, loaded[name]))
+        if hidden:
+            return f"{self._folder} has a {hidden[0]} of its own"
+        return ""
+
+    def _is_there(self, name: str, file: str | None) -> bool:
+        """Whether the loaded module is the one in the folder, or the folder's is only a folder."""
+        own = [self._folder / f"{name}.py", self._folder / name / "__init__.py"]
+        return not any(path.exists() for path in own) or any(file and path == Path(file) for path in own)

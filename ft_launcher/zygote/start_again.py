@@ -1,0 +1,266 @@
+"""Has a forked rank start again by exec if its script changed what an import of torch reads, before that import.
+
+Called in the rank by `fork_server.py`. The rank keeps its pid, its streams and its connection to the agent, and runs
+the script from its first line, in an interpreter that imports torch itself. It does not start again where others would
+see something happen twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ft_launcher.settings import script, warm_start
+from ft_launcher.zygote.first_import import imports
+from ft_launcher.zygote.forked_rank import ForkOrder
+from rank_monitor.contract import env
+from rank_monitor.contract.wire import sealed_pickle
+
+_DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
+# All that setitimer(2) has.
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_LIMITS = range(16)  # Linux has that many
+_MAX_WORDS = 1000  # a pipe takes up to 4096 bytes as a whole
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The state of the process before the script's first line, as far as an exec does not restore it."""
+
+    order: ForkOrder
+    environ: Mapping[bytes, bytes]
+    files: tuple[tuple[int, int] | None, ...]
+    flags: tuple[int | None, ...]
+    read_from: int | None
+    sockets: frozenset[str]
+    blocked: Collection[int]
+    limits: Mapping[int, bytes]
+
+    @classmethod
+    def of_now(cls, order: ForkOrder) -> Beginning:
+        """Returns the present state of this process."""
+        return cls(
+            order,
+            c_environment(),
+            tuple(map(_identity, range(3))),
+            tuple(map(_flags, range(3))),
+            _position(),
+            frozenset(_sockets().values()),
+            signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            _all_limits(),
+        )
+
+    def changed(self) -> set[str]:
+        """Returns the names of variables that were set, changed or removed since."""
+        now = c_environment()
+        return {
+            os.fsdecode(name) for name in now.keys() | self.environ.keys() if now.get(name) != self.environ.get(name)
+        }
+
+    def against_another(self) -> str:
+        """Returns why the script cannot be run a second time; empty: it can."""
+        if any(link not in self.sockets and not self._leads_to_monitor(number) for number, link in _sockets().items()):
+            return "it has opened sockets"
+        if _has_children():
+            return "it has started processes"
+        if tuple(map(_identity, range(3))) != self.files:
+            return "it has redirected its standard streams"
+        return ""
+
+    def _leads_to_monitor(self, descriptor: int) -> bool:
+        """Whether a socket is the client's connection to its monitor, which may be newer than this record."""
+        path = Path(self.order.environ.get(env.RANK_MONITOR_SOCKET, ""))
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
+            # Where the path is long, the address names the folder by a descriptor that is closed by now.
+            return other.family == socket.AF_UNIX and Path(other.getpeername()).name == path.name
+        return False
+
+    def restore(self, kept: Collection[int]) -> None:
+        """Restores what an exec keeps. Works in any thread.
+
+        Args:
+            kept: descriptors that the next program gets, beside its standard streams.
+        """
+        libc = ctypes.CDLL(None)
+        # Python sets handlers in the main thread only, and an import may happen in any thread.
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        # Timers survive an exec, and their signals would end the new program.
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        for number in map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}):
+            if number in self.order.ignored:
+                wanted = _IGNORE
+            else:
+                wanted = _DEFAULT
+            libc.signal(number, wanted)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+        for number, limits in self.limits.items():
+            libc.setrlimit(number, limits)
+        for descriptor, flags in enumerate(self.flags):
+            if flags is not None:
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+        if self.read_from is not None:
+            os.lseek(0, self.read_from, os.SEEK_SET)
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
+            if int(name) > 2:
+                with suppress(OSError):
+                    os.set_inheritable(int(name), int(name) in kept)
+        if self.order.cwd is not None:
+            os.chdir(self.order.cwd)
+        os.umask(self.order.umask)
+        if self.order.affinity:
+            os.sched_setaffinity(0, self.order.affinity)
+
+
+class FirstImport:
+    """Decides at the script's first import of torch, and at that of a preloaded module; see `watch`."""
+
+    def __init__(self, order: ForkOrder, told: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
+        self._given_back = given_back
+        self._beginning = Beginning.of_now(order)
+        self._told, self._kept, self._pid = told, kept, os.getpid()
+        self._said = False
+
+    def begin(self) -> None:
+        """Starts to watch for the script's first import of a hidden module, and for forks."""
+        if self._kept:
+            sealed_pickle.hold()
+        imports.watch(self._decide, self._given_back)
+        os.register_at_fork(before=self._before_fork)
+
+    def _before_fork(self) -> None:
+        """Decides before a fork: the child has the imports of its parent, and cannot start again itself."""
+        if imports.hides("torch"):
+            self._decide("torch", True, "forks")
+
+    def _decide(self, name: str, whole: bool, what: str = "") -> None:
+        # Once: the answer does not change, and exit functions are not the script.
+        if self._said or imports.over:
+            return
+        what = what or f"imports {name}"
+        changed: list[str] = []
+        if whole:
+            changed = warm_start.read_by_imports(self._beginning.changed(), imports.read)
+        if changed:
+            self._start_again(f"the script changes {', '.join(changed)} before it {what}")
+        elif imports.leads_elsewhere(name):
+            self._start_again(f"another {name} comes first in sys.path when the script {what}")
+        if name == "torch":
+            sealed_pickle.let_go()
+
+    def _start_again(self, why: str) -> None:
+        self._said = True
+        order = self._beginning.order
+        refusal = self._beginning.against_another()
+        if os.getpid() != self._pid:
+            refusal = "this is a child of the rank"
+        self._tell(why)
+        if not refusal:
+            words = [sys.executable, "-u", script.bootstrap(), *order.words]
+            try:
+                if self._kept:
+                    parcels = [sealed_pickle.resend()]
+                else:
+                    parcels = []
+                self._beginning.restore({*self._kept, *parcels})
+                os.execve(sys.executable, [*words, *map(str, parcels)], dict(order.environ))
+            except OSError as error:
+                refusal = f"the system refuses ({error.strerror})"
+        print(
+            f"ft_launcher: {why}. This has no effect on what the rank was forked with, and the rank cannot start again "
+            f"by exec: {refusal}. Use --ft-warm-start=off, or set it before the job starts",
+            file=sys.stderr,
+        )
+
+    def _tell(self, why: str) -> None:
+        """Reports to the agent, which starts all ranks by exec from then on."""
+        with suppress(OSError):
+            os.write(self._told, why.encode(errors="replace")[:_MAX_WORDS] + b"\n")
+
+
+def watch(order: ForkOrder, told: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
+    """Has this process start again, from now until its script ends, if a fork is not what its script needs.
+
+    Args:
+        order: the order of this rank.
+        told: descriptor of the pipe to the agent.
+        kept: the channel of a function's rank to the agent.
+        given_back: called when hidden modules were given to the script.
+    """
+    FirstImport(order, told, kept, given_back).begin()
+
+
+def c_environment() -> dict[bytes, bytes]:
+    """Returns the environment as C has it: `os.environ` does not show changes by `os.putenv` and libraries."""
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    found: dict[bytes, bytes] = {}
+    place = 0
+    while entries and entries[place] is not None:
+        entry = entries[place]
+        name, _, value = entry.partition(b"=")
+        found[name] = value
+        place += 1
+    return found
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _flags(descriptor: int) -> int | None:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    except OSError:
+        return None
+
+
+def _all_limits() -> dict[int, bytes]:
+    """Returns each limit by its number, as C has it: a fresh interpreter has not loaded the module `resource`."""
+    getrlimit = ctypes.CDLL(None).getrlimit
+    found = {}
+    for number in _LIMITS:
+        # `struct rlimit`: two numbers of 64 bits.
+        limits = ctypes.create_string_buffer(16)
+        getrlimit(number, limits)
+        found[number] = limits.raw
+    return found
+
+
+def _position() -> int | None:
+    """Returns the position of stdin; None where it is no file."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def _sockets() -> dict[int, str]:
+    """Returns the sockets of this process except its streams: inode links by descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
+        with suppress(OSError):
+            link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 (it is no path)
+            if link.startswith("socket:") and int(name) > 2:
+                found[int(name)] = link
+    return found
+
+
+def _has_children() -> bool:
+    try:
+        # WNOWAIT: the script may still want the exit codes.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

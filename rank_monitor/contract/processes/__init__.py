@@ -1,0 +1,1 @@
+"""Starting, awaiting and ending the processes that stand beside ranks; bounds on what they may open."""

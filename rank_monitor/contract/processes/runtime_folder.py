@@ -1,0 +1,91 @@
+"""Runtime folders: marks the folder of a launcher, and removes those of launchers killed with all their processes.
+
+A launcher holds a lock on a file in its folder as long as it lives. The kernel releases it however the launcher ends,
+so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+PREFIX = "ft-"
+_LOCK, _NEW_LOCK = "lock", ".lock"
+_BOOT = "/proc/sys/kernel/random/boot_id"
+# The boot id is a UUID and a newline, 37 bytes.
+_MOST = 64
+
+
+def claim(folder: Path) -> int | None:
+    """Locks the folder for this process. Returns the descriptor that holds the lock; the caller closes it.
+
+    None where the file system has no locks: the folder is then never taken as abandoned.
+    """
+    descriptor = None
+    try:
+        descriptor = os.open(folder / _NEW_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, _boot())
+        # Renamed when it is locked: another template never finds the file without its lock.
+        (folder / _NEW_LOCK).rename(folder / _LOCK)
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_abandoned(parent: Path) -> list[Path]:
+    """Removes this user's runtime folders in `parent` whose launchers are dead. Returns them.
+
+    Only folders made on this machine since its last boot: a lock on a file server may be known on one machine only.
+    """
+    removed = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(PREFIX) and _is_abandoned(Path(entry.path)):
+                remove(Path(entry.path))
+                removed.append(Path(entry.path))
+    return removed
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder and its content. What cannot be removed is left; nothing is raised."""
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            with contextlib.suppress(OSError):
+                (Path(parent) / name).unlink()
+        for name in folders:
+            with contextlib.suppress(OSError):
+                (Path(parent) / name).rmdir()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return False
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, _MOST) != _boot():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # its launcher lives
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _boot() -> bytes:
+    try:
+        return Path(_BOOT).read_bytes()[:_MOST]
+    except OSError:
+        return b""

@@ -1,0 +1,42 @@
+"""Waits for descriptors and children. Uses poll(2), since select(2) takes no descriptor from 1024 on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+from collections.abc import Iterable
+
+
+def readable(descriptors: Iterable[int], timeout_s: float | None = 0.0) -> set[int]:
+    """The descriptors that are readable or closed at the other end.
+
+    Args:
+        timeout_s: how long to block until there is one; None: without limit; 0: not at all.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if timeout_s is None:
+        timeout_ms = None
+    else:
+        # Rounded down, the last part of a millisecond would become a loop without any wait.
+        timeout_ms = math.ceil(max(0.0, timeout_s) * 1000)
+    return {descriptor for descriptor, _ in poll.poll(timeout_ms)}
+
+
+def await_child(pid: int, limit_s: float) -> None:
+    """Waits up to `limit_s` seconds for a child that was asked to end, and reaps it. A stopped child is continued.
+
+    Harmless where `pid` is no child of this process: then nothing is reaped.
+    """
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            readable([pidfd], limit_s)
+        finally:
+            os.close(pidfd)
+        os.waitpid(pid, os.WNOHANG)

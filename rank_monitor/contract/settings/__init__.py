@@ -1,0 +1,1 @@
+"""Every setting: its kind, default and check."""

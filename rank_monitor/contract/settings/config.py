@@ -1,0 +1,273 @@
+"""All settings, grouped by concern, with their units and defaults. The only file that holds defaults.
+
+How a value is read is in `kinds.py`; where values come from, and which one wins, in `ft_launcher/settings/sources.py`.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.iterations.escalation import EscalationLimits
+from rank_monitor.contract.settings import injection, kinds
+from rank_monitor.contract.settings.declaration import setting
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """Limits of the monitor of a rank, and what it does when one is exceeded."""
+
+    # Both limits, the check interval and the safety factor have NVIDIA's defaults: a job that moves here keeps them.
+    initial_rank_heartbeat_timeout: float | None = setting(
+        3600.0, kinds.LIMIT, "from the rank's connection to its first sign of life"
+    )
+    rank_heartbeat_timeout: float | None = setting(2700.0, kinds.LIMIT, "between two signs of life")
+    rank_section_timeouts: dict[str, float | None] = setting(
+        {}, kinds.SECTIONS, "limit of each section while it is open"
+    )
+    rank_out_of_section_timeout: float | None = setting(None, kinds.LIMIT, "longest time with no section open")
+    connect_timeout: float | None = setting(None, kinds.LIMIT, "from the start of a rank to init_workload_monitoring()")
+    workload_check_interval: float = setting(
+        5.0, kinds.SECONDS, "accepted for compatibility: the detector wakes at the exact deadline"
+    )
+    safety_factor: float = setting(5.0, kinds.FACTOR, "a learned limit is the longest time observed times this")
+    # Without a floor the limit of a quick training is a fraction of a second, and any pause ends it.
+    learned_limit_floor: float = setting(10.0, kinds.SECONDS, "no learned limit goes below")
+    num_warmup_iterations: int = setting(
+        5, kinds.COUNT, "first steps: judged by section `warmup`, never by a learned `step` limit"
+    )
+    rank_termination_signal: int = setting(signal.SIGKILL, kinds.SIGNAL, "what a hung rank gets, after SIGCONT")
+    termination_grace_time: float = setting(5.0, kinds.SECONDS, "from that signal to SIGKILL")
+    dump_stacks: bool = setting(True, kinds.BOOLEAN, "write the stacks of a hung rank before it dies")
+    stall_warning: float | None = setting(
+        600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
+    )
+    unwatched_warning: float | None = setting(
+        60.0,
+        kinds.LIMIT,
+        "limits given, and no init_workload_monitoring() this long after the process group: a warning",
+    )
+    oversleep_slack: float = setting(
+        1.0, kinds.SECONDS, "a monitor that overslept by more shifts its deadlines (a paused machine must not kill)"
+    )
+    teardown_timeout: float | None = setting(
+        None, kinds.LIMIT, "from shutdown_workload_monitoring() to the rank's exit"
+    )
+    interrupt_grace: float | None = setting(
+        None,
+        kinds.LIMIT,
+        "how long the cleanup of a function restarted in process may take; none: half of hard_timeout - soft_timeout",
+    )
+    # faulthandler takes the signal for itself; programs and libraries use the signals with names.
+    stack_signal: int = setting(
+        kinds.SIGNAL.read("SIGRTMIN+7"), kinds.SIGNAL, "asks a rank for its stacks; one that nobody else uses"
+    )
+    log_level: str = setting("INFO", kinds.LOG_LEVEL, "level of our own log lines")
+
+
+@dataclass(frozen=True)
+class StartSettings:
+    """How ranks start."""
+
+    warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
+    preload: tuple[str, ...] = setting((), kinds.WORDS, "modules imported before the ranks fork")
+    inprocess: str = setting(
+        "auto", kinds.choice("auto", "off"), "ranks with an in-process wrapper restart in process first"
+    )
+    rejoin: str = setting(
+        "true",
+        kinds.REJOIN,
+        "a rank that died in process is started again, and joins at the next restart; now: at once",
+    )
+    port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")
+    dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
+    alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours")
+    inject: tuple[str, ...] = setting((), injection.SETTING, "a fault on purpose, for drills; may be given again")
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """How ranks end."""
+
+    workers_stop_timeout: float = setting(15.0, kinds.SECONDS, "SIGTERM to SIGKILL at the end of a cycle")
+    preemption_signal: int = setting(
+        signal.SIGTERM, kinds.SIGNAL, "what ranks with a handler for it get when the launcher gets SIGTERM or SIGHUP"
+    )
+    preemption_grace: float = setting(60.0, kinds.SECONDS, "how long they have then")
+    # A code of its own, so that a batch script can submit the job again; see docs/exit_codes.md.
+    preempted_exit_code: int = setting(
+        86, kinds.EXIT_CODE, "the launcher's code when they ended by themselves; 0 under --ft-alias-nvrx"
+    )
+    linger: float | None = setting(
+        30.0,
+        kinds.SECONDS_OR_NONE,
+        "how long background processes of successful ranks, in sessions of their own, may go on; none: for ever",
+    )
+    exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
+    gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "longest wait for GPU memory; 0: none")
+    gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB more than at the start that may stay in use")
+    gpu_memory_poll_interval: float = setting(2.0, kinds.SECONDS, "longest time between two readings of it")
+
+
+@dataclass(frozen=True)
+class RestartSettings:
+    """When to restart, and when to stop restarting."""
+
+    restart_policy: str = setting("any-failed", kinds.choice("any-failed", "min-healthy"), "what ends a cycle")
+    restart_window: float | None = setting(None, kinds.LIMIT, "--max-restarts counts within this many seconds")
+    backoff: tuple[float, float] = setting((0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young")
+    same_error_limit: int = setting(3, kinds.COUNT, "identical user errors before giving up; 0: never")
+    max_no_progress_cycles: int = setting(3, kinds.COUNT, "cycles without progress before giving up; 0: never")
+    max_no_progress_restarts: int = setting(
+        10, kinds.COUNT, "restarts in process without progress, in a row, before fresh ranks; 0: never"
+    )
+    soft_timeout_limit: int = setting(
+        3, kinds.COUNT, "hangs right after a restart in process, in a row, before fresh ranks; 0: never"
+    )
+    min_progress_iterations: int = setting(1, kinds.COUNT, "iterations that count as progress")
+    checkpoint_iteration_file: str | None = setting(
+        None, kinds.PATH_OR_NONE, "file that holds the last saved iteration, which then measures progress"
+    )
+    no_restart_exit_codes: tuple[int, ...] = setting((), kinds.CODES, "exit codes of ranks that end the job")
+    no_restart_exit_code: int = setting(93, kinds.EXIT_CODE, "the launcher's code then")
+    exit_code: str = setting("ranks", kinds.choice("ranks", "one"), "pass on the ranks' code, or 1")
+
+    @property
+    def in_process_limits(self) -> EscalationLimits:
+        """The limits after which restarts in process end."""
+        return EscalationLimits(
+            self.same_error_limit, self.max_no_progress_restarts, self.soft_timeout_limit, self.min_progress_iterations
+        )
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """Which nodes take part."""
+
+    spares: int = setting(0, kinds.COUNT, "nodes that wait")
+    scale: str = setting("both", kinds.choice("up", "down", "both", "off"), "may the world grow or shrink")
+    segment: int | None = setting(None, kinds.COUNT_OR_NONE, "nodes kept together")
+    node_group: str | None = setting(None, kinds.TEXT_OR_NONE, "this node's group")
+    node_beat: float = setting(2.0, kinds.SECONDS, "period of a node's beat")
+    node_timeout: float = setting(15.0, kinds.SECONDS, "a silent node is lost after")
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """Checks of the node before a cycle."""
+
+    health: str = setting("auto", kinds.choice("auto", "off"), "checks of the node before a cycle")
+    node_check: str | None = setting(None, kinds.TEXT_OR_NONE, "command that must exit 0")
+    node_health_check_endpoint: str | None = setting(None, kinds.TEXT_OR_NONE, "of a checker: gRPC, or line:///path")
+    storage_health_check_path: tuple[str, ...] = setting((), kinds.WORDS, "paths that must answer")
+    health_timeout: float = setting(30.0, kinds.SECONDS, "deadline of each check")
+    node_health_check_interval: float = setting(5.0, kinds.SECONDS, "between readings", "readings while ranks run")
+    enable_nic_monitor: bool = setting(
+        False, kinds.BOOLEAN, "read the NICs while ranks run", "readings while ranks run"
+    )
+    enable_nic_healthcheck: bool = setting(True, kinds.BOOLEAN, "check the NICs before a cycle")
+    enable_gpu_health_check: bool = setting(True, kinds.BOOLEAN, "check the GPUs before a cycle")
+    enable_dist_storage_healthcheck: bool = setting(False, kinds.BOOLEAN, "check network mounts")
+    pci_topo_file: str | None = setting(None, kinds.PATH_OR_NONE, "map of GPU to NIC")
+    link_down_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "counter, with {nic}")
+    link_state_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "state, with {nic}")
+    check_remaining_processes: bool = setting(False, kinds.BOOLEAN, "report others on the GPU", "processes on the GPU")
+    numa_bind_strict: bool = setting(False, kinds.BOOLEAN, "an impossible binding is an error", "NUMA binding")
+
+
+@dataclass(frozen=True)
+class NcclSettings:
+    """NCCL's timeouts in the ranks. A variable that the user set wins over each of these."""
+
+    nccl_collective_timeout: float | None = setting(
+        None, kinds.LIMIT, "timeout of process groups that are made without one; none: torch's"
+    )
+    # Flyte's default for its option of this name.
+    nccl_heartbeat_timeout: float | None = setting(
+        300.0, kinds.LIMIT, "from a collective's timeout to the end of a rank that hangs in its abort; none: torch's"
+    )
+    nccl_async_error_handling: int | None = setting(
+        None, kinds.NCCL_MODE, "what torch does at a failed collective; true: 1, end the rank; none, false: torch's"
+    )
+    nccl_enable_monitoring: bool = setting(True, kinds.BOOLEAN, "torch's thread that watches its NCCL watchdog")
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """Journal, logs and status: what is written, and where."""
+
+    journal_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of the journal; default: the log folder")
+    metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "Prometheus", "metrics")
+    status_port: int | None = setting(None, kinds.PORT_OR_OFF, "status page", "status page")
+    status_address: str = setting("127.0.0.1", kinds.TEXT_OR_NONE, "where the page listens", "status page")
+    log_group_access: bool = setting(
+        False, kinds.BOOLEAN, "the group may read journal and logs: 0640 in 0750, not 0600 in 0700"
+    )
+    nvrx_logfile: str | None = setting(None, kinds.PATH_OR_NONE, "copy of the launcher's own log")
+    cycle_info_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of a JSON file per cycle, as NVIDIA's")
+    cycle_info_job_id: str | None = setting(None, kinds.TEXT_OR_NONE, "the job in their names; default: Slurm's id")
+    per_cycle_applog_prefix: str | None = setting(
+        None, kinds.PATH_OR_NONE, "what ranks print goes to PREFIX_cycleN.log, of all nodes, instead of the console"
+    )
+    install_exception_hook: bool = setting(True, kinds.BOOLEAN, "accepted: it is always installed")
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """Where the other settings come from."""
+
+    cfg_path: str | None = setting(None, kinds.PATH_OR_NONE, "YAML with a mapping named fault_tolerance")
+    ignore_missing_cfg: bool = setting(False, kinds.BOOLEAN, "go on without that file, or without that mapping in it")
+    allow_unknown_keys: bool = setting(False, kinds.BOOLEAN, "an unknown key in the YAML is a warning, not an error")
+
+
+PREEMPTED_UNDER_ALIAS = 0
+"""Default of `preempted_exit_code` with `alias_nvrx`: loops written for the peer take other codes for a failure."""
+
+GROUPS: dict[str, type] = {
+    "monitor": MonitorSettings,
+    "start": StartSettings,
+    "stop": StopSettings,
+    "restart": RestartSettings,
+    "members": MemberSettings,
+    "health": HealthSettings,
+    "nccl": NcclSettings,
+    "record": RecordSettings,
+    "source": SourceSettings,
+}
+"""Attribute of `Settings` -> its group. Keys are unique over all groups."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a job on one node."""
+
+    monitor: MonitorSettings = MonitorSettings()
+    start: StartSettings = StartSettings()
+    stop: StopSettings = StopSettings()
+    restart: RestartSettings = RestartSettings()
+    members: MemberSettings = MemberSettings()
+    health: HealthSettings = HealthSettings()
+    nccl: NcclSettings = NcclSettings()
+    record: RecordSettings = RecordSettings()
+    source: SourceSettings = SourceSettings()
+
+    def __post_init__(self) -> None:
+        """Checks the relations between settings.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        beat, timeout = self.members.node_beat, self.members.node_timeout
+        if beat >= timeout:
+            raise ConfigError("node_beat", beat, "settings", f"must be below node_timeout={timeout}")
+        preempts = self.stop.preemption_signal
+        if preempts in {signal.SIGKILL, signal.SIGSTOP}:
+            name = kinds.signal_name(preempts)
+            raise ConfigError("preemption_signal", name, "settings", "cannot be caught by a rank", "SIGTERM can")
+        asks_for_stacks = self.monitor.stack_signal
+        if asks_for_stacks in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, self.stop.preemption_signal}:
+            problem = "must be a signal that a process can handle, and not preemption_signal"
+            raise ConfigError("stack_signal", asks_for_stacks, "settings", problem, "SIGRTMIN+7 is free everywhere")

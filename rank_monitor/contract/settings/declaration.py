@@ -1,0 +1,96 @@
+"""One setting as a field of a dataclass: its kind, its help text, and the conversion of a value from a source.
+
+Which settings exist is declared in `config.py`. Launcher and monitors call `parse` and `from_json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings.kinds import Kind, is_none_word
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The metadata of a field that is a setting: how its value is read, its help text, and what is not built yet."""
+
+    kind: Kind
+    help: str
+    pending: str = ""
+
+
+def setting(default: Any, kind: Kind, help: str, pending: str = "") -> Any:
+    """A dataclass field that is a setting.
+
+    Args:
+        default: its default; it is written nowhere else.
+        kind: form and unit of its value.
+        help: one line for `--help` and the reference.
+        pending: the feature that will use it, while that feature is not part of this version.
+    """
+    metadata = {"declaration": Declaration(kind, help, pending)}
+    # A dataclass refuses a mutable default: instances would share it.
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def declarations(group: type) -> dict[str, Declaration]:
+    """Key -> declaration of every setting of a dataclass of settings."""
+    return {field.name: field.metadata["declaration"] for field in dataclasses.fields(group)}
+
+
+def default_of(group: type, key: str) -> Any:
+    """The default of one setting."""
+    return getattr(group(), key)
+
+
+def parse(group: type, key: str, raw: object, source: str) -> Any:
+    """Reads one value.
+
+    Args:
+        raw: text from a command line or the environment, or a YAML value.
+        source: where it is from, for the error (`--ft-step-timeout`, `job.yaml`).
+
+    Raises:
+        ConfigError: naming key, value and source.
+    """
+    declaration = declarations(group)[key]
+    default = default_of(group, key)
+    if default is not None and isinstance(raw, str) and raw.strip().lower() == "default":
+        return default
+    try:
+        return declaration.kind.read(raw)
+    except ValueError as problem:
+        if default is not None and is_none_word(raw):
+            return default
+        raise ConfigError(key, raw, source, str(problem), f"Expected: {declaration.kind.form}") from None
+
+
+def to_json(settings: Any) -> dict[str, Any]:
+    """A dataclass of settings as plain JSON values (signals as numbers, tuples as lists)."""
+    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def from_json(group: type, values: Mapping[str, Any], source: str) -> Any:
+    """The settings of a group from JSON values; a key that is missing takes its default, an unknown one is ignored.
+
+    Raises:
+        ConfigError: a value that does not fit its kind.
+    """
+    known = declarations(group)
+    return group(**{key: parse(group, key, value, source) for key, value in values.items() if key in known})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, dict):
+        return dict(value)
+    return value

@@ -1,0 +1,284 @@
+"""A fault on purpose, as text and as a value: what happens, to which rank, and when. Pure.
+
+`rank:2,kind:sigkill,step:12`; several are separated by `;`. Launcher and client read it. The client carries faults out
+in the rank, the launcher those of the system.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.settings import kinds
+from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.json_record import from_json
+
+IN_MAIN_THREAD = ("exception", "base_exception", "sleep", "livelock", "oom", "device_error")
+"""Kinds that happen in the training's code, in the main thread."""
+SIGNALS = ("sigkill", "sigterm", "sigint", "sigsegv", "sigabrt", "sigstop")
+OF_SYSTEM = ("kill_monitor", "kill_zygote", "kill_agent", "cut_network")
+"""Kinds that the launcher carries out, on the node of the rank."""
+KINDS = (*SIGNALS, "exit", *IN_MAIN_THREAD, "gil_sleep", "straggle", "nan", *OF_SYSTEM)
+RANDOM, ALL, ANY = "random", "all", "any"
+
+OTHER_NAMES = {
+    "rank_killed": "sigkill",
+    "rank_hung": "sigstop",
+    "baseexception": "base_exception",
+    "exit_code": "exit",
+    "workload_exc": "exception",
+    "os_abort": "sigabrt",
+    "segfault": "sigsegv",
+    "lock_gil": "gil_sleep",
+    "gpu_error": "device_error",
+    "gpu_sleep": "sleep",
+    "async_exc": "exception",
+    "signal_exc": "exception",
+}
+"""Names in other packages' tools, and other spellings -> kind."""
+OF_RANDOM = ("rank_killed", "rank_hung")
+"""The kinds from which `random` draws."""
+
+_ONLY_FOR = {
+    "code": ("exit",),
+    "factor": ("straggle",),
+    "interface": ("cut_network",),
+    "for": ("sleep", "gil_sleep", "livelock", "straggle"),
+}
+_NEEDED = {"exit": "code", "straggle": "factor", "cut_network": "interface"}
+_FORM = "kind:KIND,PART:VALUE,... as in kind:sigkill,rank:2,step:12"
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A fault on purpose. Parts that are not given are None or have their default.
+
+    `kind` is one of `KINDS`, or `random`; `name` the user's word for it. `rank`: a number, `random` or `all`; `node`
+    stands for that node's first rank. `step`, `section`, `delay_s`, `mtbf_s`, `probability`: when; `cycle`: a number,
+    or `any`. `for_s`: how long it lasts; None: without end.
+    """
+
+    kind: str
+    name: str
+    text: str
+    rank: int | str = RANDOM
+    node: int | None = None
+    delay_s: float | None = None
+    step: int | None = None
+    section: str | None = None
+    probability: float | None = None
+    mtbf_s: float | None = None
+    seed: str | None = None
+    cycle: int | str = 0
+    code: int = 1
+    factor: float = 1.0
+    interface: str = ""
+    for_s: float | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def name_of(self, kind: str) -> str:
+        """The name of `kind` for the log line: the user's own word where that names it, else that of `OF_RANDOM`."""
+        if self.kind == kind:
+            return self.name
+        return next(name for name in OF_RANDOM if OTHER_NAMES[name] == kind)
+
+
+def parse_all(text: str) -> tuple[Injection, ...]:
+    """Reads the faults in a text, separated by `;`.
+
+    Raises:
+        ValueError: a fault is invalid; the text names it and the reason.
+    """
+    parts = [part for part in text.split(";") if not kinds.is_none_word(part)]
+    found = []
+    for part in parts:
+        try:
+            found.append(parse(part))
+        except ValueError as problem:
+            raise ValueError(f"{part.strip()}: {problem}" if len(parts) > 1 else str(problem)) from None
+    return tuple(found)
+
+
+def parse(text: str) -> Injection:
+    """Reads one fault.
+
+    Raises:
+        ValueError: a part is invalid; the text names it and the known ones.
+    """
+    return _injection(text.strip(), _parts(text))
+
+
+def kind_of(name: str) -> str:
+    """The kind with this name, in upper or lower case, with `-`, `_` or a space.
+
+    Raises:
+        ValueError: no kind has this name; the text names the known ones.
+    """
+    word = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+    kind = OTHER_NAMES.get(word, word)
+    if kind not in (*KINDS, RANDOM):
+        known = (*KINDS, RANDOM, *OTHER_NAMES)
+        raise ValueError(f"no kind is named {name!r}{_nearest(word, known)}; kinds: {', '.join(known)}")
+    return kind
+
+
+def _parts(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in (part for part in text.split(",") if part.strip()):
+        name, colon, value = (word.strip() for word in part.partition(":"))
+        name = name.lower()
+        if not colon or not value:
+            raise ValueError(f"{part.strip()!r} is not PART:VALUE")
+        if name not in _READERS:
+            raise ValueError(f"there is no part {name!r}{_nearest(name, _READERS)}; parts: {', '.join(_READERS)}")
+        if name in found:
+            raise ValueError(f"{name} is given twice")
+        found[name] = value
+    return found
+
+
+def _injection(text: str, parts: dict[str, str]) -> Injection:
+    if "kind" not in parts:
+        raise ValueError(f"kind is missing; kinds: {', '.join(KINDS)}")
+    kind = kind_of(parts["kind"])
+    for part, fitting in _ONLY_FOR.items():
+        if part in parts and kind not in fitting:
+            raise ValueError(f"{part} is for kind {' or '.join(fitting)}, not {kind}")
+    needed = _NEEDED.get(kind)
+    if needed and needed not in parts:
+        raise ValueError(f"kind {kind} needs {needed}:VALUE")
+    for one, other in (("delay", "mtbf"), ("rank", "node")):
+        if one in parts and other in parts:
+            raise ValueError(f"{one} and {other} exclude each other")
+    values: dict[str, object] = {}
+    for part, value in parts.items():
+        field, reader, form = _READERS[part]
+        try:
+            values[field] = reader(value)
+        except ValueError as problem:
+            raise ValueError(f"{part}:{value} {problem if part == 'kind' else f'is no {form}'}") from None
+    return Injection(name=parts["kind"], text=text, **values)  # type: ignore[arg-type]
+
+
+def _count(value: str) -> int:
+    number = kinds.COUNT.read(value)
+    assert isinstance(number, int)
+    return number
+
+
+def _count_or(*words: str) -> Callable[[str], int | str]:
+    return lambda value: value.lower() if value.lower() in words else _count(value)
+
+
+def _seconds(value: str) -> float:
+    number = kinds.SECONDS.read(value)
+    assert isinstance(number, float)
+    return number
+
+
+def _above_zero(value: str) -> float:
+    number = _seconds(value)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+def _probability(value: str) -> float:
+    number = _above_zero(value)
+    if number > 1:
+        raise ValueError
+    return number
+
+
+def _factor(value: str) -> float:
+    number = _seconds(value)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _code(value: str) -> int:
+    number = _count(value)
+    if number > 255:
+        raise ValueError
+    return number
+
+
+_READERS: dict[str, tuple[str, Callable[[str], object], str]] = {
+    "kind": ("kind", kind_of, ""),
+    "rank": ("rank", _count_or(RANDOM, ALL), "rank: a number, random or all"),
+    "node": ("node", _count, "node: a number"),
+    "step": ("step", _count, "step: a whole number"),
+    "section": ("section", str, ""),
+    "delay": ("delay_s", _seconds, "time in seconds"),
+    "mtbf": ("mtbf_s", _above_zero, "time in seconds above 0"),
+    "p": ("probability", _probability, "probability above 0 and up to 1"),
+    "seed": ("seed", str, ""),
+    "cycle": ("cycle", _count_or(ANY), "cycle: a number or any"),
+    "code": ("code", _code, "exit code from 0 to 255"),
+    "factor": ("factor", _factor, "number of at least 1"),
+    "for": ("for_s", _above_zero, "time in seconds above 0"),
+    "interface": ("interface", str, ""),
+}
+"""Part -> field, reader, and the description of its value for an error."""
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    import difflib  # only at an error: monitors are lean
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    if close:
+        return f" (did you mean {close[0]}?)"
+    return ""
+
+
+def _read(raw: object) -> tuple[str, ...]:
+    if isinstance(raw, (list, tuple)):
+        texts = raw
+    else:
+        texts = [raw]
+    return tuple(map(str, parse_all(";".join("" if text is None else str(text) for text in texts))))
+
+
+SETTING = kinds.Kind(_FORM, _read)
+"""The kind of the setting: one text or several, each with one or several faults. Reads them as one text per fault."""
+
+
+# A rank reports a fault to its launcher before the fault happens, by one datagram to a socket beside its monitor's: a
+# process that dies of SIGKILL reports nothing afterwards.
+
+
+def socket_beside(monitor_socket: Path) -> Path:
+    """The socket at which the launcher of a node receives reports of faults on purpose."""
+    return monitor_socket.with_name("inject")
+
+
+@dataclass(frozen=True)
+class Told:
+    """The report that a fault happens now on this rank. The launcher carries out those of the system."""
+
+    fault: str
+    rank: int
+    local_rank: int
+    at: str
+
+    def encode(self) -> bytes:
+        """The report as one datagram."""
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Told:
+        """Reads the datagram that `encode` made.
+
+        Raises:
+            ValueError: it is not such a one.
+        """
+        try:
+            return from_json(cls, parse_json(data))
+        except ProtocolError as error:
+            raise ValueError(str(error)) from None

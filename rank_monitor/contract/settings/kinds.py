@@ -1,0 +1,279 @@
+"""How the value of a setting is read from text, YAML or Python, and which values are valid.
+
+A kind knows its own form and unit; it does not know which setting it belongs to, nor where the value is from. Every
+kind raises `ValueError` with what is wrong and what would be right; `declaration.parse` adds key and source.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+NONE_WORDS = frozenset({"", "none", "null"})
+_TRUE = frozenset({"true", "yes", "1"})
+_FALSE = frozenset({"false", "no", "0"})
+BOOLEAN_WORDS = _TRUE | _FALSE
+# Numbers as in `logging`; the short names are in use as well.
+_LEVELS = {
+    **{"10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "CRITICAL"},
+    **{"DBG": "DEBUG", "WARN": "WARNING"},
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The form of a value: `read` converts text or a YAML value; `form` describes it for messages."""
+
+    form: str
+    read: Callable[[object], object]
+
+
+def is_none_word(raw: object) -> bool:
+    """Whether `raw` means "no limit": None, empty, or the text none or null."""
+    return raw is None or (isinstance(raw, str) and raw.strip().lower() in NONE_WORDS)
+
+
+def _number(raw: object) -> float:
+    # A bool is an int in Python, and `yes` in YAML is a bool: 1.0 would be a surprise.
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError("is not a number")
+    try:
+        value = float(raw)
+    except (ValueError, OverflowError):
+        raise ValueError("is not a number") from None
+    if math.isnan(value) or math.isinf(value):
+        raise ValueError("is not a finite number; write none for no limit")
+    return value
+
+
+def _limit(raw: object) -> float:
+    value = _number(raw)
+    if value <= 0:
+        raise ValueError("a limit must be above zero; write none for no limit")
+    return value
+
+
+def _seconds(raw: object) -> float:
+    value = _number(raw)
+    if value < 0:
+        raise ValueError("must not be negative")
+    return value
+
+
+def _factor(raw: object) -> float:
+    value = _number(raw)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _count(raw: object) -> int:
+    value = _number(raw)
+    if value < 0 or value != int(value):
+        raise ValueError("must be a whole number, zero or more")
+    return int(value)
+
+
+def _nccl_mode(raw: object) -> int | None:
+    """A mode of torch's TORCH_NCCL_ASYNC_ERROR_HANDLING; true and false as for Flyte's option of that name."""
+    word = str(raw).strip().lower()
+    if is_none_word(raw) or word == "false":
+        return None
+    if word == "true":
+        return 1
+    mode = _count(raw)
+    if mode > 3:
+        raise ValueError("is no mode of torch")
+    return mode
+
+
+def _boolean(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    word = str(raw).strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("must be true or false (yes/no, 1/0)")
+
+
+def _rejoin(raw: object) -> str:
+    if str(raw).strip().lower() == "now":
+        return "now"
+    try:
+        if _boolean(raw):
+            return "true"
+        return "false"
+    except ValueError:
+        raise ValueError("must be true, false or now") from None
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, (str, int, float)) or isinstance(raw, bool):
+        raise ValueError("must be text")
+    return str(raw).strip()
+
+
+def _words(raw: object) -> tuple[str, ...]:
+    if isinstance(raw, (list, tuple)):
+        return tuple(_text(item) for item in raw)
+    return tuple(word for word in (part.strip() for part in _text(raw).split(",")) if word)
+
+
+def _exit_code(raw: object) -> int:
+    code = _count(raw)
+    if code > 255:
+        raise ValueError("exit codes lie between 0 and 255")
+    return code
+
+
+def _codes(raw: object) -> tuple[int, ...]:
+    try:
+        codes = tuple(int(word) for word in _words([raw] if isinstance(raw, int) else raw))
+    except ValueError:
+        raise ValueError("must be exit codes like 3,17") from None
+    if any(not 1 <= code <= 255 for code in codes):
+        raise ValueError("exit codes lie between 1 and 255")
+    return codes
+
+
+def _sections(raw: object) -> dict[str, float | None]:
+    """`setup:600,step:180` or a mapping; `name:none` for a section without a limit."""
+    if isinstance(raw, Mapping):
+        pairs = [(str(name).strip(), value) for name, value in raw.items()]
+    else:
+        pairs = []
+        for part in (part for part in str(raw).split(",") if part.strip()):
+            name, colon, value = part.rpartition(":")
+            if not colon or not name.strip():
+                raise ValueError(f"{part.strip()!r} is not NAME:SECONDS")
+            pairs.append((name.strip(), value.strip()))
+    result: dict[str, float | None] = {}
+    for name, value in pairs:
+        try:
+            result[name] = None if is_none_word(value) else _limit(value)
+        except ValueError as problem:
+            raise ValueError(f"section {name!r}: {problem}") from None
+    return result
+
+
+def _range(raw: object, *, form: str) -> tuple[float, float]:
+    # Without quotes YAML 1.1 reads 1:30 as the number 90 (base 60).
+    if isinstance(raw, (list, tuple)):
+        bounds = list(raw)
+    else:
+        bounds = [part.strip() for part in str(raw).split(":")]
+    if len(bounds) != 2:
+        raise ValueError(f"must be {form} (in YAML in quotes)")
+    low, high = bounds
+    pair = (_seconds(low), _seconds(high))
+    if pair[0] > pair[1]:
+        raise ValueError(f"{low} is above {high}; write {form}")
+    return pair
+
+
+def _ports(raw: object) -> tuple[int, int]:
+    low, high = (_count(bound) for bound in _range(raw, form="LOW:HIGH"))
+    if not 1 <= low <= high <= 65535:
+        raise ValueError("ports lie between 1 and 65535")
+    return low, high
+
+
+def _backoff(raw: object) -> tuple[float, float]:
+    if is_none_word(raw) or str(raw).strip() in {"0", "0.0"}:
+        return (0.0, 0.0)
+    return _range(raw, form="MIN:MAX")
+
+
+def _port_or_off(raw: object) -> int | None:
+    if raw is False or is_none_word(raw) or str(raw).strip().lower() == "off":
+        return None
+    port = _count(raw)
+    if not 1 <= port <= 65535:
+        raise ValueError("ports lie between 1 and 65535")
+    return port
+
+
+def _log_level(raw: object) -> str:
+    """A level by its name, or by its number as in `logging`; also `WARN` and `DBG`."""
+    word = str(raw).strip().upper()
+    level = _LEVELS.get(word, word)
+    if level not in _LEVELS.values():
+        raise ValueError(f"must be one of {', '.join(dict.fromkeys(_LEVELS.values()))}")
+    return level
+
+
+def _signal(raw: object) -> int:
+    """`SIGTERM`, `TERM`, 15, or `SIGRTMIN+7`."""
+    word = str(raw).strip().upper()
+    if word.isdigit():
+        number = int(word)
+    else:
+        name, _, offset = word.partition("+")
+        if name.strip().startswith("SIG"):
+            name = name.strip()
+        else:
+            name = f"SIG{name.strip()}"
+        if not hasattr(signal, name) or (offset and not offset.strip().isdigit()):
+            raise ValueError("is no signal of this system")
+        number = int(getattr(signal, name)) + int(offset or 0)
+    try:
+        return signal.Signals(number)
+    except ValueError:
+        if signal.SIGRTMIN <= number <= signal.SIGRTMAX:
+            return number
+        raise ValueError("is no signal of this system") from None
+
+
+def signal_name(number: int) -> str:
+    """A signal as `SIGNAL` reads it: `SIGTERM`, `SIGRTMIN+7`."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return signal.Signals(number).name
+
+
+def _or_none(kind: Kind) -> Kind:
+    return Kind(f"{kind.form} or none", lambda raw: None if is_none_word(raw) else kind.read(raw))
+
+
+def choice(*words: str) -> Kind:
+    """One of `words`, in any case."""
+
+    def read(raw: object) -> str:
+        # YAML 1.1 reads on and off as booleans.
+        if isinstance(raw, bool):
+            word = {True: "on", False: "off"}.get(raw, str(raw))
+        else:
+            word = str(raw)
+        for known in words:
+            if word.strip().lower() == known.lower():
+                return known
+        raise ValueError(f"must be one of {', '.join(words)}")
+
+    return Kind("|".join(words), read)
+
+
+LIMIT = _or_none(Kind("seconds above 0", _limit))
+SECONDS = Kind("seconds", _seconds)
+SECONDS_OR_NONE = _or_none(SECONDS)
+AMOUNT = Kind("number, zero or more", _seconds)
+FACTOR = Kind("number of at least 1", _factor)
+COUNT = Kind("whole number", _count)
+COUNT_OR_NONE = _or_none(COUNT)
+NCCL_MODE = Kind("0|1|2|3|true|none", _nccl_mode)
+BOOLEAN = Kind("true|false", _boolean)
+REJOIN = Kind("true|false|now", _rejoin)
+TEXT_OR_NONE = _or_none(Kind("text", _text))
+PATH_OR_NONE = _or_none(Kind("path", _text))
+WORDS = Kind("a,b,...", lambda raw: () if is_none_word(raw) else _words(raw))
+EXIT_CODE = Kind("exit code", _exit_code)
+CODES = Kind("exit codes", lambda raw: () if is_none_word(raw) else _codes(raw))
+SECTIONS = Kind("NAME:SECONDS,...", lambda raw: {} if is_none_word(raw) else _sections(raw))
+BACKOFF = Kind("MIN:MAX seconds, or 0", _backoff)
+PORTS = _or_none(Kind("LOW:HIGH", _ports))
+PORT_OR_OFF = Kind("port or off", _port_or_off)
+LOG_LEVEL = Kind("DEBUG|INFO|WARNING|ERROR|CRITICAL", _log_level)
+SIGNAL = Kind("signal", _signal)

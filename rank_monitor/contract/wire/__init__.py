@@ -1,0 +1,1 @@
+"""Messages between processes as bytes, and the bounded readers of what others wrote."""

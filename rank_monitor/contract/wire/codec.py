@@ -1,0 +1,257 @@
+"""Encodes messages as bytes and decodes them: small binary records for frequent ones, versioned JSON for the rest.
+
+All three processes use it, with the sockets of `channel.py`. No socket and no clock is used here.
+
+    header (16 bytes, little endian): version u8, kind u8, two zero bytes, sequence u32, sent u64
+    heartbeat    header
+    iteration    header, iteration i64
+    progress     header, stamp u64
+    sections     header, iteration i64, count u8, then per open section: since u64, length u8, name (UTF-8)
+    all others   header, JSON object
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import typing
+from dataclasses import dataclass
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.foreign import check_depth
+from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.launcher_messages import (
+    Bye,
+    Connected,
+    CycleEnd,
+    CycleStart,
+    Fenced,
+    Forked,
+    ForkMonitor,
+    MonitorChanged,
+    Ready,
+    Snapshot,
+    SnapshotRequest,
+    Verdict,
+)
+from rank_monitor.contract.wire.messages import (
+    Attach,
+    ControlRequest,
+    Detach,
+    GroupMade,
+    Guard,
+    Heartbeat,
+    Hello,
+    InterruptAsked,
+    InterruptedAgain,
+    IterationReached,
+    LastOutput,
+    LimitsSet,
+    LogTo,
+    Message,
+    Ping,
+    Progress,
+    RankException,
+    Refused,
+    Restarter,
+    ResultInDoubt,
+    Sections,
+    SectionTimes,
+    Welcome,
+)
+
+VERSION = 1
+# A message of SOCK_SEQPACKET goes out whole or not at all: one above the send buffer (212,992 bytes by default) never.
+MAX_MESSAGE = 60_000
+MAX_OPEN_SECTIONS = 64
+MAX_NAME_BYTES = 255
+MAX_DEPTH = 16
+"""Nesting of a message's JSON. Ours have at most four levels; what reads a message may recurse into it."""
+MAX_KEYS = 256
+"""Keys of any one object in a message: four times the sections that one report may name."""
+
+_HEADER = struct.Struct("<BBHIQ")
+_HEADER_AND_INT = struct.Struct("<BBHIQq")
+_SECTIONS_HEAD = struct.Struct("<qB")
+_SECTION_HEAD = struct.Struct("<QB")
+_HEARTBEAT, _SECTIONS, _ITERATION, _PROGRESS = 1, 2, 3, 4
+
+# From 16: client to monitor; 32: monitor to client; 48: agent to monitor; 64: monitor to agent; 80: the template.
+_JSON_KINDS: dict[int, type[Message]] = {
+    16: Hello,
+    17: Attach,
+    18: LimitsSet,
+    19: Detach,
+    20: RankException,
+    21: ControlRequest,
+    22: Guard,
+    23: Ping,
+    24: Restarter,
+    25: SectionTimes,
+    26: ResultInDoubt,
+    27: GroupMade,
+    28: InterruptedAgain,
+    29: LastOutput,
+    30: LogTo,
+    32: Welcome,
+    33: Refused,
+    34: InterruptAsked,
+    48: CycleStart,
+    49: CycleEnd,
+    50: SnapshotRequest,
+    51: Bye,
+    64: Ready,
+    65: Connected,
+    66: Snapshot,
+    67: Verdict,
+    68: Fenced,
+    80: ForkMonitor,
+    81: Forked,
+    82: MonitorChanged,
+}
+# The short form of JSON. Both are made once, since `json.dumps` and `json.loads` look at their options at each call.
+_KIND_OF = {message: kind for kind, message in _JSON_KINDS.items()}
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_DECODE = json.JSONDecoder().decode
+
+
+@dataclass(frozen=True)
+class Received:
+    """A decoded message with what its header said."""
+
+    message: Message
+    sequence: int
+    sent_ns: int
+
+
+def heartbeat(sequence: int, sent_ns: int) -> bytes:
+    """The 16 bytes of a `Heartbeat`."""
+    # The field for the sequence has 32 bits: the number wraps.
+    return _HEADER.pack(VERSION, _HEARTBEAT, 0, sequence & 0xFFFFFFFF, sent_ns)
+
+
+def sections(sequence: int, sent_ns: int, iteration: int, open_sections: typing.Mapping[str, int]) -> bytes:
+    """The bytes of `Sections`; `open_sections` maps name to the moment it was opened.
+
+    Raises:
+        ValueError: more than 64 open sections, or a name of more than 255 bytes.
+    """
+    if len(open_sections) > MAX_OPEN_SECTIONS:
+        raise ValueError(f"{len(open_sections)} sections are open; at most {MAX_OPEN_SECTIONS} can be")
+    parts = [
+        _HEADER.pack(VERSION, _SECTIONS, 0, sequence & 0xFFFFFFFF, sent_ns),
+        _SECTIONS_HEAD.pack(iteration, len(open_sections)),
+    ]
+    for name, since_ns in open_sections.items():
+        encoded = name.encode()
+        if len(encoded) > MAX_NAME_BYTES:
+            raise ValueError(f"section name of {len(encoded)} bytes; at most {MAX_NAME_BYTES}")
+        parts.append(_SECTION_HEAD.pack(since_ns, len(encoded)))
+        parts.append(encoded)
+    return b"".join(parts)
+
+
+def encode(message: Message, sequence: int, sent_ns: int) -> bytes:
+    """The bytes of any message.
+
+    Raises:
+        ValueError: it is larger than one message may be.
+    """
+    match message:
+        case Heartbeat():
+            return heartbeat(sequence, sent_ns)
+        case Sections():
+            return sections(sequence, sent_ns, message.iteration, dict(message.open))
+        case IterationReached():
+            return _HEADER_AND_INT.pack(VERSION, _ITERATION, 0, sequence & 0xFFFFFFFF, sent_ns, message.iteration)
+        case Progress():
+            return _HEADER_AND_INT.pack(VERSION, _PROGRESS, 0, sequence & 0xFFFFFFFF, sent_ns, message.stamp_ns)
+    header = _HEADER.pack(VERSION, _KIND_OF[type(message)], 0, sequence & 0xFFFFFFFF, sent_ns)
+    data = header + _ENCODE(vars(message)).encode()
+    if len(data) > MAX_MESSAGE:
+        raise ValueError(f"{type(message).__name__} of {len(data)} bytes; at most {MAX_MESSAGE}")
+    return data
+
+
+def heartbeat_sent_ns(data: bytes | bytearray, length: int) -> int | None:
+    """The moment at which the heartbeat in the first `length` bytes was sent; None if they are no heartbeat.
+
+    Cheaper than `decode`.
+    """
+    if length != _HEADER.size or data[0] != VERSION or data[1] != _HEARTBEAT:
+        return None
+    return int(_HEADER.unpack_from(data)[4])
+
+
+def decode(data: bytes) -> Received:
+    """The message in `data`.
+
+    Raises:
+        ProtocolError: it is no message of ours, of another version, too large, or its fields do not fit.
+    """
+    if len(data) < _HEADER.size:
+        raise ProtocolError(f"message of {len(data)} bytes is shorter than a header")
+    if len(data) > MAX_MESSAGE:
+        raise ProtocolError(f"message of {len(data)} bytes is above {MAX_MESSAGE}")
+    version, kind, _, sequence, sent_ns = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise ProtocolError(f"protocol version {version}; this process speaks {VERSION}")
+    return Received(_decode_body(kind, data), sequence, sent_ns)
+
+
+def _decode_body(kind: int, data: bytes) -> Message:
+    if kind == _HEARTBEAT:
+        return Heartbeat()
+    if kind == _SECTIONS:
+        return _decode_sections(data)
+    if kind in (_ITERATION, _PROGRESS):
+        if len(data) != _HEADER_AND_INT.size:
+            raise ProtocolError(f"kind {kind} with {len(data)} bytes")
+        value = _HEADER_AND_INT.unpack(data)[-1]
+        if kind == _ITERATION:
+            return IterationReached(value)
+        return Progress(value)
+    if kind not in _JSON_KINDS:
+        raise ProtocolError(f"unknown kind {kind}")
+    return _decode_json(_JSON_KINDS[kind], data)
+
+
+def _decode_sections(data: bytes) -> Sections:
+    try:
+        iteration, count = _SECTIONS_HEAD.unpack_from(data, _HEADER.size)
+        at = _HEADER.size + _SECTIONS_HEAD.size
+        found = []
+        for _ in range(count):
+            since_ns, length = _SECTION_HEAD.unpack_from(data, at)
+            at += _SECTION_HEAD.size
+            if at + length > len(data):
+                raise ProtocolError("section name runs past the end")
+            found.append((data[at : at + length].decode(), since_ns))
+            at += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"malformed sections: {error}") from None
+    if at != len(data) or count > MAX_OPEN_SECTIONS:
+        raise ProtocolError(f"sections: {count} entries, {len(data) - at} bytes left over")
+    return Sections(tuple(found), iteration)
+
+
+def _decode_json(expected: type, data: bytes) -> Message:
+    try:
+        text = str(data[_HEADER.size :], "utf-8")
+        check_depth(text, MAX_DEPTH)
+        values = _DECODE(text)
+    except ValueError as error:
+        raise ProtocolError(f"{expected.__name__}: no JSON: {error}") from None
+    if data.count(b":") > MAX_KEYS and _most_keys(values) > MAX_KEYS:
+        raise ProtocolError(f"{expected.__name__}: an object of more than {MAX_KEYS} keys")
+    message: Message = from_json(expected, values)
+    return message
+
+
+def _most_keys(value: object) -> int:
+    """The number of keys of the largest object in a JSON value. Recurses: check the depth before."""
+    if isinstance(value, dict):
+        return max(len(value), *map(_most_keys, value.values()), 0)
+    if isinstance(value, list):
+        return max(map(_most_keys, value), default=0)
+    return 0

@@ -1,0 +1,128 @@
+"""Reads files, JSON and numbers that another process wrote, within bounds. Does not interpret them.
+
+A rank chooses the bytes of its error file, of its messages and of its reports, and may be wrong or hostile. A FIFO must
+not block the reader, a link to `/dev/zero` must not fill its memory, and JSON that is nested 100,000 deep must not end
+it with RecursionError. So every such file and text passes through here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from typing import Any, NoReturn
+
+MAX_FILE_BYTES = 64 * 1024
+"""A traceback of 500 frames has about 50 KB; no record that ranks write for us is larger."""
+MAX_DEPTH = 32
+"""Our own records are nested at most six deep; torch's error files three."""
+_MAX_NUMBER = 32
+"""Characters of one number. A float's shortest exact form has at most 24, a 64-bit integer 20."""
+
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_BRACKET = re.compile(r"[\[{\]}]")
+
+
+def read_file(
+    path: str | os.PathLike[str], most: int = MAX_FILE_BYTES, follow_link: bool = False, tail: bool = False
+) -> bytes:
+    """The content of a regular file. Opening it does not block, whatever is at `path`.
+
+    Args:
+        most: bytes; a larger file is refused.
+        follow_link: whether the last part of `path` may be a symbolic link: for a path that the user chose, not a rank.
+        tail: of a larger file, return the last `most` bytes.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or is larger than `most`.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = os.open(path, flags if follow_link else flags | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        if tail and found.st_size > most:
+            os.lseek(descriptor, found.st_size - most, os.SEEK_SET)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most and not tail:
+        raise OSError(f"{path} is larger than {most} bytes")
+    return content[:most]
+
+
+def read_json(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES, follow_link: bool = False) -> Any:
+    """The JSON value in a regular file; arguments as for `read_file`.
+
+    Raises:
+        OSError: as for `read_file`.
+        ValueError: the content is not JSON, or not within the bounds of `parse_json`.
+    """
+    return parse_json(read_file(path, most, follow_link))
+
+
+def parse_json(text: str | bytes, max_depth: int = MAX_DEPTH) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, is nested deeper than `max_depth`, holds NaN or an infinity, or a number of more
+            than 32 characters.
+    """
+    if isinstance(text, bytes):
+        decoded = text.decode("utf-8", errors="replace")
+    else:
+        decoded = text
+    check_depth(decoded, max_depth)
+    value: Any = json.loads(decoded, parse_int=_whole, parse_float=_real, parse_constant=_no_number)
+    return value
+
+
+def check_depth(text: str, max_depth: int) -> None:
+    """Refuses JSON that is nested too deep, before a parser recurses into it. Linear in the text's length.
+
+    Raises:
+        ValueError: it is nested deeper than `max_depth`.
+    """
+    if text.count("[") + text.count("{") <= max_depth:
+        return
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > max_depth:
+            raise ValueError(f"JSON is nested more than {max_depth} deep")
+
+
+def whole_number(text: bytes | str, most: int) -> int | None:
+    """The whole number in a text; None if it is no number, or not from 0 to `most`."""
+    # `int` of many digits takes quadratic time.
+    if len(text) > _MAX_NUMBER:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        return None
+    if 0 <= number <= most:
+        return number
+    return None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_NUMBER:
+        raise ValueError(f"JSON holds a number of {len(digits)} characters")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    if len(digits) > _MAX_NUMBER:
+        raise ValueError(f"JSON holds a number of {len(digits)} characters")
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("JSON holds a number that no float can hold")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"JSON holds {name}")

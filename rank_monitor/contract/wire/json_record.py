@@ -1,0 +1,65 @@
+"""Makes a dataclass from a JSON object and checks each field against its type. Knows no bytes and no message.
+
+Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from rank_monitor.contract.errors import ProtocolError
+
+_T = TypeVar("_T")
+
+
+def _json_types(hint: Any) -> frozenset[type]:
+    """The Python types of the JSON values that a field of this type accepts."""
+    if isinstance(hint, types.UnionType):
+        options = typing.get_args(hint)
+    else:
+        options = (hint,)
+    plain = {typing.get_origin(option) or option for option in options}
+    return frozenset(plain | {int} if float in plain else plain)
+
+
+@functools.cache
+def _fields(expected: type) -> Mapping[str, frozenset[type]]:
+    # Of `__init__`, which knows its module: a class looks for it in `sys.modules`, where a rank may not have ours.
+    hints = typing.get_type_hints(expected.__init__)  # type: ignore[misc]
+    return {name: _json_types(hint) for name, hint in hints.items() if name != "return"}
+
+
+def from_json(expected: type[_T], values: object) -> _T:
+    """An instance of `expected` with these fields.
+
+    Raises:
+        ProtocolError: not an object, an unknown or missing field, or a value of another type.
+    """
+    fields = _fields(expected)  # type: ignore[arg-type]  # a class is hashable, whatever mypy holds of it
+    if not isinstance(values, dict):
+        raise ProtocolError(f"{expected.__name__}: not an object")
+    for name, value in values.items():
+        if name not in fields:
+            raise ProtocolError(f"{expected.__name__}: unknown field {name!r}")
+        if not _fits(value, fields[name]):
+            raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit")
+    try:
+        return expected(**values)
+    except TypeError as error:
+        raise ProtocolError(f"{expected.__name__}: {error}") from None
+
+
+def _fits(value: object, allowed: frozenset[type]) -> bool:
+    # Not `isinstance`: a bool is an int there.
+    if type(value) not in allowed:
+        return False
+    if isinstance(value, list):
+        return all(type(item) is str for item in value)
+    if float in allowed and isinstance(value, (int, float)):
+        return abs(value) <= sys.float_info.max  # no infinity, no NaN, and no whole number that would become one
+    return True

@@ -1,0 +1,149 @@
+"""Messages between the launcher and a monitor, and between the launcher and the template: one frozen dataclass each.
+
+Knows no bytes (`codec.py`), no socket and no clock. A rank's messages, which its monitor passes on, are in
+`messages.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rank_monitor.contract.wire.messages import Message
+
+# Agent to monitor.
+
+
+@dataclass(frozen=True)
+class CycleStart(Message):
+    """A rank was started; `started_ns` precedes its start, and a hello sent earlier belongs to another cycle.
+
+    `reconnect`: the monitor replaces a lost one of a rank that runs already. `attached`: that rank is watched.
+    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last `Guard`.
+    """
+
+    cycle: int
+    rank: int
+    rank_pid: int
+    started_ns: int
+    stack_file: str
+    reconnect: bool = False
+    attached: bool = False
+    limits: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class CycleEnd(Message):
+    """The launcher stops the ranks: nothing is judged until the next `CycleStart`."""
+
+
+@dataclass(frozen=True)
+class SnapshotRequest(Message):
+    """Asks for a `Snapshot`; with `stacks`, for one with frames: the rank writes its stacks to its file."""
+
+    token: int
+    stacks: bool = False
+
+
+@dataclass(frozen=True)
+class Bye(Message):
+    """An orderly end. A channel that closes without it means that the launcher was killed."""
+
+
+# Monitor to agent.
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """The monitor runs and listens on its sockets."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Connected(Message):
+    """A rank's client connected, or its watch began or ended. `attached`: the rank is judged now."""
+
+    pid: int
+    attached: bool
+
+
+@dataclass(frozen=True)
+class Snapshot(Message):
+    """The state of a rank, in answer to the request with this `token`. Ages are seconds; `sections` maps name to age.
+
+    What the rank sent before was forwarded before. After its exit it is the last state, with `connected` and `attached`
+    false. When stacks were asked for and the process lives, `frames` are those of the main thread, innermost first (a
+    library's have a slash in their path, the program's own have none), and `process` is its state in /proc.
+    """
+
+    token: int
+    connected: bool
+    attached: bool
+    iteration: int
+    sections: dict[str, Any]
+    last_sign_age_s: float | None
+    detached: bool = False
+    frames: list[str] = field(default_factory=list)
+    process: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict(Message):
+    """The finding of a monitor: a limit was exceeded.
+
+    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`,
+    `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked to
+    restart for. `line` is one line for the log, worded so that searches for NVIDIA's lines find it.
+    """
+
+    cycle: int
+    rank: int
+    pid: int
+    limit: str
+    limit_s: float
+    waited_s: float
+    learned: bool
+    iteration: int
+    sections: dict[str, Any]
+    reason: str
+    line: str
+    frames: list[str]
+    process: dict[str, Any]
+    condemned: bool
+
+
+@dataclass(frozen=True)
+class Fenced(Message):
+    """The node's lease has run out, and the monitor ends its rank: other nodes may have gone on without this one."""
+
+    cycle: int
+    rank: int
+
+
+# Launcher to template, template to launcher.
+
+
+@dataclass(frozen=True)
+class ForkMonitor(Message):
+    """Asks to fork one monitor. Passes the listening socket, the monitor's end of its agent channel, and the node's
+    lease where it has one: a timer that is readable once the ranks must not run any longer."""
+
+    local_rank: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Forked(Message):
+    """The monitor runs. Passes its pidfd."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class MonitorChanged(Message):
+    """A monitor `ended`, `stopped` or `continued`; `status`: its exit code, or minus the signal that did it."""
+
+    pid: int
+    change: str
+    status: int

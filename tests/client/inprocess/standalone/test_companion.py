@@ -1,0 +1,184 @@
+"""The companion of a rank, with real processes and a real store: the test is the other rank, or looks on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import FileStore, PrefixStore
+
+from ft_client.inprocess.attribution import Interruption, InterruptionRecord
+from ft_client.inprocess.standalone.attendance import Attendance
+from rank_monitor.contract.iterations.barrier import Entry
+from rank_monitor.contract.iterations.iteration import Iteration
+from tests.client.inprocess.conftest import WAIT, connection
+from tests.client.inprocess.nursery import Nursery, RankOfTest, until
+
+
+def address(server: Any) -> list[Any]:
+    return ["127.0.0.1", server.port]
+
+
+def records(store: Any, number: int = 0) -> list[str]:
+    return Iteration(store, number).records()
+
+
+def goes_without(store: Any, member: int, why: Interruption) -> None:
+    """The other of two ranks is interrupted, and goes on without the member."""
+    iteration = Iteration(store, 0)
+    store.wait([iteration.outcome], WAIT)
+    assert records(store) == [InterruptionRecord(member, why).to_json()]
+    other = 1 - member
+    iteration.account(Entry(other, other, 2))
+    store.wait([iteration.closed], WAIT)
+    closed = iteration.closing()
+    assert closed is not None and closed.has(other) and not closed.has(member)
+
+
+def guarded(ranks: Nursery, server: Any, **arguments: Any) -> tuple[RankOfTest, int, Path]:
+    """Rank 1 of 2, with its companion's pid and folder."""
+    rank = ranks.rank()
+    companion, folder = rank.do("start", **{"member": 1, "world_size": 2, "address": address(server), **arguments})
+    return rank, companion, Path(folder)
+
+
+def test_a_rank_that_is_killed_is_spoken_for(ranks: Nursery, server: Any, tmp_path: Path) -> None:
+    pidfile, logfile = tmp_path / "pid-{rank}", tmp_path / "log-{rank}"
+    rank, companion, folder = guarded(ranks, server, pidfile=str(pidfile), logfile=str(logfile))
+    assert (tmp_path / "pid-1").read_text() == f"{companion}\n"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    until(lambda: {"ft_companion", "ft_monitor0", "ft_template"} <= {*ranks.processes().values()}, "all are there")
+    assert os.getsid(companion) not in (os.getsid(0), os.getsid(rank.pid))
+    assert {str(Path(f"/proc/{companion}/fd/{number}").readlink()) for number in (0, 1)} == {"/dev/null"}
+    rank.kill()
+    goes_without(PrefixStore("call", server), 1, Interruption.TERMINATED)
+    ranks.nothing_left()
+    assert "did not leave by itself: TERMINATED" in (tmp_path / "log-1").read_text()
+
+
+def test_a_rank_whose_call_is_over_is_not(ranks: Nursery, server: Any) -> None:
+    rank, _, _ = guarded(ranks, server)
+    rank.do("close")
+    rank.leave()
+    ranks.nothing_left()
+    assert not records(PrefixStore("call", server))
+    assert Attendance(PrefixStore("call/companion", server), 2).has_ended(1)
+
+
+@pytest.mark.parametrize("state", ["finalized", "left", "aborted"])
+def test_a_rank_that_has_said_so_is_not(ranks: Nursery, server: Any, state: str) -> None:
+    rank, _, _ = guarded(ranks, server)
+    assert rank.do("connected")
+    rank.do("say", state="initialized")
+    rank.do("say", state=state)
+    rank.kill()
+    ranks.nothing_left()
+    assert not records(PrefixStore("call", server))
+
+
+def test_a_rank_that_its_monitor_kills(ranks: Nursery, server: Any) -> None:
+    rank, _, _ = guarded(ranks, server)
+    rank.say("hang")
+    goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
+
+
+def test_the_last_one_that_dies_waits_for_nobody(ranks: Nursery, server: Any) -> None:
+    """All ranks are killed: no companion waits for a barrier that nobody comes to."""
+    both = [guarded(ranks, server, member=member)[0] for member in (0, 1)]
+    for rank in both:
+        rank.kill()
+    ranks.nothing_left()
+
+
+def test_a_lost_companion_is_replaced(ranks: Nursery, server: Any, tmp_path: Path) -> None:
+    pidfile = tmp_path / "pid"
+    rank, companion, _ = guarded(ranks, server, pidfile=str(pidfile))
+    assert rank.do("connected")
+    os.kill(companion, signal.SIGKILL)
+    until(lambda: pidfile.read_text() != f"{companion}\n", "another companion")
+    new, is_lost, warnings = rank.do("state")
+    assert pidfile.read_text() == f"{new}\n" and not is_lost
+    assert len(warnings) == 1 and "another takes its place" in warnings[0]
+    assert ranks.processes()[new] == "ft_companion"
+    until(lambda: rank.do("connected"), "the rank is watched again")
+    rank.say("hang")
+    goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
+
+
+def test_a_companion_that_takes_the_store_along_is_not(ranks: Nursery, port: int) -> None:
+    rank = ranks.rank()
+    companion, _ = rank.do("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True)
+    connection(port).set("key", "")
+    os.kill(companion, signal.SIGKILL)
+    until(lambda: rank.do("state")[1], "it is lost")
+    (warning,) = rank.do("state")[2]
+    assert "nobody watches it" in warning
+    until(lambda: list(ranks.processes()) == [rank.pid], "the rank goes on alone")
+    rank.leave()
+
+
+def test_a_lost_monitor_is_replaced(ranks: Nursery, server: Any) -> None:
+    rank, _, _ = guarded(ranks, server)
+    assert rank.do("connected")
+    (monitor,) = [pid for pid, name in ranks.processes().items() if name == "ft_monitor0"]
+    os.kill(monitor, signal.SIGKILL)
+    until(lambda: [pid for pid, name in ranks.processes().items() if name == "ft_monitor0" and pid != monitor], "a new")
+    until(lambda: rank.do("connected"), "the rank is watched again")
+    rank.say("hang")
+    goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
+
+
+def test_a_rank_with_threads_gets_one_by_exec(ranks: Nursery, server: Any) -> None:
+    rank = ranks.rank()
+    rank.do("thread")
+    companion, _ = rank.do("start", member=1, world_size=2, address=address(server))
+    command = Path(f"/proc/{companion}/cmdline").read_bytes()
+    assert b"companion_process" in command
+    assert rank.do("connected")
+    rank.kill()
+    goes_without(PrefixStore("call", server), 1, Interruption.TERMINATED)
+
+
+def test_a_second_call_has_the_same_companion(ranks: Nursery, server: Any) -> None:
+    rank, companion, _ = guarded(ranks, server, prefix="first")
+    rank.do("say", state="finalized")
+    rank.do("close")
+    again, _ = rank.do("start", member=1, world_size=2, address=address(server), prefix="second")
+    assert again == companion
+    rank.do("say", state="initialized")  # as every call does: the last word of the call before may be under way
+    rank.kill()
+    goes_without(PrefixStore("second", server), 1, Interruption.TERMINATED)
+    assert not records(PrefixStore("first", server))
+
+
+def test_a_store_of_the_users_own_factory(ranks: Nursery, tmp_path: Path) -> None:
+    file = str(tmp_path / "store")
+    rank = ranks.rank()
+    rank.do("thread")  # only a fork can have it
+    rank.do("start", member=1, world_size=2, file=file)
+    rank.kill()
+    goes_without(PrefixStore("call", FileStore(file, -1)), 1, Interruption.TERMINATED)
+
+
+@pytest.mark.parametrize("what", ["logfile", "pidfile"])
+def test_a_file_that_cannot_be_written(ranks: Nursery, server: Any, tmp_path: Path, what: str) -> None:
+    rank, path = ranks.rank(), tmp_path / "nowhere" / "{rank}"
+    error = rank.refuses("start", member=1, world_size=2, address=address(server), **{what: str(path)})
+    assert error.startswith("FileNotFoundError") and f"{tmp_path}/nowhere/1" in error
+    rank.leave()
+
+
+def test_a_silent_node_is_lost(ranks: Nursery, server: Any) -> None:
+    """The test is another node: its companion beats, then no more."""
+    rank = ranks.rank()
+    timeouts = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "monitor_process_interval": 0.1}
+    rank.do("start", member=0, world_size=2, address=address(server), timeouts=timeouts)
+    attendance = Attendance(PrefixStore("call/companion", server), 2)
+    attendance.come(1, "other-node")
+    attendance.beat("other-node")
+    goes_without(PrefixStore("call", server), 1, Interruption.UNRESPONSIVE)
+    rank.do("close")
+    rank.leave()

@@ -1,0 +1,129 @@
+"""The store that a companion hosts: it lives on when rank 0 is killed, and ends when nobody needs it any more."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore
+
+from ft_client.inprocess.standalone import store_host
+from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.store_host import NodeJudge
+from rank_monitor.contract.iterations.barrier import Entry
+from rank_monitor.contract.iterations.iteration import Iteration
+from tests.client.inprocess.conftest import WAIT, connection
+from tests.client.inprocess.nursery import Nursery, RankOfTest, until
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def host(ranks: Nursery, port: int, world_size: int = 2) -> RankOfTest:
+    rank = ranks.rank()
+    rank.do("start", member=0, world_size=world_size, address=["127.0.0.1", port], hosts_store=True)
+    return rank
+
+
+def test_rank_0_is_killed_and_the_store_goes_on(ranks: Nursery, port: int) -> None:
+    """While another is connected, although it never says that it is through."""
+    rank = host(ranks, port)
+    store = connection(port)
+    Attendance(PrefixStore("companion", store), 2).come(1, "other-node")
+    rank.kill()
+    iteration = Iteration(store, 0)
+    store.wait([iteration.outcome], WAIT)
+    iteration.account(Entry(1, 1, 2))
+    store.wait([iteration.closed], WAIT)
+    until(lambda: list(ranks.processes().values()) == ["ft_companion"], "only the store's host is left")
+    store.set("still", "there")
+    assert store.get("still") == b"there"
+    del store, iteration
+    ranks.nothing_left()
+    until(lambda: is_free(port), "the port is free")
+
+
+def test_it_ends_when_all_are_through(ranks: Nursery, port: int) -> None:
+    """Although another is still connected."""
+    rank = host(ranks, port)
+    store = connection(port)
+    rank.do("close")
+    rank.leave()
+    until(lambda: list(ranks.processes().values()) == ["ft_companion"], "only the store's host is left")
+    Attendance(PrefixStore("companion", store), 2).end(1)
+    ranks.nothing_left()
+
+
+def test_closing_waits_for_the_others(ranks: Nursery, port: int) -> None:
+    rank = host(ranks, port)
+    rank.say("close", others_s=60.0)
+    attendance = Attendance(PrefixStore("companion", connection(port)), 2)
+    until(lambda: attendance.has_ended(0), "it closes")
+    assert not attendance.is_finished()
+    attendance.end(1)
+    assert rank.answer() is None
+    rank.leave()
+
+
+def test_a_second_call_finds_the_store_served(ranks: Nursery, port: int) -> None:
+    rank = host(ranks, port, world_size=1)
+    rank.do("close", others_s=60.0)
+    rank.do("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True, prefix="second")
+    assert not Iteration(connection(port, "second"), 0).records()
+    rank.do("close", others_s=60.0)
+    rank.leave()
+
+
+def test_a_port_that_is_taken_is_named(ranks: Nursery) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        rank = ranks.rank()
+        error = rank.refuses("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True)
+        assert f"127.0.0.1:{port}: the port is in use" in error
+        rank.leave()
+
+
+@pytest.mark.parametrize(
+    ("host", "where"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")]
+)
+def test_a_loopback_address_is_served_there_only(host: str, where: str) -> None:
+    with store_host.listen(host, 0) as listener:
+        assert listener.getsockname()[0] == where
+
+
+def test_own_connections_are_no_use(server: Any) -> None:
+    assert not store_host.is_used(server.port)
+    own = connection(server.port)
+    assert not store_host.is_used(server.port)
+    del own
+
+
+def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
+    """Nodes that are through are not judged, nor one that never beat; one that beats again may be lost again."""
+    lost: list[list[int]] = []
+    attendance = Attendance(PrefixStore("call", server), 6)
+    for member, node in enumerate(("a", "a", "b", "c", "d")):
+        attendance.come(member, node)
+    for node in ("a", "b", "d"):
+        attendance.beat(node)
+    attendance.end(2)
+    attendance.end(1)
+    said = threading.Event()
+    judge = NodeJudge(lambda: Attendance(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
+    judge.start()
+    until(lambda: lost or attendance.beat("d") == 0, "the silent node is lost, while another beats")
+    assert lost == [[0]]
+    attendance.beat("a")
+    until(lambda: len(lost) > 1 or attendance.beat("d") == 0, "it beat once more, and is lost again")
+    assert lost == [[0], [0]]
+    for member in range(6):
+        attendance.end(member)
+    judge.join(60)
+    assert not judge.is_alive() and said.is_set()

@@ -1,0 +1,141 @@
+"""The restart policy behind the coordinator's wall: JSON in and out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
+from ft_launcher.policy.job_policy import decision_of, fault_record, forgiven_limit, judge_by
+from ft_launcher.policy.restart_history import CycleLife
+from ft_launcher.policy.restart_policy import Action
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.wire.messages import ResultInDoubt
+
+FAULT = Fault(FaultKind.EXIT, 3, 1, 4711, 7, "rank 3 exited", "node b", "", detail=("a",), agreed_exit_code=7)
+
+
+def through_json(record: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(record))
+    return found
+
+
+def judged(fault: Fault, history: dict[str, Any], max_restarts: int, life: CycleLife, **settings: Any) -> PolicyAnswer:
+    case = Case(through_json(fault_record(fault, life)), history, 10.0, False)
+    return judge_by(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
+
+
+def test_a_budget_is_spent_over_judgements_that_cross_as_json() -> None:
+    history: dict[str, Any] = {}
+    for left in (1, 0):
+        judgement = judged(FAULT, history, 2, CycleLife(60.0))
+        decision = decision_of(through_json(judgement.decision))
+        assert judgement.exit_code is None and decision is not None
+        assert (decision.action, decision.charged, decision.restarts_left) == (Action.RESTART, True, left)
+        history = through_json(judgement.history)
+    judgement = judged(FAULT, history, 2, CycleLife(60.0))
+    decision = decision_of(through_json(judgement.decision))
+    assert decision is not None
+    assert (judgement.exit_code, decision.action, decision.reason) == (7, Action.GIVE_UP, judgement.reason)
+
+
+def test_the_age_of_a_restart_crosses_the_clocks_of_two_nodes() -> None:
+    first = judged(FAULT, {}, 1, CycleLife(60.0), restart_window=15.0)
+    assert first.exit_code is None
+    again = judged(FAULT, through_json(first.history), 1, CycleLife(60.0), restart_window=15.0)
+    assert again.exit_code == 7, "the restart is 10 s old, whatever the clock of this node says"
+    later = judged(FAULT, through_json(first.history), 1, CycleLife(60.0), restart_window=5.0)
+    assert later.exit_code is None
+
+
+def test_a_wait_and_a_forgiven_limit_come_along() -> None:
+    judgement = judged(replace(FAULT, limit="step", learned_limit=True), {}, 3, CycleLife(0.1), backoff=(4.0, 60.0))
+    assert judgement.wait_s == 4.0
+    assert forgiven_limit(through_json(judgement.decision)) == "step"
+    assert decision_of(judgement.decision) is not None
+    assert forgiven_limit({}) == "" and decision_of({}) is None
+
+
+@pytest.mark.parametrize("fault_class", FaultClass)
+def test_the_class_crosses_and_only_a_suspected_node_is_left(fault_class: FaultClass) -> None:
+    judgement = judged(replace(FAULT, fault_class=fault_class), {}, 1, CycleLife(60.0))
+    assert judgement.history["fault_class"] == fault_class.value
+    assert judgement.relocates is (fault_class is FaultClass.HARDWARE)
+
+
+words, numbers = st.text(max_size=10), st.integers(-(2**40), 2**40)
+
+
+@given(
+    st.builds(
+        Fault,
+        st.sampled_from(FaultKind),
+        *[numbers] * 4,
+        *[words] * 3,
+        numbers,
+        words,
+        st.booleans(),
+        st.lists(words).map(tuple),
+        st.lists(words).map(tuple),
+        st.none() | numbers,
+        words,
+        st.booleans(),
+        st.sampled_from(FaultClass),
+        st.none() | st.builds(ResultInDoubt),
+    ),
+    st.builds(CycleLife, st.floats(0, 1e6), st.none() | numbers),
+)
+def test_any_fault_crosses(fault: Fault, life: CycleLife) -> None:
+    judgement = judged(fault, {}, 3, life)
+    decision = decision_of(through_json(judgement.decision))
+    assert decision is not None and decision.reason == judgement.reason
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | words, lambda inner: st.lists(inner) | st.dictionaries(words, inner)
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(fault_record(FAULT, CycleLife()))), json_values, max_size=3))
+def test_what_does_not_fit_is_a_protocol_error(changes: dict[str, Any]) -> None:
+    record = fault_record(FAULT, CycleLife()) | changes
+    try:
+        judge_by(RestartSettings(), 3)(Case(record, {}, 0.0, False), 0.0)
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"life": {"lived_s": "x"}},
+        {"life": {"iteration": 1.5}},
+        {"life": {"more": 1}},
+        {"life": 5},
+        {"kind": "dance"},
+        {"fault_class": "dance"},
+        {"fault_class": []},
+        {"exit_code": "x"},
+        {"agreed_exit_code": "x"},
+        {"detail": 5},
+    ],
+)
+def test_each_field_that_is_computed_with_is_checked(changes: dict[str, Any]) -> None:
+    case = Case(fault_record(FAULT, CycleLife()) | changes, {}, 0.0, False)
+    with pytest.raises(ProtocolError):
+        judge_by(RestartSettings(), 0)(case, 0.0)
+
+
+@pytest.mark.parametrize(
+    "record", [{"action": "dance"}, {"reason": "x"}, {"action": "restart", "more": 1, "reason": ""}]
+)
+def test_a_decision_that_does_not_fit_is_a_protocol_error(record: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        decision_of(record)

@@ -1,0 +1,20 @@
+"""What ranks find in their environment by the options of their start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ft_launcher.ranks.environment import start_environment
+from rank_monitor.contract.settings.config import StartSettings
+
+ALIAS, INJECT = "FT_ALIAS_NVRX", "FT_INJECT"
+
+
+def test_alias_and_faults_on_purpose_reach_the_ranks() -> None:
+    settings = replace(StartSettings(), alias_nvrx=True, inject=("rank:1,kind:sigkill", "kind:sleep"))
+    assert start_environment(settings, {}) == {ALIAS: "1", INJECT: "rank:1,kind:sigkill;kind:sleep"}
+
+
+def test_what_is_off_is_said_only_against_the_launchers_own_environment() -> None:
+    assert start_environment(StartSettings(), {}) == {}
+    assert start_environment(StartSettings(), {ALIAS: "1"}) == {ALIAS: "0"}

@@ -1,0 +1,69 @@
+"""What the journal and the console say of restarts in process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
+from ft_launcher.record.logs import RunFolder
+from ft_launcher.record.recorder import Recorder
+from rank_monitor.contract.wire.launcher_messages import Verdict
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(RunFolder(None, "run"), str(tmp_path))
+
+
+def lines(recorder: Recorder, event: str) -> list[dict[str, Any]]:
+    assert recorder.journal.path is not None
+    found = map(json.loads, recorder.journal.path.read_text().splitlines())
+    return [line for line in found if line["event"] == event]
+
+
+def verdict(limit: str, condemned: bool) -> Verdict:
+    return Verdict(0, 3, 1, limit, 60.0, 60.1, False, 7, {}, "no progress for 60.1 s", "line", [], {}, condemned)
+
+
+@pytest.mark.parametrize(
+    ("limit", "condemned", "event"),
+    [
+        ("soft_timeout", False, "interruption"),
+        ("section:step", False, "interruption"),
+        ("stall", False, "verdict"),
+        ("hard_timeout", True, "verdict"),
+    ],
+)
+def test_a_rank_that_is_asked_to_restart_did_not_fail(
+    recorder: Recorder, tmp_path: Path, limit: str, condemned: bool, event: str
+) -> None:
+    recorder.heard(0, 1, 3, verdict(limit, condemned), tmp_path / "none")
+    (line,) = lines(recorder, event)
+    assert (line["rank"], line["limit"]) == (3, limit)
+
+
+def test_the_story_of_a_death_in_process(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    end = RankEvidence(3, 1, 4711, exit_code=-11, died_at=1.0)
+    recorder.lost_in_process(0, end, attribute([end], NodeEvidence()), killed_by_us=False)
+    recorder.restarted_in_process(0, 4, 0.0423, [{"rank": 3, "interruption": "TERMINATED"}])
+    recorder.started_again(0, 3, 1, 4712)
+    recorder.job_ended(0, "all ranks succeeded")
+    text = capsys.readouterr().err
+    for words in (
+        "rank 3 (pid 4711) died of SIGSEGV, likely: a fault in native code; handled in process",
+        "restarted in process after 0.042 s: iteration 4 of cycle 0 (rank 3: TERMINATED)",
+        "rank 3 was started again (pid 4712)",
+        "restarts in process: 1; ranks started again alone: 1;",
+    ):
+        assert words in text
+    (end_of_job,) = lines(recorder, "job_end")
+    assert (end_of_job["restarts_in_process"], end_of_job["started_again"], end_of_job["taken_over"]) == (1, 1, 0)
+
+
+def test_a_quiet_job_says_nothing_of_it(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder.job_ended(0, "all ranks succeeded")
+    assert capsys.readouterr().err == ""

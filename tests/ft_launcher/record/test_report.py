@@ -1,0 +1,95 @@
+"""The console block: at most ten lines, with what a person needs first; and the summary of torch's failures."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from ft_launcher.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.policy.restart_policy import Action, Decision
+from ft_launcher.record import report
+from ft_launcher.record.report import block, failed_ranks
+
+FAULT = Fault(
+    FaultKind.HANG, 3, 1, 4711, -9, "hangs: section step open for 5.0 s", "in section step at iteration 9",
+    "the process is stopped", detail=tuple(f"train.py:{n} in f{n}" for n in range(20)),
+    others=tuple(f"rank {n} was running" for n in range(9)), fault_class=FaultClass.HANG,
+)  # fmt: skip
+RESTART = Decision(Action.RESTART, "restart 1 of 3", True, 2)
+
+
+def test_says_everything_in_ten_lines() -> None:
+    text = block(FAULT, RESTART, 2, "node7", Path("/logs/run"))
+    assert len(text.splitlines()) == 10
+    for part in (
+        "rank 3 on node7 hangs",
+        "iteration 9; class: hang",
+        "stopped",
+        "train.py:0",
+        "restart 1 of 3, 2 left",
+        "/logs/run",
+    ):
+        assert part in text
+
+
+def test_giving_up_names_the_exit_code() -> None:
+    text = block(replace(FAULT, detail=(), others=()), Decision(Action.GIVE_UP, "spent", exit_code=85), 0, "n", None)
+    assert "give up - spent; exit code 85" in text
+
+
+def test_a_wait_is_said() -> None:
+    text = block(FAULT, replace(RESTART, wait_s=4.0), 2, "node7", None)
+    assert "restart 1 of 3, 2 left, after a wait of 4 s" in text
+
+
+def test_colour_only_when_asked() -> None:
+    assert "\033" not in block(FAULT, RESTART, 0, "n", None)
+    assert "\033" in block(FAULT, RESTART, 0, "n", None, colour=True)
+
+
+def failure(local_rank: int, exit_code: int) -> ProcessFailure:
+    made = ProcessFailure(local_rank, 100 + local_rank, exit_code, error_file="")
+    made.timestamp = 0
+    return made
+
+
+def test_the_summary_of_a_crash_names_all_that_failed_by_themselves() -> None:
+    fault = replace(FAULT, kind=FaultKind.EXIT, rank=3)
+    text = failed_ranks("train.py", {5: failure(2, 1), 3: failure(1, -11)}, fault, hidden=())
+    name, cause, first, others, second = text.splitlines()
+    assert (name, cause, others) == ("train.py FAILED", "Root Cause (first observed failure):", "Other failures:")
+    assert first.startswith("  rank: 3 (local_rank: 1), exitcode: -11 (SIGSEGV) (pid: 101), time: ")
+    assert second.startswith("  rank: 5 (local_rank: 2), exitcode: 1 (pid: 102), time: ")
+    assert first.endswith("error_file: <N/A>")
+
+
+def test_the_summary_of_a_hang_says_who_ended_the_rank() -> None:
+    text = failed_ranks("train.py", {3: failure(1, -15)}, FAULT, hidden=())
+    assert "rank: 3 (local_rank: 1), ended by the launcher (pid: 101)" in text and "-15" not in text
+
+
+def test_the_summary_blames_no_rank_here_for_a_failure_of_another_node() -> None:
+    text = failed_ranks("train.py", {3: failure(1, 1)}, None, hidden=())
+    assert "Root Cause" not in text and "Failures on this node, after that of another:\n  rank: 3" in text
+
+
+def test_the_summary_shows_a_traceback_that_the_console_has_not() -> None:
+    raised = failure(1, 1)
+    raised.message = {"message": "KeyError: 1", "extraInfo": {"py_callstack": "Traceback\nKeyError: 1", "timestamp": 0}}
+    assert failed_ranks("f", {3: raised}, FAULT, hidden={3}).endswith("\n    Traceback\n    KeyError: 1")
+    assert "KeyError" not in failed_ranks("f", {3: raised}, FAULT, hidden={4})
+
+
+def test_control_characters_of_a_rank_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither does text of a rank move the cursor, nor does it look like another line of the launcher."""
+    hostile = "bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
+    escaped = r"bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
+    report.show(hostile)
+    fault = replace(FAULT, what=hostile, hint=hostile, detail=(hostile,), others=(hostile,))
+    report.show_lines(report.block(fault, RESTART, 0, "node", None), escape=False)
+    shown = capsys.readouterr().err
+    assert shown.count(escaped) == 5 and "\x1b" not in shown and "\r" not in shown
+    record = logging.LogRecord("name", logging.WARNING, "file", 1, "rank says %s", (hostile,), None)
+    assert report.LineFormatter("%(message)s").format(record) == f"rank says {escaped}"

@@ -1,0 +1,47 @@
+"""A zygote as a user's program has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT_S = 120.0
+
+PROGRAM = """
+import os, time
+
+def parent():
+    return os.getppid()
+
+if __name__ == "__main__":
+    from ft_launcher import LaunchConfig, launch; from ft_launcher.zygote import fork_server
+
+    send = fork_server.send
+
+    def slowly(*args):
+        send(*args)
+        time.sleep(0.5)  # on a machine with much to do
+
+    fork_server.send = slowly
+    found = launch(parent, LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2))()
+    assert found == {0: os.getpid(), 1: os.getpid()}, found
+"""
+
+
+def test_ranks_are_children_of_a_program_that_is_slow_to_hear_of_them(tmp_path: Path) -> None:
+    """They are orphans before it does: whose, is decided then, and ranks of another parent end themselves."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_"))}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        check=False,
+        cwd=tmp_path,
+        env=clean | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
