@@ -17,12 +17,12 @@ A released key is written once, by compare-and-set. Arrivals at a barrier are th
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations import observers
 from rank_monitor.contract.iterations.barrier import (
     MOST_MEMBERS,
     Arrivals,
@@ -41,7 +41,9 @@ GO, FAULT, DONE, END = "go", "fault", "done", "end"
 _MAX_RECORDS = 64
 _MOST_ITERATIONS = 1 << 31
 """A restart takes milliseconds: so many would take months."""
-_CURRENT, _FORGOTTEN = "iteration", "forgotten"
+_CURRENT, _FORGOTTEN, _OBSERVERS = "iteration", "forgotten", "observers"
+_COMES, _GOES, _IS_DEAD = "+", "-", "!"
+"""What a line of the log of observers begins with."""
 
 
 @dataclass(frozen=True)
@@ -277,11 +279,38 @@ def current(store: Store) -> int:
 def observing(store: Store, member: int, is_dead: bool) -> Iterator[int]:
     """A context for a process that reads iterations without taking part. Gives the number of the current iteration.
 
-    Inside, no iteration from that one on is forgotten. The observer is the member itself, or the process that speaks
-    for a member whose process `is_dead`.
+    Inside, no iteration from that one on is forgotten. The observer is the member itself, while it asks to join or
+    leaves, or the process that speaks for a member whose process `is_dead`. It begins and ends by one append to a log,
+    and the one that speaks for a member also cancels what the dead process left there. So a process that is killed at
+    any moment leaves no entry in force.
     """
-    with observers.noted(store, member, is_dead):
+    who, cancelled = f"{member}", ""
+    if is_dead:
+        who, cancelled = f"for{member}", f"{_IS_DEAD}{member}\n"
+    store.append(_OBSERVERS, f"{cancelled}{_COMES}{who}\n")
+    try:
         yield current(store)
+    finally:
+        store.append(_OBSERVERS, f"{_GOES}{who}\n")
+
+
+def is_observed(store: Store) -> bool:
+    """Whether any process observes. Takes one operation of the store; if none does, the log is emptied."""
+    log = store.compare_set(_OBSERVERS, "", "").decode(errors="replace")
+    there: Counter[str] = Counter()
+    for line in log.splitlines():
+        what, who = line[:1], line[1:]
+        if what not in (_COMES, _GOES, _IS_DEAD):
+            leave_out(_OBSERVERS)
+        elif what == _COMES:
+            there[who] += 1
+        elif what == _IS_DEAD or there[who] <= 1:  # it may be silent and not dead, and go later
+            del there[who]
+        else:
+            there[who] -= 1
+    if log and not there:
+        store.compare_set(_OBSERVERS, log, "")
+    return bool(there)
 
 
 def tidy(store: Store, number: int) -> None:
@@ -289,7 +318,7 @@ def tidy(store: Store, number: int) -> None:
 
     The end of the previous one is still read. While a process observes, nothing is deleted.
     """
-    if number < 2 or observers.are_there(store):
+    if number < 2 or is_observed(store):
         return
     first = first_kept(store)
     _raise_to(store, _FORGOTTEN, number - 1)

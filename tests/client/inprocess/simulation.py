@@ -18,9 +18,18 @@ from torch import distributed
 from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations import observers
 from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import DONE, FAULT, GO, Closed, Iteration, joining, observing, tidy
+from rank_monitor.contract.iterations.iteration import (
+    DONE,
+    FAULT,
+    GO,
+    Closed,
+    Iteration,
+    is_observed,
+    joining,
+    observing,
+    tidy,
+)
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
 from rank_monitor.contract.iterations.rank_departure import closing_of, depart, withdraw
 
@@ -331,7 +340,7 @@ class SimulatedCall:
         log = self.store.values.get("observers", b"").decode().split()
         self.stage.may_kill = lambda actor: False
         left: list[bool] = []
-        self.stage.start(Actor("reader", 0, mortal=False), lambda: left.append(observers.are_there(self.store)))
+        self.stage.start(Actor("reader", 0, mortal=False), lambda: left.append(is_observed(self.store)))
         self.stage.run()
         return log if left == [True] else []
 

@@ -9,9 +9,16 @@ import pytest
 from torch.distributed import TCPStore
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations import observers
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, leave_out, ranks_in
-from rank_monitor.contract.iterations.iteration import Closed, Iteration, current, first_kept, tidy
+from rank_monitor.contract.iterations.iteration import (
+    Closed,
+    Iteration,
+    current,
+    first_kept,
+    is_observed,
+    observing,
+    tidy,
+)
 from rank_monitor.contract.wire.foreign import whole_number
 
 NUMBERS = ["30000000000", "-30000000000", "garbage", "9" * 5000, "", "1.5", "\xff\xfe"]
@@ -91,7 +98,7 @@ def test_foreign_numbers_of_iterations(store: TCPStore, number: str, caplog: pyt
 @pytest.mark.parametrize("log", ["\n\n", "garbage\n", "\xff\n", "-nobody\n", "!\n"])
 def test_foreign_lines_among_observers(store: TCPStore, log: str) -> None:
     store.append("observers", log)
-    assert not observers.are_there(store)
-    with observers.noted(store, 1, is_dead=False):
-        assert observers.are_there(store)
-    assert not observers.are_there(store)
+    assert not is_observed(store)
+    with observing(store, 1, is_dead=False):
+        assert is_observed(store)
+    assert not is_observed(store)

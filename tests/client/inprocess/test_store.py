@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
-from rank_monitor.contract.iterations import observers
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, ranges_of, ranks_in, release
-from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, tidy
+from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, is_observed, observing, tidy
 
 WAIT = datetime.timedelta(seconds=60)
 SOON = datetime.timedelta(milliseconds=50)
@@ -119,21 +118,21 @@ def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | Fi
 
 
 def test_what_is_observed_is_kept_until_nobody_observes_any_more(store: TCPStore | FileStore) -> None:
-    assert not observers.are_there(store)
-    killed = observers.noted(store, 1, is_dead=False)
+    assert not is_observed(store)
+    killed = observing(store, 1, is_dead=False)
     killed.__enter__()
-    with observers.noted(store, 2, is_dead=False):
-        assert observers.are_there(store)
+    with observing(store, 2, is_dead=False):
+        assert is_observed(store)
     for number in range(2):
         Iteration(store, number).offer("")
         Iteration(store, number).arrive(Entry(0, 0, 1))
         tidy(store, 2)
         assert store.check([f"{number}/started"])
-    with observers.noted(store, 1, is_dead=True), observers.noted(store, 1, is_dead=True):
-        assert observers.are_there(store)
+    with observing(store, 1, is_dead=True), observing(store, 1, is_dead=True):
+        assert is_observed(store)
     killed.__exit__(None, None, None)  # it was silent, and not dead
-    with observers.noted(store, 1, is_dead=False):
-        assert observers.are_there(store)
+    with observing(store, 1, is_dead=False):
+        assert is_observed(store)
     tidy(store, 2)
     assert not store.check(["0/started"]) and store.check(["1/started"])
     assert store.get("observers") == b"", "the log does not grow"

@@ -1,4 +1,4 @@
-"""The rehearsal leaves nothing behind."""
+"""The template's warm-up leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
-from rank_monitor.rehearsal import rehearse
+from rank_monitor.template import warm_up
 
 
-def test_nothing_is_left_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_left_of_the_warm_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = Log("INFO", "template")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
-        rehearse(MonitoredJob("tag-of-nobody", str(tmp_path)), log)
+        warm_up(MonitoredJob("tag-of-nobody", str(tmp_path)), log)
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert tmp_path.is_dir()
     assert capfd.readouterr().err == ""
