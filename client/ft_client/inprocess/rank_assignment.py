@@ -1,8 +1,13 @@
-"""The rank assignments by their documented names. Those here decide from this rank's own numbers, without the store."""
+"""The rank assignments by their documented names.
+
+All but `FilterCountGroupedByKey` and `Tree` decide from this rank's own numbers, without the store.
+"""
 
 from __future__ import annotations
 
+import datetime
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Set
 
 from ft_client.inprocess.assignment.base import (
@@ -14,7 +19,7 @@ from ft_client.inprocess.assignment.base import (
     forget_activity,
     limit_activity,
 )
-from ft_client.inprocess.assignment.group_filter import FilterCountGroupedByKey, FilterGroupedByKey
+from ft_client.inprocess.assignment.group_key import KeyOrFn, check_key, group_key
 from ft_client.inprocess.assignment.layer import Layer, LayerFlag
 from ft_client.inprocess.assignment.tree import Tree
 
@@ -34,6 +39,8 @@ __all__ = [
     "ShiftRanks",
     "Tree",
 ]
+
+_KEPT, _GIVEN_UP = "1", "0"
 
 
 class ActivateAllRanks(RankFilter):
@@ -98,6 +105,58 @@ class FillGaps(RankAssignment):
         return _renumber(ctx, filled)
 
 
+class FilterCountGroupedByKey(RankAssignment):
+    """Terminates the ranks of every group whose number of healthy ranks does not meet a condition.
+
+    `ShiftRanks` or `FillGaps` comes after it (in a `Compose`: stands before it) and closes the gaps.
+
+    Args:
+        key_or_fn: the group of a rank: any hashable value, or a function of `(state)` or `(rank, world_size)`.
+        condition: of the number of healthy ranks in the group; asked on each of them.
+        timeout: for the others, in each of two gathers.
+    """
+
+    def __init__(
+        self,
+        key_or_fn: KeyOrFn,
+        condition: Callable[[int], bool],
+        timeout: datetime.timedelta = datetime.timedelta(seconds=60),
+    ) -> None:
+        check_key(key_or_fn)
+        if not callable(condition):
+            raise TypeError(f"condition={condition!r} is not a function")
+        if not isinstance(timeout, datetime.timedelta):
+            raise TypeError(f"timeout={timeout!r} is not a timedelta")
+        self.key_or_fn, self.condition, self.timeout = key_or_fn, condition, timeout
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Returns the context, with the ranks of such groups among the terminated ones.
+
+        Two gathers, since a condition may differ from rank to rank (`count == torch.cuda.device_count()`), and only
+        what all know alike may enter the numbers.
+
+        Raises:
+            RuntimeError: the other ranks did not come in time, or the store is lost.
+        """
+        if ctx.state.rank in ctx.terminated_ranks:
+            return ctx
+        healthy = [rank for rank in range(ctx.state.world_size) if rank not in ctx.terminated_ranks]
+        mine = group_key(self.key_or_fn, ctx.state)
+        count = Counter(self._gather(ctx, healthy, mine))[mine]
+        votes = self._gather(ctx, healthy, _KEPT if self.condition(count) else _GIVEN_UP)
+        given_up = {rank for rank, vote in zip(healthy, votes, strict=True) if vote == _GIVEN_UP}
+        ctx.terminated_ranks = ctx.terminated_ranks | given_up
+        return ctx
+
+    def _gather(self, ctx: RankAssignmentCtx, ranks: list[int], value: str) -> list[str]:
+        assert ctx.state.rank is not None
+        return ctx.gathers.make(ranks, ctx.state.rank, value, self.timeout)
+
+
+FilterGroupedByKey = FilterCountGroupedByKey
+"""Its name in the older documentation."""
+
+
 def shifted(rank: int, _world_size: int, terminated: Set[int]) -> int:
     """The new number of a healthy rank when all close up."""
     return rank - sum(other < rank for other in terminated)
@@ -137,3 +196,6 @@ def _renumber(ctx: RankAssignmentCtx, number: Callable[[int, int, Set[int]], int
     forget_activity(state)
     ctx.terminated_ranks = set()
     return ctx
+
+
+_KEPT, _GIVEN_UP = "1", "0"

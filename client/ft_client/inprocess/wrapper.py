@@ -24,7 +24,7 @@ from ft_client.inprocess.restart.advice import advice
 from ft_client.inprocess.restart.call import Call
 from ft_client.inprocess.restart.call_parameters import CallParameters
 from ft_client.inprocess.restart.coordination import Coordination, is_respawned, meet
-from ft_client.inprocess.restart.joining import join
+from ft_client.inprocess.restart.members import join
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import TCPStore

@@ -1,21 +1,26 @@
-"""Applies the rank assignment to the end of the last iteration: the numbers of this rank in each iteration of a call.
+"""The numbers of this rank in each iteration of a call, and the environment in which the function finds them.
 
-When a rank that takes part is lost before all have their numbers, the assignment is abandoned on all ranks: they number
-themselves without gaps, and an assignment that keeps a memory of the ranks begins anew in the next iteration.
+`Assigning` applies the rank assignment to the end of the last iteration. When a rank that takes part is lost before all
+have their numbers, the assignment is abandoned on all ranks: they number themselves without gaps, and an assignment
+that keeps a memory of the ranks begins anew in the next iteration.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
 from ft_client.inprocess.assignment.base import RankAssignmentCtx, assign, forget_activity
 from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.rank_assignment import ShiftRanks
-from ft_client.inprocess.state import State
+from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store import PrefixStore
 from rank_monitor.contract.iterations.iteration import Closed
+from rank_monitor.contract.iterations.iteration_stores import variables_of
+
+_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 
 
 class Assigning:
@@ -31,7 +36,9 @@ class Assigning:
 
     def __init__(self, assignment: Callable[[RankAssignmentCtx], object], store: Any, watched: Any) -> None:
         self.undecided = 0
-        self._assignment, self._store, self._watched = assignment, store, watched
+        self._assignment = assignment
+        self._store = store
+        self._watched = watched
         self._keys: list[str] = []
         self._own_keys: list[str] = []
         self._current: tuple[int, Gathers] | None = None
@@ -89,3 +96,29 @@ class Assigning:
         self._keys, self._own_keys = [], []
         for key in keys:
             self._store.delete_key(key)
+
+
+class IterationEnvironment:
+    """The process's environment while iterations run: `init_process_group()` by `env://` makes a new group each time.
+
+    LOCAL_RANK stays: it selects the device of this rank.
+    """
+
+    def __init__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in _NAMES}
+
+    def set(self, state: State, note: str) -> None:
+        """Sets the variables for the iteration of `state`, with the store server in `note`.
+
+        Raises:
+            RuntimeError: no server could be made.
+        """
+        os.environ.update(environment(state) | variables_of(note))
+
+    def restore(self) -> None:
+        """Restores the variables as they were before the first iteration."""
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

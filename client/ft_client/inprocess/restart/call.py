@@ -22,12 +22,11 @@ from ft_client.inprocess.assignment.gather import GatherAbandoned
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.exception import InternalError, RestartAbort
-from ft_client.inprocess.restart import missing_ranks, store_watcher
-from ft_client.inprocess.restart.assigning import Assigning
+from ft_client.inprocess.restart import members, store_watcher
+from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
 from ft_client.inprocess.restart.failure import in_words
-from ft_client.inprocess.restart.iteration_environment import IterationEnvironment
 from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.restart.store_watcher import StoreWatcher
@@ -230,15 +229,15 @@ class Call:
     # Others that do not come.
 
     def _interrupt_for_absent(self) -> RestartEvent:
-        missing_ranks.expel(self._iteration, self._iteration.start, self._all_members)
+        members.expel(self._iteration, self._iteration.start, self._all_members)
         return self._next(self._barrier_s)
 
     def _expel(self) -> RestartEvent:
-        missing_ranks.expel(self._iteration, self._iteration.end, self._all_members)
+        members.expel(self._iteration, self._iteration.end, self._all_members)
         return self._next(self._barrier_s)
 
     def _interrupt_for_unfinished(self) -> RestartEvent:
-        missing_ranks.interrupt_for_unfinished(self._iteration, self._state.active_world_size or 0)
+        members.interrupt_for_unfinished(self._iteration, self._state.active_world_size or 0)
         return self._next(self._barrier_s)
 
     # Leaving.
@@ -246,12 +245,12 @@ class Call:
     def _discard(self) -> RestartEvent:
         self._feed.stopped = True
         record = self._record(Interruption.BASE_EXCEPTION)
-        missing_ranks.discard(self._store, self._iteration, self._member, self._all_members, record)
+        members.discard(self._store, self._iteration, self._member, self._all_members, record)
         return self._leave()
 
     def _depart(self) -> RestartEvent:
         record = self._record(Interruption.BASE_EXCEPTION)
-        with missing_ranks.departing(self._store, self._member, record, self._barrier_s, self._assigning.undecided):
+        with members.departing(self._store, self._member, record, self._barrier_s, self._assigning.undecided):
             return self._leave()
 
     def _leave(self) -> RestartEvent:

@@ -1,21 +1,57 @@
-"""Reports members that do not arrive in time, and this rank's own departure, to the store. `call.py` calls it.
+"""Members of a call that join it, leave it, or do not arrive in time, as reported through its store.
 
-The phase of this rank is not known here.
+`wrapper.py` and `call.py` call it. The phase of this rank is not known here.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
+from ft_client.inprocess.state import State
+from rank_monitor.contract import env
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, Store
-from rank_monitor.contract.iterations.iteration import Iteration, discarded
-from rank_monitor.contract.iterations.rank_departure import depart
+from rank_monitor.contract.iterations.iteration import Closed, Iteration, discarded, joining, observing
+from rank_monitor.contract.iterations.rank_departure import closing_of, depart
 
 logger = logging.getLogger("ft_client.inprocess")
+_NOW = "now"
+"""The value of `--ft-rejoin` with which a rank that was started again interrupts the others' iteration."""
+
+
+def join(store: Store, state: State) -> Closed | None:
+    """Joins a rank that was started again alone: waits until an iteration closes that lets it in. Blocks.
+
+    The others' iteration goes on meanwhile, unless `--ft-rejoin now` asks to interrupt it. Sets the numbers in `state`.
+
+    Returns:
+        How that iteration closed; None: the function was done on all ranks before.
+    """
+    member = state.rank or 0
+    with observing(store, member, is_dead=False) as current:
+        number = current
+        while Iteration(store, number).closing() is not None:  # let others in, and perhaps this member's former process
+            number += 1
+        joining(store).sign(Entry(member))
+        if os.environ.get(env.REJOIN) == _NOW:
+            record = InterruptionRecord(member, Interruption.JOINING, member)
+            Iteration(store, number).interrupt(record.to_json())
+        while True:
+            closed = closing_of(store, number)
+            if closed is None or member in closed.joined_members:
+                break
+            number += 1
+    os.environ.pop(env.REJOIN, None)  # it takes part in the next call like the others
+    if closed is None:
+        return None
+    state.initial_rank, state.initial_world_size = member, state.world_size
+    state.rank, state.iteration = closed.world_size + closed.joined_members.index(member), number
+    state.world_size = closed.world_size
+    return closed
 
 
 def expel(iteration: Iteration, roll: Arrivals, all_members: int) -> None:
@@ -27,14 +63,14 @@ def expel(iteration: Iteration, roll: Arrivals, all_members: int) -> None:
         all_members: how many there were at entry.
     """
     for member in iteration.missing(roll, iteration.everybody(all_members)):
-        _tell(iteration, [member])
+        _interrupt_for(iteration, [member])
         iteration.account(Entry(member, is_well=False))
 
 
 def interrupt_for_unfinished(iteration: Iteration, active_world_size: int) -> None:
     """Interrupts an iteration for the active members whose function has not returned."""
     active = [entry.member for entry in iteration.start.entries() if entry.rank < active_world_size]
-    _tell(iteration, iteration.missing(iteration.returned, active))
+    _interrupt_for(iteration, iteration.missing(iteration.returned, active))
 
 
 def discard(store: Store, iteration: Iteration, member: int, all_members: int, record: str) -> None:
@@ -56,10 +92,10 @@ def discard(store: Store, iteration: Iteration, member: int, all_members: int, r
 @contextmanager
 def departing(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> Iterator[None]:
     """A context in which this member leaves: a thread reports it to the others meanwhile. Arguments as of `depart`."""
-    telling = threading.Thread(target=_depart, args=(store, member, record, timeout_s, undecided), daemon=True)
-    telling.start()
+    reporting = threading.Thread(target=_depart, args=(store, member, record, timeout_s, undecided), daemon=True)
+    reporting.start()
     yield
-    telling.join()
+    reporting.join()
 
 
 def _depart(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> None:
@@ -69,7 +105,7 @@ def _depart(store: Store, member: int, record: str, timeout_s: float, undecided:
         logger.warning("the others may not know that rank %d leaves: %s", member, problem)
 
 
-def _tell(iteration: Iteration, members: Iterable[int]) -> None:
+def _interrupt_for(iteration: Iteration, members: Iterable[int]) -> None:
     ranks = {entry.member: entry.rank for entry in iteration.start.entries()}
     for member in members:
         logger.warning("rank %d (at entry) did not come in time in iteration %d", member, iteration.number)
