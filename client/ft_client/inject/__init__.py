@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ft_client.inject.fault_calls import SimulatedFaultParams as SimulatedFaultParams
-    from ft_client.inject.fault_calls import inject_fault as inject_fault
-    from ft_client.inject.fault_calls import simulate_fault as simulate_fault
+    from ft_client.inject.drill import SimulatedFaultParams as SimulatedFaultParams
+    from ft_client.inject.drill import inject_fault as inject_fault
+    from ft_client.inject.drill import simulate_fault as simulate_fault
     from ft_client.inject.strikes import BaseFaultOnPurpose as BaseFaultOnPurpose
     from ft_client.inject.strikes import FaultOnPurpose as FaultOnPurpose
 
 _HOMES = {
     "BaseFaultOnPurpose": ".strikes",
     "FaultOnPurpose": ".strikes",
-    "SimulatedFaultParams": ".fault_calls",
-    "inject_fault": ".fault_calls",
-    "simulate_fault": ".fault_calls",
+    "SimulatedFaultParams": ".drill",
+    "inject_fault": ".drill",
+    "simulate_fault": ".drill",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,25 +1,140 @@
-"""The faults that the environment asks for, set up in a rank before its script runs.
+"""Faults on purpose of this rank: those that a script asks for by a call, and those that its environment asks for.
 
-They come from `--ft-inject`, and from the variable of the peers' integrations. A text that cannot be read is reported
-on stderr, and the training goes on without its faults.
+`inject_fault` and `simulate_fault` are the calls. `begin` sets up, before the script runs, the faults of `--ft-inject`
+and of the variable of the peers' integrations. A text in the environment that cannot be read is reported on stderr, and
+the training goes on without its faults.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ft_client.inject import steps
-from ft_client.inject.fault_calls import SimulatedFaultParams, planned
 from ft_client.inject.strikes import Strike
 from ft_client.inject.this_rank import this_rank
 from ft_client.inject.trigger import Trigger
 from rank_monitor.contract import env
-from rank_monitor.contract.settings import injection
+from rank_monitor.contract.settings import injection, kinds
 
+_SPREAD = 0.2
+"""Of a delay in the peers' variable, this part at most is added to it."""
 _READS_IT_ITSELF = "megatron.training.ft_integration"
+"""Megatron-LM's own integration reads the peers' variable too: where it is loaded, the fault is left to it."""
+
+
+def inject_fault(
+    kind: str, delay_s: float = 0, rank: int | None = None, callback: Callable[[], object] | None = None
+) -> None:
+    """Makes a fault happen: at once in the calling thread, or after a delay, wherever the training is then.
+
+    Args:
+        kind: a kind as in `--ft-inject`, or one with parts: `"kind:exit,code:3"`.
+        delay_s: seconds; 0: now.
+        rank: the global rank that fails, on all others nothing happens; None: the calling rank.
+        callback: called on that rank right before it happens.
+
+    Raises:
+        ValueError: no such kind; a part that makes no sense here; with a delay, a kind that happens to the main
+            thread was asked for in another.
+        FaultOnPurpose, BaseFaultOnPurpose, MemoryError, RuntimeError: the fault itself, of some kinds.
+    """
+    own = this_rank()
+    fault = injection.parse(kind if ":" in kind else f"kind:{kind}")
+    if delay_s < 0:
+        raise ValueError(f"delay_s={delay_s!r} must not be negative")
+    fault = dataclasses.replace(fault, rank=own.rank if rank is None else rank, cycle=injection.ANY)
+    if not own.is_meant(fault):
+        return
+    strike = Strike(fault, own, callback)
+    if delay_s:
+        strike.later(delay_s)
+    else:
+        strike.now()
+
+
+@dataclass(frozen=True)
+class SimulatedFaultParams:
+    """A fault some time after the start, as the peers' integrations describe it.
+
+    It strikes at every start of the training, after a delay that is drawn anew each time.
+
+    Args:
+        fault_type: `rank_killed`, `rank_hung`, `random` (one of the two), or any other kind of fault.
+        base_delay: seconds, at least.
+        rand_delay: seconds that are added at most; how many is drawn.
+        rank_to_fail: the rank that fails; None: one at random, the same one for all ranks.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+
+    fault_type: str
+    base_delay: float
+    rand_delay: float = 0.0
+    rank_to_fail: int | None = None
+
+    def __post_init__(self) -> None:
+        injection.kind_of(self.fault_type)
+        for name, kind in (
+            ("base_delay", kinds.SECONDS),
+            ("rand_delay", kinds.SECONDS),
+            ("rank_to_fail", kinds.COUNT_OR_NONE),
+        ):
+            try:
+                kind.read(getattr(self, name))
+            except ValueError as problem:
+                raise ValueError(f"{name}={getattr(self, name)!r} {problem}") from None
+
+    @classmethod
+    def of_text(cls, text: str) -> SimulatedFaultParams:
+        """Reads `type;rank;delay`, the form of the peers' variable. The rank may be empty.
+
+        Up to a fifth of the delay is added.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        fields = [field.strip() for field in text.split(";")]
+        if len(fields) != 3:
+            raise ValueError(f"{text!r} is not TYPE;RANK;DELAY")
+        kind, rank, delay = fields
+        try:
+            count = kinds.COUNT_OR_NONE.read(rank)
+            seconds = kinds.SECONDS.read(delay)
+        except ValueError as problem:
+            raise ValueError(f"{text!r}: {problem}") from None
+        assert isinstance(seconds, float) and (count is None or isinstance(count, int))
+        return cls(kind, seconds, _SPREAD * seconds, count)
+
+
+def simulate_fault(params: SimulatedFaultParams) -> None:
+    """Schedules the fault, where it is meant for this rank. Called once on each rank, at the start, in the main thread.
+
+    Raises:
+        ValueError: the fault happens to the main thread, and this is another.
+    """
+    for strike, delay_s in planned(params):
+        strike.later(delay_s)
+
+
+def planned(params: SimulatedFaultParams, unless: str = "") -> list[tuple[Strike, float]]:
+    """Returns the strike and its delay in seconds; nothing where the fault is meant for another rank.
+
+    Args:
+        unless: the fault does nothing where a module of this name is loaded.
+    """
+    own = this_rank()
+    rank = injection.RANDOM if params.rank_to_fail is None else str(params.rank_to_fail)
+    fault = injection.parse(f"rank:{rank},kind:{params.fault_type},cycle:any")
+    if not own.is_meant(fault):
+        return []
+    delay_s = params.base_delay + params.rand_delay * own.dice(fault, "delay").random()
+    return [(Strike(fault, own, unless=unless), delay_s)]
 
 
 def begin() -> Callable[[], None]:
@@ -69,10 +184,7 @@ class _Waiting:
 
 
 def _simulated(environ: Mapping[str, str]) -> list[tuple[Strike, float]]:
-    """Returns the fault of the peers' variable and its delay in seconds, where it is set and meant for this rank.
-
-    Megatron-LM's own integration reads that variable too: where it is loaded, the fault is left to it.
-    """
+    """Returns the fault of the peers' variable and its delay in seconds, where it is set and meant for this rank."""
     text = environ.get(env.SIMULATED_FAULT, "")
     if not text.strip():
         return []

@@ -6,8 +6,17 @@ import dataclasses
 
 import pytest
 
-from ft_client.integrations.lightning.fit import CHECKPOINTING, LEARNABLE, SETUP, Fit, Progress, why_complete
-from ft_client.integrations.lightning.place import WARMUP, Event, section_after
+from ft_client.integrations.lightning.fit import (
+    CHECKPOINTING,
+    LEARNABLE,
+    SETUP,
+    WARMUP,
+    Event,
+    Fit,
+    Progress,
+    section_after,
+    why_complete,
+)
 from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
 MIDWAY = Progress(

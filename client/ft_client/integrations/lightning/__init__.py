@@ -11,15 +11,15 @@ from ft_client.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.inject import SimulatedFaultParams as SimulatedFaultParams
-    from ft_client.integrations.lightning.heartbeats import FaultToleranceCallback as FaultToleranceCallback
-    from ft_client.integrations.lightning.sections import (
+    from ft_client.integrations.lightning.callbacks import FaultToleranceCallback as FaultToleranceCallback
+    from ft_client.integrations.lightning.callbacks import (
         FaultToleranceSectionsCallback as FaultToleranceSectionsCallback,
     )
     from ft_client.integrations.lightning.stragglers import StragglerDetectionCallback as StragglerDetectionCallback
 
 _HOMES = {
-    "FaultToleranceCallback": ".heartbeats",
-    "FaultToleranceSectionsCallback": ".sections",
+    "FaultToleranceCallback": ".callbacks",
+    "FaultToleranceSectionsCallback": ".callbacks",
     "SimulatedFaultParams": "ft_client.inject",
     "StragglerDetectionCallback": ".stragglers",
 }

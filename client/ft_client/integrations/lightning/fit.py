@@ -1,12 +1,19 @@
-"""The progress of one `fit`, and what follows: is the training complete, which limits may be learned. Pure."""
+"""What follows from the facts of one `fit`. Pure.
+
+Is the training complete; which limits may be learned; which section is open, one at a time, or none:
+
+    began -> setup --step--> step --step_over--> (none) --step--> step ...
+                   \\-------- save, from anywhere -------> checkpointing --saved--> (none)
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
-SETUP, CHECKPOINTING = "setup", "checkpointing"
+SETUP, CHECKPOINTING, WARMUP = "setup", "checkpointing", "warmup"
 LEARNABLE = (SETUP, STEP, CHECKPOINTING, OUT_OF_SECTION)
 
 _BATCHES_FOR_HEARTBEATS = 2
@@ -79,3 +86,41 @@ def why_complete(fit: Fit, now: Progress) -> str | None:
     if fit.ended and fit.batches <= _BATCHES_OF_NOTHING_LEFT and not now.asked_to_stop:
         return f"nothing left to do after step {now.step}"
     return None
+
+
+class Event(Enum):
+    """The events that Lightning's hooks report."""
+
+    BEGAN = auto()
+    STEP = auto()
+    """A batch of training or evaluation begins."""
+    EARLY_EVALUATION = auto()
+    """One of the first batches of evaluation begins: a learned limit of steps does not judge it."""
+    STEP_OVER = auto()
+    SAVE = auto()
+    """A checkpoint is written, removed, or what is still being written is waited for."""
+    SAVED = auto()
+    OVER = auto()
+
+
+def section_after(now: str | None, event: Event) -> str | None:
+    """The section that is open after the event, given the one that was."""
+    match event:
+        case Event.BEGAN:
+            return SETUP
+        case Event.STEP:
+            return STEP
+        case Event.EARLY_EVALUATION:
+            return WARMUP
+        case Event.STEP_OVER:
+            if now in (STEP, WARMUP):
+                return None
+            return now
+        case Event.SAVE:
+            return CHECKPOINTING
+        case Event.SAVED:
+            if now == CHECKPOINTING:
+                return None
+            return now
+        case Event.OVER:
+            return None
