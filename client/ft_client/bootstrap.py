@@ -30,8 +30,8 @@ FUNCTION = "--function"
 def load() -> None:
     """Imports what `prepare`, `Rank` and most scripts need of this package. The zygote calls it once for its forks."""
     from ft_client import short_forms  # noqa: F401
-    from ft_client.monitoring import exception_report, process, stderr_tail  # noqa: F401
-    from ft_client.start import after_import, collective_timeout, own_names, script  # noqa: F401
+    from ft_client.monitoring import exception_report, process  # noqa: F401
+    from ft_client.start import after_import, script  # noqa: F401
     from rank_monitor.contract import exit_codes  # noqa: F401
 
 
@@ -53,19 +53,18 @@ def prepare() -> Report:
     """
     try:
         # Imported now: later, the script's folder comes first in sys.path.
-        from ft_client.monitoring import process, stderr_tail
-        from ft_client.monitoring.exception_report import report
-        from ft_client.start import collective_timeout
+        from ft_client.monitoring import exception_report, process
+        from ft_client.start import after_import
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
         if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
             from ft_client.integrations import nvrx_alias
 
             nvrx_alias.install_if_asked()
-        collective_timeout.apply()
+        after_import.set_collective_timeout()
         process.start(own=True)
-        stderr_tail.keep()
-        return report
+        exception_report.keep_stderr()
+        return exception_report.report
     except Exception as error:
         print(f"ft_client: this rank is not watched: {type(error).__name__}: {error}", file=sys.stderr)
         return lambda error, trace: None
@@ -109,7 +108,7 @@ class Rank:
 
     def __init__(self, main: Main, report: Report) -> None:
         # Imported now: later, the script's folder comes first in sys.path.
-        from ft_client.start import after_import, own_names, script
+        from ft_client.start import after_import, script
 
         exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")  # not there when `prepare` failed
         if exit_codes is None:
@@ -117,9 +116,8 @@ class Rank:
         else:
             self._agreed = exit_codes.AGREED
         self._main = main
-        self._names = own_names
         self._report = report
-        self._tracebacks = script
+        self._script = script
         self.act_on_loaded = after_import.act_on_loaded
         """To be called when a fork got modules that its zygote has imported."""
 
@@ -130,7 +128,7 @@ class Rank:
         """Sets up the faults on purpose that were asked for. Returns what runs the main program; keeps no reference."""
         begin_drill = _set_up_faults()
         begin_drill()
-        self._names.release()
+        self._script.release_own_names()
         return self._main.take()
 
     def __exit__(
@@ -138,9 +136,9 @@ class Rank:
     ) -> None:
         if error is None:
             return
-        theirs = self._main.below(self._tracebacks.below(trace and trace.tb_next, {Rank.take.__code__}))
+        theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.take.__code__}))
         if not isinstance(error, SystemExit):
-            self._tracebacks.hide_frames(theirs)
+            self._script.hide_frames(theirs)
             self._tell(error, theirs)
         elif error.code and not (isinstance(error.code, int) and error.code in self._agreed):
             why = _why_exit(error)

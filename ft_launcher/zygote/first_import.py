@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Not hidden: `start/own_names.py` takes care of these, and `__main__` is the script's own.
+# Not hidden: `start/script.py` takes care of these, and `__main__` is the script's own.
 _OURS = frozenset({"ft_client", "ft_launcher", "rank_monitor", "__main__", "__mp_main__"})
 
 

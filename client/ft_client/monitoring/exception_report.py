@@ -2,19 +2,27 @@
 
 `bootstrap.py` calls it, with a traceback without our frames. The file has the form of torch's `record` decorator, and
 is left as it is when that has written it; torch is not needed.
+
+Where no exception is known, the end of what the process printed to its stderr is reported instead: it may print its
+error itself and exit with a code. `keep_stderr` replaces the raw file below `sys.stderr`, so that the script finds the
+same stream with the same descriptor, encoding and buffering. What C code or another process writes to the descriptor is
+not seen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import sys
 import time
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from ft_client.monitoring import process, stderr_tail
+from ft_client.monitoring import process
 from rank_monitor.contract.wire.messages import LastOutput, RankException
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -22,6 +30,8 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
 # The rank is about to exit: a monitor that does not read must not hold that up.
 _PATIENCE_S = 0.2
+_kept = bytearray()
+"""The end of what was written to stderr: as much as is reported of a traceback, and at most twice that."""
 
 
 def report(error: BaseException | None, trace: TracebackType | None) -> None:
@@ -33,7 +43,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
     if error is None:
-        _report_output(stderr_tail.text())
+        _report_output(_end_of_stderr())
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
     message = _words(error)
@@ -71,3 +81,39 @@ def _name(kind: type) -> str:
     if kind.__module__ in ("builtins", "__main__"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class FileIO(io.FileIO):
+    """A file that keeps the end of what is written to it. Class and name are those of the file it replaces."""
+
+    __module__ = "_io"
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.name = "<stderr>"
+
+    def write(self, data: Any) -> int:
+        """Writes `data` and keeps its end. Returns the number of bytes written."""
+        written = super().write(data)
+        if written:
+            _kept.extend(memoryview(data).cast("B")[:written])
+            if len(_kept) > 2 * _MAX_TRACEBACK:
+                del _kept[:-_MAX_TRACEBACK]
+        return written
+
+
+def keep_stderr() -> None:
+    """Begins to keep what is written, if `sys.stderr` is unbuffered, as under `python -u`; else does nothing."""
+    stream = sys.stderr
+    if type(stream) is not io.TextIOWrapper or type(stream.buffer) is not io.FileIO:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        tail = FileIO(stream.fileno())
+        io.TextIOWrapper.__init__(
+            stream, tail, stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through
+        )
+
+
+def _end_of_stderr() -> str:
+    """The end of what was written, at most 8000 characters."""
+    return _kept.decode(errors="replace")[-_MAX_TRACEBACK:]

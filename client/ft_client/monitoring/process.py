@@ -1,16 +1,22 @@
-"""The client's state of this process: stack dump, link and watchdog. Made once; removed in a forked child."""
+"""The client's state of this process: stack dump, link and watchdog. Made once; removed in a forked child.
+
+On a signal of the monitor, faulthandler appends this process's stacks to a file. It works in C, so also while the GIL
+is held.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ft_client.monitoring import stacks
 from ft_client.monitoring.link import Link
 from ft_client.monitoring.watchdog import Watchdog
 from rank_monitor.contract import env
+from rank_monitor.contract.processes.descriptor import moved_up
 
 _link: Link | None = None
 _forked = False
@@ -30,7 +36,7 @@ def start(own: bool = False, environment: Mapping[str, str] = os.environ) -> Lin
     path = environment.get(env.RANK_MONITOR_SOCKET)
     if _link is not None or _forked or not path:
         return _link
-    stack_signal = stacks.register(environment)
+    stack_signal = _register_stack_dump(environment)
     _link = Link(Path(path), own)
     os.register_at_fork(after_in_child=_in_child)
     _link.reconnect()
@@ -55,3 +61,24 @@ def _in_child() -> None:
     if _link is not None:
         _link.forget()
         _link = None
+
+
+def _register_stack_dump(environment: Mapping[str, str]) -> int | None:
+    """Registers the signal and the file that the environment names. Returns the signal; None if it could not."""
+    path, number = environment.get(env.STACK_FILE), environment.get(env.STACK_SIGNAL)
+    if not path or not number:
+        return None
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        descriptor = moved_up(_opened(path))
+        faulthandler.register(int(number), file=descriptor, all_threads=True, chain=False)
+        return int(number)
+    return None
+
+
+def _opened(path: str) -> int:
+    """A descriptor that appends to a regular file. A rank of an earlier cycle may have put a FIFO or a link there."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            os.unlink(path)  # noqa: PTH108  (pathlib costs each rank 4 ms at its start)
+    return os.open(path, flags, 0o600)

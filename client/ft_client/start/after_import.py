@@ -1,13 +1,27 @@
-"""Calls a function once a module has been imported, without importing it: at once if it is loaded already."""
+"""Calls a function once a module has been imported, without importing it: at once if it is loaded already.
+
+The default timeout of process groups is set so, if the environment of this rank asks for one: torch's names are set
+once their module has run, or is given to a fork. A group that is made with a timeout of its own keeps that.
+"""
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from rank_monitor.contract import env
+
+_CONSTANTS = "torch.distributed.constants"
+# It imports the names from there, and so has variables of its own.
+_COPIES = "torch.distributed.distributed_c10d"
+# The first is for groups made without naming a backend, the second for those of NCCL.
+_NAMES = ("default_pg_timeout", "default_pg_nccl_timeout")
 
 
 def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
@@ -55,3 +69,36 @@ class _Later(MetaPathFinder):
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def set_collective_timeout() -> None:
+    """Sets torch's default timeouts to what the environment of this rank asks for, if anything.
+
+    An invalid value is reported on stderr.
+    """
+    timeout = _asked_timeout()
+    if timeout is not None:
+        after_import(_CONSTANTS, lambda module: _replace_defaults(timeout))
+
+
+def _asked_timeout() -> datetime.timedelta | None:
+    text = os.environ.get(env.NCCL_COLLECTIVE_TIMEOUT)
+    if text is None:
+        return None
+    from rank_monitor.contract.settings import kinds
+
+    try:
+        seconds = kinds.LIMIT.read(text)
+        if seconds is None:
+            return None
+        return datetime.timedelta(seconds=float(str(seconds)))
+    except (ValueError, OverflowError) as problem:
+        print(f"ft_client: {env.NCCL_COLLECTIVE_TIMEOUT}={text!r} does nothing: {problem}", file=sys.stderr)
+        return None
+
+
+def _replace_defaults(timeout: datetime.timedelta) -> None:
+    for module in (_CONSTANTS, _COPIES):
+        if module in sys.modules:
+            for name in _NAMES:
+                setattr(sys.modules[module], name, timeout)
