@@ -18,31 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from . import (
-    p1_launch,
-    p1c_idle,
-    p2_crash,
-    p3_nodes,
-    p5_hang,
-    p6_calls,
-    p7_sidecars,
-    p8_in_process,
-    p9_in_process_steady,
-    p10_stubborn,
-    p11_rendezvous,
-    p13_rerun,
-    p13_straggler,
-)
 from .job import JobFailed
 from .launchers import NVRX, OURS, TORCHRUN, Launcher, make_nvrx_environment
 from .scenario import Outcome, Scenario
+from .scenarios import SCENARIOS
 from .table import FLOOR, record, render
 
-MODULES = (
-    *(p1_launch, p1c_idle, p2_crash, p5_hang, p6_calls, p7_sidecars, p8_in_process, p9_in_process_steady),
-    *(p10_stubborn, p11_rendezvous, p13_straggler, p13_rerun),
-)
-SCENARIOS = [*(module.SCENARIO for module in MODULES), p3_nodes.CRASH, p3_nodes.LOSS, p3_nodes.LOSS_BY_DEFAULT]
 PEERS = {"torchrun": TORCHRUN, "nvrx": NVRX}
 
 
@@ -70,7 +51,7 @@ def run(
     scenario: Scenario, launchers: list[Launcher], repeat: int, ranks_wanted: set[int]
 ) -> dict[tuple[int, str], Outcome]:
     """All rounds of one scenario; each round begins with another launcher."""
-    taking_part = [variant for launcher in launchers for variant in scenario.peers(launcher)]
+    taking_part = [variant for launcher in launchers for variant in scenario.variants.get(launcher.name, ())]
     sizes = [ranks for ranks in scenario.sizes if not ranks_wanted or ranks in ranks_wanted]
     names = [FLOOR, *(launcher.name for launcher in taking_part)]
     results = {(ranks, name): Outcome() for ranks in sizes for name in names}

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from .job import deaths, memory_mib
 from .launchers import ROOT
+from .ports import free_port
 from .scenario import Outcome
 
 TORCH_PROCESS = """
@@ -67,8 +68,7 @@ def fork_group(ranks: int) -> float:
     """Fork the ranks, each makes the gloo group over a fresh store: seconds to the last."""
     import torch.distributed as dist
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     reader, writer = os.pipe()
     start = time.monotonic_ns()
     for rank in range(ranks):
@@ -102,8 +102,7 @@ def fork_barriers(ranks: int) -> tuple[float, float]:
 
     listener = socket.create_server(("127.0.0.1", 0))  # the server's threads begin when nothing is forked any more
     port = listener.getsockname()[1]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     reader, writer = os.pipe()
     signal.alarm(60)
     for rank in range(ranks):
@@ -210,7 +209,7 @@ def idle(_ranks: int, outcome: Outcome) -> None:
 
 
 def nothing(_ranks: int, _outcome: Outcome) -> None:
-    """P10: no time at all."""
+    """Where there is no floor but the launchers themselves."""
 
 
 if __name__ == "__main__":

@@ -9,31 +9,20 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
-import socket
 import sys
 
 import torch.distributed  # noqa: F401  the ranks have it loaded
+from ports import free_port
 
-
-def free_port() -> int:
-    """A port that nobody uses now, and neither the next two: a trainer may have its own store there."""
-    while True:
-        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-                third.bind(("127.0.0.1", port + 2))
-            except (OSError, OverflowError):
-                continue
-            return port
+PORTS = 3
+"""The next two are free as well: a trainer may have its own store there."""
 
 
 def main() -> int:
     """0 when every rank ended well."""
     ranks, (script, *arguments) = int(sys.argv[1]), sys.argv[2:]
     importlib.import_module(os.environ["BENCH_CLIENT"])
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(PORTS))}
     for rank in range(ranks):
         if os.fork() == 0:
             os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks))

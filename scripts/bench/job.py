@@ -1,10 +1,11 @@
 """One run of a launcher: started in a folder of its own, read through its ranks' stamps, ended to the last process.
 
-Every wait has a deadline. A process is ended only when its environment carries this job's tag.
+Every wait has a deadline. A process is ended only when its environment names this job's folder.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
 import os
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from .launchers import COMMON_ENVIRONMENT, Launcher
 
@@ -51,7 +54,6 @@ class Job:
         self.ranks = ranks
         self.launcher = launcher
         self.folder = Path(tempfile.mkdtemp(prefix="ftb"))
-        self.tag = f"BENCH_FOLDER={self.folder}".encode()
         self._stamps: list[Stamp] = []
         self._read_bytes = 0
         self.environment = {
@@ -62,10 +64,12 @@ class Job:
             "BENCH_CLIENT": launcher.client,
             "TMPDIR": str(self.folder),
         }
-        command = launcher.command(ranks, max_restarts, flags, arguments)
-        with (self.folder / "output").open("wb") as output:
-            self.started_ns = time.monotonic_ns()
-            self.process = subprocess.Popen(
+        self.started_ns = time.monotonic_ns()
+        self.process = self._start(launcher.command(ranks, max_restarts, flags, arguments))
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "output").open("ab") as output:
+            return subprocess.Popen(
                 command,
                 cwd=self.folder,
                 env=self.environment,
@@ -82,10 +86,28 @@ class Job:
         self, _type: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None
     ) -> None:
         deadline = time.monotonic() + 10
-        while end_tagged(self.tag) and time.monotonic() < deadline:
+        while self._kill_all() and time.monotonic() < deadline:
             time.sleep(0.02)
         self.process.wait(10)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill_all(self) -> int:
+        pids = self.processes()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(pids)
+
+    def end_well(self, limit_s: float) -> None:
+        """Waits for the launcher's exit code 0."""
+        if self.process.wait(limit_s) != 0:
+            raise JobFailed(f"exit code {self.process.returncode}; {self.last_output()}")
+
+    def processes(self) -> list[int]:
+        """All processes whose environment has this job's folder."""
+        environments = ((process.pid, process.info["environ"]) for process in psutil.process_iter(["environ"]))
+        folder = str(self.folder)
+        return [pid for pid, environment in environments if environment and environment.get("BENCH_FOLDER") == folder]
 
     def stamps(self, event: str = "", cycle: int | None = None) -> list[Stamp]:
         """What the ranks wrote so far, whole lines only, filtered."""
@@ -125,6 +147,14 @@ class Job:
         """Make the file that the ranks wait for."""
         (self.folder / name).touch()
 
+    def took_ns(self, name: str, rank: int = 0) -> array.array[int]:
+        """Nanoseconds of each call of one rank."""
+        return array.array("q", (self.folder / f"{name}.{rank}.bin").read_bytes())
+
+    def took_ns_of_all(self, name: str) -> list[int]:
+        """Nanoseconds of each call of all ranks."""
+        return [took for rank in range(self.ranks) for took in self.took_ns(name, rank)]
+
     def last_output(self) -> str:
         """The last lines of what the launcher and its ranks printed."""
         lines = (self.folder / "output").read_text(errors="replace").strip().splitlines()
@@ -132,10 +162,10 @@ class Job:
 
     def monitors(self) -> list[int]:
         """The sidecars of this launcher."""
-        words = self.launcher.monitor_words.encode()
+        text = self.launcher.monitor_words
         ranks = {s.pid for s in self.stamps()}
         found = (pid for pid in descendants(self.process.pid) if pid not in ranks)
-        return [pid for pid in found if words and words in read_bytes(f"/proc/{pid}/cmdline")]
+        return [pid for pid in found if text and text in command_line(pid)]
 
 
 def deaths(
@@ -167,43 +197,20 @@ def deaths(
     return dead
 
 
-def read_bytes(path: str) -> bytes:
-    """A file of /proc, empty when the process is gone."""
+def command_line(pid: int) -> str:
+    """Empty when the process is gone."""
     try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
 
 
 def descendants(pid: int) -> list[int]:
     """All processes below `pid`."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            text = read_bytes(f"{entry}/stat").rpartition(b")")[2].split()
-            if len(text) > 1:
-                children.setdefault(int(text[1]), []).append(int(entry.name))
-    below, todo = [], [pid]
-    while todo:
-        found = children.get(todo.pop(), [])
-        below += found
-        todo += found
-    return below
-
-
-def tagged(tag: bytes) -> list[int]:
-    """All processes whose environment has `tag`."""
-    pids = (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [int(pid) for pid in pids if tag in read_bytes(f"/proc/{pid}/environ").split(b"\0")]
-
-
-def end_tagged(tag: bytes) -> int:
-    """SIGKILL every process whose environment has `tag`; says how many there were."""
-    pids = tagged(tag)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return len(pids)
+    try:
+        return [below.pid for below in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def cpu_s(pid: int) -> float:
@@ -213,8 +220,8 @@ def cpu_s(pid: int) -> float:
 
 def memory_mib(pid: int) -> tuple[float, float]:
     """(proportional, private) MiB."""
-    lines = (line.split() for line in read_bytes(f"/proc/{pid}/smaps_rollup").decode().splitlines())
-    sizes = {words[0]: int(words[1]) / 1024 for words in lines if len(words) == 3}
-    if not sizes:
-        raise JobFailed(f"process {pid} ended")
-    return sizes["Pss:"], sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+    try:
+        memory = psutil.Process(pid).memory_full_info()
+    except psutil.NoSuchProcess:
+        raise JobFailed(f"process {pid} ended") from None
+    return memory.pss / 2**20, memory.uss / 2**20

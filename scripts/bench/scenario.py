@@ -34,8 +34,9 @@ class Outcome:
 class Scenario:
     """One part of the table.
 
-    `once` runs one job of a launcher with so many ranks; `floor` measures what nothing can be faster than;
-    `peers` gives the variants of a launcher that take part; `trials` is how many values of a metric one run gives.
+    `once` runs one job of a launcher with so many ranks; `floor` measures what nothing can be faster than; `variants`
+    are the launchers that take part, by the name of the launcher that was asked for; `trials` is how many values of a
+    metric one run gives.
     """
 
     keys: tuple[str, ...]
@@ -44,7 +45,7 @@ class Scenario:
     sizes: Sequence[int]
     once: Callable[[Launcher, int, Outcome], None]
     floor: Callable[[int, Outcome], None]
-    peers: Callable[[Launcher], Sequence[Launcher]] = lambda launcher: [launcher]
+    variants: Mapping[str, Sequence[Launcher]]
     trials: int = 1
 
 

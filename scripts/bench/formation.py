@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,8 +19,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from .job import JobFailed
-from .launchers import COMMON_ENVIRONMENT, OURS, ROOT, TORCHRUN, Launcher
-from .scenario import Outcome, Scenario
+from .launchers import COMMON_ENVIRONMENT, OURS, ROOT, Launcher
+from .ports import free_port
+from .scenario import Outcome
 
 PROCESSES = 4
 CYCLES = 10
@@ -44,11 +44,6 @@ def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 class Nodes:
     """All nodes of one job."""
 
@@ -56,7 +51,7 @@ class Nodes:
         self._children = []
         share, first = max(1, count // PROCESSES), 0
         if kind == "ours":
-            port, first = _free_port(), 1
+            port, first = free_port(), 1
             self._children.append(stack.enter_context(process(kind, port, count, 0, 1)))
         else:
             server = stack.enter_context(process("serve"))
@@ -92,7 +87,7 @@ class Nodes:
         return max(one["done"] for one in answers) - min(one["begun"] for one in answers), operations
 
 
-def once(launcher: Launcher, nodes: int, outcome: Outcome) -> None:
+def cycles(launcher: Launcher, nodes: int, outcome: Outcome) -> None:
     """Some cycles of one job, and a time in which nothing happens."""
     kind = "ours" if launcher.name == OURS.name else "torch"
     if kind == "torch" and nodes > MOST_OF_TORCH:
@@ -114,20 +109,9 @@ def once(launcher: Launcher, nodes: int, outcome: Outcome) -> None:
         outcome.add("idle_ops_a_node_and_beat", sum(idle.values()) / nodes / (IDLE_S / BEAT_S))
 
 
-def floor(nodes: int, outcome: Outcome) -> None:
+def connects(nodes: int, outcome: Outcome) -> None:
     """Each node connects once."""
     with ExitStack() as stack:
         seconds, _ = Nodes("connect", nodes, stack).form()
         outcome.add("form_s", seconds)
         outcome.add("first_s", seconds)
-
-
-SCENARIO = Scenario(
-    keys=("P11",),
-    title="simulated nodes form a cycle",
-    marks="linear: a node's time within 2 x; 10 x faster than torch's at 256 nodes; idle: 1 operation a node and beat",
-    sizes=(64, 256, 512, 1024),
-    once=once,
-    floor=floor,
-    peers=lambda launcher: [launcher] if launcher.name in (OURS.name, TORCHRUN.name) else [],
-)

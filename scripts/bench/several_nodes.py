@@ -5,26 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from types import TracebackType
 
-from rank_monitor.contract.settings.config import MemberSettings
-
 from .job import Job, JobFailed, descendants
-from .launchers import OURS, TORCHRUN, TORCHRUN_OWN_STORE, WORKER, Launcher
-from .scenario import Outcome, Scenario
+from .launchers import OURS, WORKER, Launcher
+from .one_node import crash_each_cycle
+from .ports import free_port
+from .scenario import Outcome
 
 RANKS = 2
 """Per agent."""
 
 CRASHES = 3
 TIMEOUT_S, BEAT_S = 2.0, 0.5
-_DEFAULT = MemberSettings()
 
 
 @dataclass(frozen=True)
@@ -50,27 +47,12 @@ class Nodes(Job):
     def __init__(
         self, launcher: Launcher, agents: int, nodes: str, arguments: Sequence[str], flags: Sequence[str], restarts: int
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        endpoint = f"127.0.0.1:{free_port()}"
         same = {field.name: getattr(launcher, field.name) for field in fields(Launcher)}
         first = AgentOf(**same, nodes=nodes, endpoint=endpoint)
         super().__init__(first, agents * RANKS, arguments, flags, restarts)
         command = replace(first, is_host=False).command(RANKS, restarts, flags, arguments)
-        self.others: list[subprocess.Popen[bytes]] = []
-        with (self.folder / "output").open("ab") as output:
-            for _ in range(agents - 1):
-                self.others.append(self._start(command, output.fileno()))
-
-    def _start(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self.others = [self._start(command) for _ in range(agents - 1)]
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -88,9 +70,9 @@ class Nodes(Job):
                 os.kill(pid, signal.SIGKILL)
         return at
 
-    def end_well(self) -> None:
-        """Waits for the agents that were not lost."""
-        codes = [process.wait(60) for process in (self.process, *self.others)]
+    def end_well(self, limit_s: float = 60) -> None:
+        """Waits for the agents; one that was lost may have died by SIGKILL."""
+        codes = [process.wait(limit_s) for process in (self.process, *self.others)]
         if any(code not in (0, -signal.SIGKILL) for code in codes):
             raise JobFailed(f"exit codes {codes}; {self.last_output()}")
 
@@ -98,13 +80,7 @@ class Nodes(Job):
 def crashes(launcher: Launcher, agents: int, outcome: Outcome) -> None:
     """P3: one job with some crashes, each on another rank."""
     with Nodes(launcher, agents, str(agents), ["crash", str(CRASHES)], (), CRASHES) as job:
-        job.wait_ranks("ready")
-        for cycle in range(CRASHES):
-            job.tell(f"go.{cycle}")
-            (crash,) = job.wait_ranks("crash", cycle, count=1)
-            ready = job.wait_ranks("ready", cycle + 1)
-            outcome.add("recover_s", (max(s.t for s in ready) - crash.t) / 1e9)
-        job.tell(f"go.{CRASHES}")
+        crash_each_cycle(job, CRASHES, outcome)
         job.end_well()
 
 
@@ -127,45 +103,3 @@ def loss(
         for cycle in (0, 1):
             job.tell(f"go.{cycle}")
         job.end_well()
-
-
-def _nothing(ranks: int, outcome: Outcome) -> None:
-    """No floor but the agents themselves."""
-
-
-def _peers(launcher: Launcher) -> list[Launcher]:
-    return {OURS.name: [OURS], TORCHRUN.name: [TORCHRUN_OWN_STORE]}.get(launcher.name, [])
-
-
-CRASH = Scenario(
-    keys=("P3",),
-    title=f"a rank's SIGKILL to all ranks' group ready, 2 and 4 agents of {RANKS} ranks",
-    marks="below 0.5 s",
-    sizes=(2, 4),
-    once=crashes,
-    floor=_nothing,
-    peers=_peers,
-    trials=CRASHES,
-)
-
-LOSS_BY_DEFAULT = Scenario(
-    keys=("P4",),
-    title=f"loss of a node to all ready, minus the default --ft-node-timeout of {_DEFAULT.node_timeout:g} s;"
-    " 2 agents: 1:2, 3 agents: a spare",
-    marks="below 1 s",
-    sizes=(2, 3),
-    once=partial(loss, timeout_s=_DEFAULT.node_timeout, beat_s=_DEFAULT.node_beat),
-    floor=_nothing,
-    peers=lambda launcher: [launcher] if launcher.name == OURS.name else [],
-)
-
-LOSS = Scenario(
-    keys=("P4",),
-    title=f"loss of a node to all ranks' group ready, minus our --ft-node-timeout of {TIMEOUT_S:g} s;"
-    " 2 agents: 1:2, 3 agents: a spare",
-    marks="below 1 s",
-    sizes=(2, 3),
-    once=loss,
-    floor=_nothing,
-    peers=_peers,
-)

@@ -1,6 +1,9 @@
-"""P9: what a wrapped function costs while nothing happens: requests to the store, threads, processes, memory, time.
+"""Jobs whose ranks wrap a function: the function called again after an exception (P8), and while nothing happens (P9).
 
-Requests are counted where they arrive: the kernel counts, for each connection of the server, the segments with data
+P8 runs with the least wait that the wrapper allows and at defaults, with a function that makes no process group and
+with one that makes a gloo group in each iteration; there, the time to the last rank's group being ready counts as well.
+
+P9 counts requests where they arrive: the kernel counts, for each connection of the server, the segments with data
 that came in. A client sends each request at once (TCP_NODELAY) and waits for most answers, so a request is a segment.
 No process is slowed down by that, whoever hosts the store. Under the launcher, the agent's own requests count too.
 """
@@ -11,26 +14,59 @@ import re
 import statistics
 import subprocess
 import time
-from pathlib import Path
 
-from . import floors
-from .job import Job, JobFailed, cpu_s, memory_mib, tagged
+import psutil
+
+from .job import Job, JobFailed, cpu_s, memory_mib
 from .launchers import Launcher
-from .p8_in_process import peers
-from .p13_straggler import took_ns
-from .scenario import Outcome, Scenario
+from .scenario import Outcome
 
+RESTARTS = 6
+"""Per job; each of them counts, the first too."""
+VARIANTS = (("quick", "none"), ("quick", "gloo"), ("default", "none"), ("default", "gloo"))
 STEPS = 2000
 SETTLE_S = 3.0
 STEADY_S = 20.0
 ENTRY_S = 240.0
 
 
-def once(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
-    """One job."""
+def restarts(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
+    """P8: one job for each variant; one that fails is told, and the others still run."""
+    failures = []
+    for settings, group in VARIANTS:
+        try:
+            restarts_of_variant(launcher, ranks, settings, group, outcome)
+        except JobFailed as error:
+            failures.append(f"{settings}, group {group}: {error}")
+    if failures:
+        raise JobFailed("; ".join(failures))
+
+
+def restarts_of_variant(launcher: Launcher, ranks: int, settings: str, group: str, outcome: Outcome) -> None:
+    """One job. No rank raises before all are in the function, with their group."""
+    prefix = "default_" if settings == "default" else ""
+    if group == "gloo":
+        metrics = {"enter": f"{prefix}gloo_restart_ms", "ready": f"{prefix}gloo_ready_ms"}
+    else:
+        metrics = {"enter": f"{prefix}restart_ms"}
+    last = list(metrics)[-1]
+    with Job(launcher, ranks, ["restart", settings, group, str(RESTARTS)]) as job:
+        job.wait_ranks(last)
+        for iteration in range(RESTARTS):
+            job.tell(f"go.{iteration}")
+            (raised,) = job.wait_ranks("raise", iteration, count=1)
+            job.wait_ranks(last, iteration + 1)
+            for event, metric in metrics.items():
+                reached = job.stamps(event, iteration + 1)
+                outcome.add(metric, (max(stamp.t for stamp in reached) - raised.t) / 1e6)
+        job.end_well(60)
+
+
+def steady(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
+    """P9: what the wrapper costs while nothing happens: requests to the store, threads, processes, memory, time."""
     with Job(launcher, ranks, ["steady", str(STEPS)]) as job:
         pids = [stamp.pid for stamp in job.wait_ranks("before", deadline_s=ENTRY_S)]
-        threads, before = {pid: tasks(pid) for pid in pids}, set(tagged(job.tag))
+        threads, before = {pid: tasks(pid) for pid in pids}, set(job.processes())
         job.tell("go")
         entered = job.wait_ranks("enter", deadline_s=ENTRY_S)
         called = job.stamps("call")
@@ -39,7 +75,7 @@ def once(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
         job.wait_ranks("timed", count=1)
         time_of_steps(job, outcome)
         time.sleep(SETTLE_S)
-        extra = sorted(set(tagged(job.tag)) - before)
+        extra = sorted(set(job.processes()) - before)
         outcome.add("threads_a_rank", statistics.median(tasks(pid) - threads[pid] for pid in pids))
         outcome.add("threads_of_rank_most", max(tasks(pid) - threads[pid] for pid in pids))
         outcome.add("processes_a_rank", len(extra) / ranks)
@@ -52,9 +88,9 @@ def once(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
 def time_of_steps(job: Job, outcome: Outcome) -> None:
     """The same steps of work on rank 0 without the wrapper and in it, and a ping."""
     for name in ("bare", "wrapped"):
-        outcome.add_percentiles(f"{name}_step", took_ns(job, f"{name}_step"))
-        outcome.add(f"{name}_step_cpu_us", took_ns(job, f"{name}_cpu")[0] / STEPS / 1000)
-    outcome.add_percentiles("ping", took_ns(job, "ping"))
+        outcome.add_percentiles(f"{name}_step", job.took_ns(f"{name}_step"))
+        outcome.add(f"{name}_step_cpu_us", job.took_ns(f"{name}_cpu")[0] / STEPS / 1000)
+    outcome.add_percentiles("ping", job.took_ns("ping"))
 
 
 def in_steady_state(job: Job, pids: list[int], ranks: int, outcome: Outcome) -> None:
@@ -80,17 +116,6 @@ def arrived(port: int) -> int:
 def tasks(pid: int) -> int:
     """Threads of a process."""
     try:
-        return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
-    except OSError:
+        return int(psutil.Process(pid).num_threads())
+    except psutil.NoSuchProcess:
         raise JobFailed(f"process {pid} ended") from None
-
-
-SCENARIO = Scenario(
-    keys=("P9",),
-    title="in process: a wrapped function while nothing happens",
-    marks="at most 0.05 requests per second and rank at 64, 2 threads, no process under the launcher; entry 0.1 s",
-    sizes=(8, 64),
-    once=once,
-    floor=floors.nothing,
-    peers=peers,
-)
