@@ -23,7 +23,7 @@ Answer: TypeAlias = tuple[list[Finding], dict[str, Any]]
 CHECKS = {
     "endpoint": ("ft_launcher.health.endpoint", "look"),
     "gpu": ("ft_launcher.health.gpu", "look"),
-    "gpu_memory": ("ft_launcher.health.gpu_memory", "look"),
+    "gpu_memory": ("ft_launcher.health.gpu", "look_at_memory"),
     "mounts": ("ft_launcher.health.mounts", "look"),
     "nic": ("ft_launcher.health.nic", "look"),
     "nvlink": ("ft_launcher.health.gpu", "look_at_links"),

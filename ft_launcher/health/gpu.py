@@ -1,4 +1,4 @@
-"""The state of each GPU, and of the NVLinks between them.
+"""The state of each GPU, of the NVLinks between them, and the memory in use.
 
 A GPU: the recovery that the driver asks for, memory errors, retired pages and remapped rows. NVLink: a link that was
 active and is no more, and a GPU with fewer active links than others of the same kind. A GPU without any active link is
@@ -28,6 +28,7 @@ _RECOVERY = {
     6: "a reset of its bus",
     7: "a reboot of the system",
 }
+_MIB = 1 << 20
 _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; a GPU with fewer says so of each
 
 
@@ -111,6 +112,22 @@ def look_at_links(task: Task) -> Answer:
     findings += judge_links(gpus, before)
     seen = {name: before.get(name, frozenset()) | links.active for name, links in gpus.items()}
     return findings or [("not present", "no active NVLink")], {name: sorted(links) for name, links in seen.items()}
+
+
+def look_at_memory(task: Task) -> Answer:
+    """Returns one finding per GPU that the ranks may use, and the memory in use as `used_mib` of the answer."""
+    from ft_launcher.health import nvml
+
+    used_mib = {}
+
+    def read(name: str, handle: Any) -> list[Finding]:
+        memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+        if memory is None:
+            return [("unknown", f"{name}: the driver does not say how much of its memory is in use")]
+        used_mib[name] = memory.used / _MIB
+        return [("ok", "")]
+
+    return nvml.each_gpu(read, task.say), {"used_mib": used_mib}
 
 
 def _read_gpu(handle: Any) -> Gpu:

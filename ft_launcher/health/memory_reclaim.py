@@ -1,16 +1,19 @@
 """Waits before a cycle until the ranks of earlier cycles have given back the memory of the GPUs.
 
-`gpu_memory` decides what follows a reading. Each reading is a process of its own, so that neither CUDA nor the driver's
-library is loaded into the agent. A failed reading, or memory that is not released in time, delays no cycle further.
+A driver releases memory some time after the process that had it has ended, and later if that was killed. `next_step`
+decides what follows a reading. Each reading is a process of its own, so that neither CUDA nor the driver's library is
+loaded into the agent. A failed reading, or memory that is not released in time, delays no cycle further.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from ft_launcher.health.check_process import CheckProcess
-from ft_launcher.health.gpu_memory import Used, next_step
 from ft_launcher.health.plan import Places, has_driver, order_for
 from ft_launcher.health.reading import too_late, understand
 from rank_monitor.contract.processes.wait import readable
@@ -22,6 +25,38 @@ _UNREAD = "the GPU memory in use cannot be read, so that no cycle waits for it"
 _READING_S = 2.0
 # A process that SIGKILL has not ended by then waits in the kernel, as on a driver that hangs.
 _AFTER_SIGKILL_S = 2.0
+# The pause grows with the time waited, up to the configured interval: a quick release delays the cycle little.
+_FIRST_PAUSE_S = 0.1
+
+Used: TypeAlias = Mapping[str, float]
+"""MiB in use, by the name of the GPU."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What follows from a reading: another one after so many seconds; None: the cycle starts, `reason` says with what
+    still in use."""
+
+    pause_s: float | None
+    reason: str = ""
+
+
+def next_step(before: Used, now: Used, settings: StopSettings, waited_s: float) -> Step:
+    """What follows from a reading. Pure.
+
+    Args:
+        before: what was in use before the first cycle; a GPU that is not in it is not waited for.
+        waited_s: since the first reading was asked for.
+    """
+    tolerance = settings.gpu_memory_tolerance_mb
+    more = {gpu: mib - before[gpu] for gpu, mib in now.items() if gpu in before and mib > before[gpu] + tolerance}
+    if not more:
+        return Step(None)
+    left_s = settings.gpu_memory_reclaim_timeout - waited_s
+    if left_s > 0:
+        return Step(min(left_s, max(_FIRST_PAUSE_S, min(waited_s, settings.gpu_memory_poll_interval))))
+    in_use = ", ".join(f"{gpu} {mib:.0f} MiB" for gpu, mib in more.items())
+    return Step(None, f"{waited_s:.0f} s after the ranks ended, more is in use than before the first cycle: {in_use}")
 
 
 class GpuMemory:

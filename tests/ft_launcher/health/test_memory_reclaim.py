@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.gpu_memory import Step, next_step
-from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.memory_reclaim import GpuMemory, Step, next_step
 from ft_launcher.health.plan import Places
 from rank_monitor.contract.settings.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
