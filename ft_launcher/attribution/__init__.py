@@ -4,8 +4,7 @@
 `error_text` read what exceptions say, `fault` is the result. Knows no process and no file; `cycle/evidence.py` gathers.
 """
 
-from ft_launcher.attribution.fault import Fault, FaultKind
-from ft_launcher.attribution.fault_class import FaultClass
+from ft_launcher.attribution.fault import Fault, FaultClass, FaultKind
 from ft_launcher.attribution.first_failure import attribute
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, where

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from ft_launcher.attribution import hints, known_errors
 from ft_launcher.attribution.error_text import excerpt, place
-from ft_launcher.attribution.fault import Fault, FaultKind
-from ft_launcher.attribution.fault_class import NO_CAUSE, Cause, FaultClass
+from ft_launcher.attribution.fault import NO_CAUSE, Cause, Fault, FaultClass, FaultKind
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
 from ft_launcher.attribution.scene import Whereabouts, in_collective

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ft_launcher.attribution.fault_class import NO_CAUSE, Cause, FaultClass
+from ft_launcher.attribution.fault import NO_CAUSE, Cause, FaultClass
 from rank_monitor.contract.exit_codes import ExitCode
 
 _SHM_LOW = 64 << 20

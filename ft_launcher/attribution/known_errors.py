@@ -13,7 +13,7 @@ import re
 
 from ft_launcher.attribution import hints
 from ft_launcher.attribution.error_text import chain, raised_by_program
-from ft_launcher.attribution.fault_class import NO_CAUSE, Cause, FaultClass
+from ft_launcher.attribution.fault import NO_CAUSE, Cause, FaultClass
 from ft_launcher.attribution.hints import NodeEvidence
 from rank_monitor.contract.lost_peer import MOST_SEARCHED, is_lost_peer
 from rank_monitor.contract.wire.messages import RankException

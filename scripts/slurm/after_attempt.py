@@ -20,7 +20,7 @@ from typing import Any
 
 from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 
-from ft_launcher.attribution.fault_class import FaultClass
+from ft_launcher.attribution.fault import FaultClass
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.foreign import parse_json, read_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.attribution.fault_class import FaultClass
+from ft_launcher.attribution.fault import FaultClass
 from ft_launcher.attribution.hints import NodeEvidence, number_of, of_exit, of_hang, of_signal
 
 NODE = NodeEvidence()

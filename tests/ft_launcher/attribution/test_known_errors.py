@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ft_launcher.attribution import error_text, known_errors
-from ft_launcher.attribution.fault_class import FaultClass
+from ft_launcher.attribution.fault import FaultClass
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.known_errors import is_about_peers, of_exception
 from rank_monitor import stacks
