@@ -165,11 +165,11 @@ def _subcommand(words: Sequence[str]) -> int:
 def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
     """Runs a job, or describes it for a dry run. Returns the exit code."""
     from ft_launcher.ranks.runtime import Runtime
-    from ft_launcher.record import torch_log
+    from ft_launcher.record import console
     from rank_monitor.contract.processes import resolver
 
     resolver.bound_process()  # the zygote was forked before: ranks have nothing of it, nor of the next
-    torch_log.quiet()
+    console.quiet_torch()
     if seen.starts_ranks:
         runtime = Runtime.start()
     else:

@@ -146,7 +146,6 @@ ADAPT_TORCH = {
     "ft_launcher.settings.rendezvous_check",
     "ft_launcher.rendezvous.several_nodes",
     "ft_launcher.settings.job_settings",
-    "ft_launcher.record.torch_log",
 }
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""
 

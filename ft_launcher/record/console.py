@@ -2,13 +2,15 @@
 
 Installed by the command line; `launch()` leaves a user's program its own streams. A pipe holds 64 KiB. When nobody
 reads it, a write blocks, and with it would block the restart after a fault and the end after SIGTERM. So writers only
-append to a queue, which is bounded: what does not fit is dropped and counted.
+append to a queue, which is bounded: what does not fit is dropped and counted. torch's C++ code writes to the descriptor
+itself; `quiet_torch` keeps it from that.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import select
@@ -16,6 +18,8 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 MAX_HELD_BYTES = 4 << 20
@@ -26,6 +30,11 @@ _DRAIN_S = 10.0
 """Seconds at the launcher's end, for a console that reads slowly."""
 _PIECE = 16 << 10
 """Bytes of one write: a quarter of a pipe, so that progress is seen also when the reader is slow."""
+_LEVEL = "TORCH_CPP_LOG_LEVEL"
+# The symbol of the flag in torch's C++ library c10.
+_FLAG = "FLAGS_caffe2_log_level"
+_FATAL = 3
+"""The level of c10's log above INFO (0), WARNING (1) and ERROR (2)."""
 
 
 class Console:
@@ -155,3 +164,24 @@ def drain() -> None:
 def dropped() -> int:
     """Returns how many lines both consoles have dropped so far."""
     return sum(stream.dropped for stream in (sys.stdout, sys.stderr) if isinstance(stream, Console))
+
+
+def quiet_torch(environ: Mapping[str, str] = os.environ) -> None:
+    """Makes torch's C++ code print only what is fatal in this process, unless the user sets TORCH_CPP_LOG_LEVEL.
+
+    Each connection that breaks makes the launcher's stores print twenty lines and a C++ stack to standard error. The
+    same arrives as a Python exception, which is reported in one line.
+
+    torch reads that variable once, when it is imported, into a flag of its C++ library; processes forked before keep
+    theirs. A torch without that flag goes on printing.
+    """
+    if _LEVEL in environ:
+        return
+    import torch
+
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        # There is no call for it: the flag of the loaded library itself is set.
+        ctypes.c_int.in_dll(library, _FLAG).value = _FATAL
+    except (OSError, ValueError):
+        pass

@@ -14,7 +14,7 @@ import ctypes, os, torch
 library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
 print("level", ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value)
 """
-AGENT = "import torch; from ft_launcher.record import torch_log; torch_log.quiet()"
+AGENT = "import torch; from ft_launcher.record import console; console.quiet_torch()"
 
 
 def shown(*words: str, **environment: str) -> str:
