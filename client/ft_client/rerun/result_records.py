@@ -18,7 +18,7 @@ from ft_client.rerun import judgement
 from ft_client.rerun.unexpected_result import Device, UnexpectedResult
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ def ran_before() -> tuple[int, Device] | None:
     if not text:
         return None
     try:
-        suspect = from_json(ResultInDoubt, json.loads(text))
-    except (ValueError, ProtocolError) as error:
+        suspect = read_record(ResultInDoubt, text)
+    except ProtocolError as error:
         logger.warning("%s cannot be read: %s", env.RESULT_IN_DOUBT, error)
         return None
     return suspect.rank, Device(suspect.node, suspect.device)

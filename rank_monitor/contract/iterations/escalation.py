@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.foreign import parse_json
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
-_T = TypeVar("_T")
 SOFT_TIMEOUT, JOINING, COLLATERAL = "SOFT_TIMEOUT", "JOINING", "collateral"
 _NO_ERRORS = frozenset({SOFT_TIMEOUT, "HARD_TIMEOUT", "UNRESPONSIVE"})
 """Interruptions without an error of the program. A hang is counted by itself."""
@@ -48,7 +47,7 @@ class EscalationLimits:
         Raises:
             ProtocolError: the text is not such a one.
         """
-        return _read(cls, text)
+        return read_record(cls, text)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Restarts:
     def read(cls, text: str | bytes) -> Restarts:
         """Reads the text that `to_json` wrote. For any other text, the counts before the first restart."""
         try:
-            return _read(cls, text)
+            return read_record(cls, text)
         except ProtocolError:
             return cls()
 
@@ -180,10 +179,3 @@ def _name(fault: Mapping[str, Any]) -> str:
     else:
         what = kind
     return f"{what} on rank {fault.get('member', fault.get('rank'))}"
-
-
-def _read(kind: type[_T], text: str | bytes) -> _T:
-    try:
-        return from_json(kind, parse_json(text))
-    except ValueError as problem:
-        raise ProtocolError(f"{kind.__name__}: {problem}") from None

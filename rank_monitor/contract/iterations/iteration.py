@@ -33,8 +33,8 @@ from rank_monitor.contract.iterations.barrier import (
     ranks_in,
     release,
 )
-from rank_monitor.contract.wire.foreign import parse_json, whole_number
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.foreign import whole_number
+from rank_monitor.contract.wire.json_record import read_record
 
 GO, FAULT, DONE, END = "go", "fault", "done", "end"
 # A fault of one rank can fail all others as well: without a bound each of them would add a record.
@@ -68,8 +68,8 @@ class Closed:
         Raises:
             ProtocolError: the value is not such a one.
         """
+        closed = read_record(cls, written)
         try:
-            closed = from_json(cls, parse_json(written))
             for ranges in (closed.terminated, closed.members, closed.joined):
                 ranks_in(ranges)
             if not 0 <= closed.world_size <= MOST_MEMBERS or closed.taken < 0:

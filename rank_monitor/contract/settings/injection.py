@@ -13,8 +13,7 @@ from pathlib import Path
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings import kinds
-from rank_monitor.contract.wire.foreign import parse_json
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import read_record
 
 IN_MAIN_THREAD = ("exception", "base_exception", "sleep", "livelock", "oom", "device_error")
 """Kinds that happen in the training's code, in the main thread."""
@@ -279,6 +278,6 @@ class Told:
             ValueError: it is not such a one.
         """
         try:
-            return from_json(cls, parse_json(data))
+            return read_record(cls, data)
         except ProtocolError as error:
             raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Makes a dataclass from a JSON object and checks each field against its type. Knows no bytes and no message.
+"""Makes a dataclass from a JSON object and checks each field against its type. It knows no message.
 
 Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
 """
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.foreign import parse_json
 
 _T = TypeVar("_T")
 
@@ -52,6 +53,19 @@ def from_json(expected: type[_T], values: object) -> _T:
         return expected(**values)
     except TypeError as error:
         raise ProtocolError(f"{expected.__name__}: {error}") from None
+
+
+def read_record(expected: type[_T], text: str | bytes) -> _T:
+    """An instance of `expected` from a JSON text that another process wrote.
+
+    Raises:
+        ProtocolError: the text is not JSON, is not within the bounds of `parse_json`, or as for `from_json`.
+    """
+    try:
+        values = parse_json(text)
+    except ValueError as problem:
+        raise ProtocolError(f"{expected.__name__}: {problem}") from None
+    return from_json(expected, values)
 
 
 def _fits(value: object, allowed: frozenset[type]) -> bool:

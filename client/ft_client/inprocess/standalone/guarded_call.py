@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ft_client.inprocess.timeouts import Timeouts
-from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.processes import resolver
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import read_record
 
 MakeStore = Callable[[], Any]
 
@@ -84,10 +83,7 @@ class GuardedCall:
         Raises:
             ProtocolError: `data` is not such a call.
         """
-        try:
-            return from_json(cls, json.loads(data))
-        except ValueError as problem:
-            raise ProtocolError(f"GuardedCall: no JSON: {problem}") from None
+        return read_record(cls, data)
 
     def connect(self, make_store: MakeStore | None, limit_s: float = math.inf) -> Any:
         """Returns a new connection to the store, without the prefix. Blocks until the store is served.
