@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from threading import Thread
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ft_client.inprocess import gloo_connections
+from ft_client.inprocess.bounded_call import in_thread
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.state import FrozenState
 
@@ -229,14 +229,11 @@ def _loaded(functions: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
 
 def _run(steps: Mapping[str, Callable[[], Any]]) -> None:
     """Calls each step in a thread of its own, for at most `_STEP_S`; logs those that fail or go on for longer."""
-    threads = [Thread(target=_attempt, args=step, name=step[0], daemon=True) for step in steps.items()]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + _STEP_S
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-        if thread.is_alive():
-            _log.warning("abort: %s took longer than %g s", thread.name, _STEP_S)
+    calls = {what: in_thread(partial(_attempt, what, step), what) for what, step in steps.items()}
+    wait(calls.values(), _STEP_S)
+    for what, call in calls.items():
+        if not call.done():
+            _log.warning("abort: %s took longer than %g s", what, _STEP_S)
 
 
 def _attempt(what: str, step: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Calls a function in a thread of its own, and stops waiting for it after a timeout."""
+"""Calls a function in a thread of its own; `call_within` stops waiting for it after a timeout."""
 
 from __future__ import annotations
 
@@ -14,25 +14,35 @@ from ft_client.inprocess.exception import TimeoutError
 _T = TypeVar("_T")
 
 
-def call_within(timeout: datetime.timedelta, function: Callable[[], _T], what: str) -> _T:
-    """Calls `function` in a daemon thread on the caller's CUDA device, and returns its result. Blocks up to `timeout`.
-
-    Raises:
-        TimeoutError: of `inprocess.exception`, naming `what`; the thread goes on.
-        BaseException: what `function` raises.
-    """
+def in_thread(function: Callable[[], _T], what: str) -> Future[_T]:
+    """Calls `function` in a daemon thread named `what`. Returns what gets its result or exception. Does not block."""
     future: Future[_T] = Future()
-    device = _cuda_device()
 
     def run() -> None:
         try:
-            if device is not None:
-                sys.modules["torch"].cuda.set_device(device)
             future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=run, name=what, daemon=True).start()
+    return future
+
+
+def call_within(timeout: datetime.timedelta, function: Callable[[], _T], what: str) -> _T:
+    """Calls `function` in a thread on the caller's CUDA device, and returns its result. Blocks up to `timeout`.
+
+    Raises:
+        TimeoutError: of `inprocess.exception`, naming `what`; the thread goes on.
+        BaseException: what `function` raises.
+    """
+    device = _cuda_device()
+
+    def on_device() -> _T:
+        if device is not None:
+            sys.modules["torch"].cuda.set_device(device)
+        return function()
+
+    future = in_thread(on_device, what)
     if not wait([future], timeout.total_seconds()).done:
         raise TimeoutError(f"{what} took longer than {timeout.total_seconds():g} s")
     return future.result()

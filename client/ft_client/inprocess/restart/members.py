@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
+from ft_client.inprocess.bounded_call import in_thread
 from ft_client.inprocess.state import State
 from rank_monitor.contract import env
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, Store
@@ -92,10 +93,9 @@ def discard(store: Store, iteration: Iteration, member: int, all_members: int, r
 @contextmanager
 def departing(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> Iterator[None]:
     """A context in which this member leaves: a thread reports it to the others meanwhile. Arguments as of `depart`."""
-    reporting = threading.Thread(target=_depart, args=(store, member, record, timeout_s, undecided), daemon=True)
-    reporting.start()
+    report = in_thread(functools.partial(_depart, store, member, record, timeout_s, undecided), "departure")
     yield
-    reporting.join()
+    report.result()
 
 
 def _depart(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> None:
