@@ -9,12 +9,13 @@ import json
 import socket
 import sys
 
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import from_json
 from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.server import RankMonitorServer
-from rank_monitor.template import TemplateProcess, ignore_signals, name_process
+from rank_monitor.template import TemplateProcess, ignore_signals
 
 
 def main() -> None:
@@ -23,11 +24,11 @@ def main() -> None:
     job = MonitoredJob(order["tag"], order["runtime_dir"])
     ignore_signals()
     if "launcher" in order:
-        name_process("ft_template")
+        proc.name_this_process("ft_template")
         TemplateProcess(order["launcher"], job, order.get("sweeper")).run()
     else:
         settings = from_json(MonitorSettings, order["settings"], "the launcher")
-        name_process(f"ft_monitor{order['local_rank']}")
+        proc.name_this_process(f"ft_monitor{order['local_rank']}")
         listener, agent = socket.socket(fileno=order["listener"]), socket.socket(fileno=order["agent"])
         log, lease = Log("INFO", ""), order.get("lease")
         RankMonitorServer(listener, agent, settings, order["local_rank"], job, log, lease).run()

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from typing import Any
 
+from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes.wait import readable
 from rank_monitor.stacks import is_whole, main_thread_frames
 
 # Twenty times what a dump usually takes. Longer, and the verdict would go out late.
@@ -22,6 +23,8 @@ _POLL_S = 0.001
 _QUIET_POLLS = 5
 # A bound, since the rank can write to this file as well. faulthandler dumps at most 100 threads of 100 frames each.
 _MAX_DUMP = 1 << 20
+# What a process waits for stands in the innermost frames; the outer ones are those of the system call.
+_MOST_KERNEL_FRAMES = 12
 
 
 class RankProcess:
@@ -45,9 +48,7 @@ class RankProcess:
 
     def ended(self) -> bool:
         """Whether the process has ended. Does not block."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(readable([self.pidfd]))
 
     def signal(self, number: int) -> bool:
         """Sends a signal; returns whether there was a process to take it."""
@@ -68,7 +69,7 @@ class RankProcess:
         gives the reason.
         """
         self._asked_at = None
-        status = _status(self.pid)
+        status = proc.status(self.pid)
         state = status.get("State", "")
         if state[:1] in ("T", "t"):
             self._no_stacks = "none: the process is stopped"
@@ -112,7 +113,7 @@ class RankProcess:
 
     def facts(self) -> dict[str, Any]:
         """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`."""
-        status = _status(self.pid)
+        status = proc.status(self.pid)
         state = status.get("State", "gone")
         facts: dict[str, Any] = {
             "state": state,
@@ -121,22 +122,11 @@ class RankProcess:
         }
         if status.get("Threads", "").isdigit():
             facts["threads"] = int(status["Threads"])
-        wchan = _read(f"/proc/{self.pid}/wchan").strip()
-        if wchan not in ("", "0"):
+        wchan = proc.waits_in(self.pid)
+        if wchan:
             facts["wchan"] = wchan
-        kernel = _read(f"/proc/{self.pid}/stack").split("\n")
-        if kernel:
-            facts["kernel_stack"] = [line.partition(" ")[2] for line in kernel[:12] if line]
+        facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MOST_KERNEL_FRAMES]
         return facts
-
-
-def _status(pid: int) -> dict[str, str]:
-    lines = (line.partition(":") for line in _read(f"/proc/{pid}/status").splitlines())
-    return {name: value.strip() for name, _, value in lines}
-
-
-def _read(path: str) -> str:
-    return _read_from(path, 0)
 
 
 def _read_from(path: str, offset: int) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rank_monitor.contract.errors import ConfigError, ProtocolError
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.runtime_folder import remove_abandoned
 from rank_monitor.contract.processes.wait import await_child
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -58,14 +59,6 @@ def ignore_signals() -> None:
     """Ignores the signals that are meant for the launcher or the ranks (Ctrl-C, a scheduler's): the agent ends us."""
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def name_process(name: str) -> None:
-    """Sets the name that `ps` and `top` show. The kernel cuts it after 15 bytes (TASK_COMM_LEN, proc(5))."""
-    with contextlib.suppress(OSError):
-        comm = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)  # a Path touches half a MiB of shared pages
-        os.write(comm, name.encode())
-        os.close(comm)
 
 
 class TemplateProcess:
@@ -154,7 +147,7 @@ class TemplateProcess:
             self._launcher.close()
             os.close(self._woken)
             os.close(self._waker)
-            name_process(f"ft_monitor{local_rank}")
+            proc.name_this_process(f"ft_monitor{local_rank}")
             ends = socket.socket(fileno=listener), socket.socket(fileno=agent)
             RankMonitorServer(*ends, self._settings, local_rank, self._job, self._log, lease).run()
             code = 0
@@ -241,7 +234,7 @@ def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob
 
 def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
     """Waits until the launcher says goodbye or is gone; then, in the sweeper, ends the job."""
-    name_process("ft_sweeper")
+    proc.name_this_process("ft_sweeper")
     launcher.setblocking(True)
     try:
         launcher.send(str(os.getpid()).encode())

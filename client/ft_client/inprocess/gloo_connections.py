@@ -21,6 +21,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from rank_monitor.contract.processes import proc
+
 _TASKS = Path("/proc/self/task")
 _DESCRIPTORS = Path("/proc/self/fd")
 _DETAILS = Path("/proc/self/fdinfo")
@@ -101,8 +103,8 @@ def cut_store(port: int) -> int:
     """
     if port in _spared:
         return 0
-    found = [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
-    return sum(_shut_down(descriptor, lambda found: found.getpeername()[1] == port) for descriptor in found)
+    own = proc.own_descriptors()
+    return sum(_shut_down(descriptor, lambda found: found.getpeername()[1] == port) for descriptor in own)
 
 
 def _gloo_loops() -> list[Path]:
@@ -165,7 +167,7 @@ def _may_open() -> int:
         allowed = sys.maxsize
     else:
         allowed = limit
-    return allowed - sum(1 for _ in _DESCRIPTORS.iterdir())
+    return allowed - len(proc.own_descriptors())
 
 
 def _listens_at(descriptor: int, inode: int) -> tuple[str, int] | None:

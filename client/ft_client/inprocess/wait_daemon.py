@@ -19,10 +19,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rank_monitor.contract.exit_codes import died_of
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 
 COMPANION = "ft_companion"
@@ -57,10 +58,12 @@ def main(words: Sequence[str]) -> int:
 def _wait_for_pids(path: str) -> int:
     files = _matching(path)
     found = False
-    while pids := {pid for file in files if (pid := _pid_in(file))}:
+    pids = _pids_in(files)
+    while pids:
         found = True
-        if not _wait_for(pids):  # else a companion that was lost may have been replaced meanwhile
+        if not _wait_for(pids):
             break
+        pids = _pids_in(files)  # a companion that was lost may have been replaced meanwhile
     if found:
         return 0
     return 1
@@ -117,11 +120,13 @@ def _matching(path: str) -> list[Path]:
     return [Path(name) for name in found if form.fullmatch(name)]
 
 
-def _pid_in(file: Path) -> int:
-    """The pid in a file; 0 when there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(file.read_text())
-    return 0
+def _pids_in(files: Iterable[Path]) -> set[int]:
+    """The pids in those of the files that hold one."""
+    found = set()
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            found.add(int(file.read_text()))
+    return found - {0}
 
 
 def _writers(files: Iterable[Path]) -> set[int]:
@@ -131,13 +136,18 @@ def _writers(files: Iterable[Path]) -> set[int]:
         with contextlib.suppress(OSError):  # removed meanwhile
             stat = file.stat()
             wanted.add((stat.st_dev, stat.st_ino))
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
-        with contextlib.suppress(OSError):
-            if _is_companion(pid) and any(
-                (stat.st_dev, stat.st_ino) in wanted for stat in map(Path.stat, Path(f"/proc/{pid}/fd").iterdir())
-            ):
-                found.add(pid)
+    for pid in proc.pids():
+        if _is_companion(pid) and not wanted.isdisjoint(_open_files(pid)):
+            found.add(pid)
     return found
+
+
+def _open_files(pid: int) -> Iterator[tuple[int, int]]:
+    """Device and inode of each file that a process has open."""
+    for descriptor in proc.descriptors_of(pid):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            stat = Path(f"/proc/{pid}/fd/{descriptor}").stat()
+            yield stat.st_dev, stat.st_ino
 
 
 def _wait_for(pids: Iterable[int]) -> bool:
@@ -156,9 +166,7 @@ def _wait_for(pids: Iterable[int]) -> bool:
 
 
 def _is_companion(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == COMPANION
-    return False
+    return proc.name_of(pid) == COMPANION
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import os
 import stat
 from pathlib import Path
 
+from rank_monitor.contract.processes import proc
+
 PREFIX = "ft-"
 _LOCK, _NEW_LOCK = "lock", ".lock"
-_BOOT = "/proc/sys/kernel/random/boot_id"
 # The boot id is a UUID and a newline, 37 bytes.
 _MOST = 64
 
@@ -28,7 +29,7 @@ def claim(folder: Path) -> int | None:
     try:
         descriptor = os.open(folder / _NEW_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, _boot())
+        os.write(descriptor, proc.boot_id())
         # Renamed when it is locked: another template never finds the file without its lock.
         (folder / _NEW_LOCK).rename(folder / _LOCK)
     except OSError:
@@ -74,7 +75,7 @@ def _is_abandoned(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, _MOST) != _boot():
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, _MOST) != proc.boot_id():
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # its launcher lives
@@ -82,10 +83,3 @@ def _is_abandoned(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return True
-
-
-def _boot() -> bytes:
-    try:
-        return Path(_BOOT).read_bytes()[:_MOST]
-    except OSError:
-        return b""

@@ -8,14 +8,14 @@ only, so that a recycled pid is never hit.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Mapping
 
 from rank_monitor.contract import env
+from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes.wait import readable
 
-_CHUNK = 1 << 16
 # A killed process stays in /proc for some milliseconds.
 _RESCAN_S = 0.005
 # For a process that is just being started: between fork and exec it has its parent's environment, during exec none.
@@ -30,24 +30,24 @@ def processes_of(tag: str, also: Mapping[str, str] | None = None, key: str = env
     Zombies have no environment any more, and those of other users cannot be read: neither is found.
     """
     wanted = [os.fsencode(f"\0{name}={value}\0") for name, value in {key: tag, **(also or {})}.items()]
-    own = str(os.getpid())
+    own = os.getpid()
     found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries; a Path each costs more than the reading)
-        if name.isdigit() and name != own:
-            environment = b"\0" + _environ(name)
+    for pid in proc.pids():
+        if pid != own:
+            environment = b"\0" + proc.environ(pid)
             if all(entry in environment for entry in wanted):
-                found.append(int(name))
+                found.append(pid)
     return found
 
 
 def carries(pid: int, tag: str) -> bool:
     """Whether the process was started with this job's tag; cheaper than `environ_of`."""
-    return os.fsencode(f"\0{env.JOB_TAG}={tag}\0") in b"\0" + _environ(str(pid))
+    return os.fsencode(f"\0{env.JOB_TAG}={tag}\0") in b"\0" + proc.environ(pid)
 
 
 def environ_of(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty when it is gone, a zombie, or not ours to read."""
-    entries = (os.fsdecode(entry).partition("=") for entry in _environ(str(pid)).split(b"\0") if entry)
+    entries = (os.fsdecode(entry).partition("=") for entry in proc.environ(pid).split(b"\0") if entry)
     return {name: value for name, _, value in entries}
 
 
@@ -62,7 +62,7 @@ def kill(pid: int, tag: str, number: int = signal.SIGKILL, key: str = env.JOB_TA
     except OSError:
         return False
     try:
-        if environ_of(pid).get(key) != tag or _ended(pidfd):
+        if environ_of(pid).get(key) != tag or readable([pidfd]):
             return False
         signal.pidfd_send_signal(pidfd, number)
     except OSError:
@@ -93,25 +93,3 @@ def sweep(tag: str, limit_s: float = 10.0, also: Mapping[str, str] | None = None
         for pid in left:
             kill(pid, tag)
         time.sleep(_RESCAN_S)
-
-
-def _ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _environ(pid: str) -> bytes:
-    try:
-        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        parts = []
-        while part := os.read(descriptor, _CHUNK):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)

@@ -23,9 +23,9 @@ from ft_client.inprocess.standalone.companion_watch import CompanionWatch
 from ft_client.inprocess.standalone.guarded_call import MakeStore
 from ft_client.inprocess.standalone.sidecar import Sidecar
 from ft_client.inprocess.wait_daemon import COMPANION
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.processes.spawn import Template
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.launcher_messages import CycleStart
 
 _IGNORED = {
@@ -78,8 +78,7 @@ def become(order: CompanionOrder, make_store: MakeStore | None = None) -> NoRetu
     """
     try:
         os.setsid()
-        with contextlib.suppress(OSError):  # the fork inherits it: whoever finds its pid finds it by its name
-            Path("/proc/self/comm").write_text(COMPANION)
+        proc.name_this_process(COMPANION)  # the fork inherits it: who finds its pid finds it by its name
         pid = os.fork()
         if pid == 0:
             _live(order, make_store)
@@ -90,7 +89,7 @@ def become(order: CompanionOrder, make_store: MakeStore | None = None) -> NoRetu
 
 def main() -> NoReturn:
     """Entry point of a companion in a new interpreter; the last argument is its `CompanionOrder` as JSON."""
-    become(from_json(CompanionOrder, json.loads(sys.argv[-1])))
+    become(read_record(CompanionOrder, sys.argv[-1]))
 
 
 def _live(order: CompanionOrder, make_store: MakeStore | None) -> NoReturn:
@@ -126,10 +125,10 @@ def _settle(order: CompanionOrder) -> None:
 
 
 def _close_all_but(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
-        if int(name) not in kept:
+    for descriptor in proc.own_descriptors():
+        if descriptor not in kept:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(descriptor)
 
 
 def _watch(order: CompanionOrder, make_store: MakeStore | None) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ft_client.inprocess.standalone.attendance import Attendance
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire import channel
 
 _AGAIN_S = 0.1
@@ -27,11 +28,11 @@ _TRIES = 10
 
 def this_node() -> str:
     """A unique name of this node."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}-{Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:  # a sandbox that does not tell
-        return socket.gethostname()
+    boot = proc.boot_id().decode().strip()
+    with contextlib.suppress(OSError):
+        if boot:
+            return f"{boot}-{Path('/proc/self/ns/net').stat().st_ino}"
+    return socket.gethostname()  # in a sandbox that shows neither
 
 
 class NodeBeat(threading.Thread):

@@ -19,6 +19,7 @@ from typing import Any
 
 from ft_client.inprocess.standalone.attendance import Attendance
 from rank_monitor.contract.loss_detector import LossDetector
+from rank_monitor.contract.processes import proc
 
 # TCP_ESTABLISHED, as in the column `st` of /proc/net/tcp.
 _ESTABLISHED = "01"
@@ -196,9 +197,10 @@ def _rows(name: str) -> list[list[str]]:
 
 def _own_sockets() -> set[str]:
     found = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
+    for descriptor in proc.own_descriptors():
         with contextlib.suppress(OSError):
-            found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+            link = Path(f"/proc/self/fd/{descriptor}").readlink()
+            found.add(str(link).removeprefix("socket:[").removesuffix("]"))
     return found
 
 

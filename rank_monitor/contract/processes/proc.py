@@ -1,0 +1,102 @@
+"""Reads what the kernel reports of processes in /proc (proc(5)), for the monitor and the client, which have no psutil.
+
+A process that is gone, or not ours to read, has empty values; nothing is raised for it. Files are opened by descriptor,
+since a first `Path` touches half a MiB of memory that a monitor shares with the template.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_CHUNK = 1 << 16
+_BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+def pids() -> list[int]:
+    """The pids of all processes that this one can see."""
+    # There may be thousands of entries: a Path each costs more than the reading.
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+
+
+def environ(pid: int) -> bytes:
+    """The environment that a process was started with, each `NAME=VALUE` ended by a NUL. A zombie has none."""
+    return _read(f"/proc/{pid}/environ")
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of a process's status by name: `State`, `Threads`, `SigCgt` and others."""
+    lines = (line.partition(":") for line in _text(f"/proc/{pid}/status").splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def waits_in(pid: int) -> str:
+    """The function of the kernel that the main thread waits in; empty if it runs or the kernel does not tell."""
+    found = _text(f"/proc/{pid}/wchan").strip()
+    if found == "0":
+        return ""
+    return found
+
+
+def kernel_stack(pid: int) -> list[str]:
+    """The main thread's stack in the kernel, innermost first; root alone may read it."""
+    return [line.partition(" ")[2] for line in _text(f"/proc/{pid}/stack").splitlines() if line]
+
+
+def name_of(pid: int) -> str:
+    """The name of a process that `ps` and `top` show."""
+    return _text(f"/proc/{pid}/comm").strip()
+
+
+def name_this_process(name: str) -> None:
+    """Sets the name that `ps` and `top` show. The kernel cuts it after 15 bytes (TASK_COMM_LEN)."""
+    with contextlib.suppress(OSError):
+        comm = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(comm, name.encode())
+        finally:
+            os.close(comm)
+
+
+def descriptors_of(pid: int) -> list[int]:
+    """The open descriptors of another process."""
+    return _descriptors(f"/proc/{pid}/fd")
+
+
+def own_descriptors() -> list[int]:
+    """The open descriptors of this process, and that of the listing, which is closed again."""
+    return _descriptors("/proc/self/fd")
+
+
+def boot_id() -> bytes:
+    """A line that is another one after each boot of this machine; empty where a sandbox does not show it."""
+    return _read(_BOOT)
+
+
+def _descriptors(folder: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder)]  # noqa: PTH208 (as above)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    return _read(path).decode(errors="replace")
+
+
+def _read(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        parts = []
+        part = os.read(descriptor, _CHUNK)
+        while part:
+            parts.append(part)
+            part = os.read(descriptor, _CHUNK)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""What /proc says of this process, of one that it starts, and of none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from rank_monitor.contract.processes import proc
+from tests.patience import patient
+
+LIMIT_S = patient(30.0)
+NO_PID = 1 << 30
+CHILD = """
+import os, sys
+from rank_monitor.contract.processes import proc
+proc.name_this_process("a_name_of_more_than_15_bytes")
+print(proc.name_of(os.getpid()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child() -> None:
+    variables = {**os.environ, "OF_THIS_TEST": "x" * 100_000}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", CHILD], env=variables, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "a_name_of_more_\n"
+        assert child.pid in proc.pids()
+        assert proc.name_of(child.pid) == "a_name_of_more_"
+        assert f"OF_THIS_TEST={'x' * 100_000}".encode() in proc.environ(child.pid).split(b"\0")
+        assert proc.status(child.pid)["Pid"] == str(child.pid)
+        assert {0, 1, 2} <= set(proc.descriptors_of(child.pid))
+        child.communicate(timeout=LIMIT_S)
+    assert child.pid not in proc.pids()
+
+
+def test_a_process_that_is_gone_has_empty_values() -> None:
+    assert (proc.environ(NO_PID), proc.status(NO_PID), proc.name_of(NO_PID)) == (b"", {}, "")
+    assert (proc.waits_in(NO_PID), proc.kernel_stack(NO_PID), proc.descriptors_of(NO_PID)) == ("", [], [])
+
+
+def test_own_descriptors_are_complete() -> None:
+    reading, writing = os.pipe()
+    try:
+        assert {reading, writing} <= set(proc.own_descriptors())
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_the_boot_has_one_line() -> None:
+    assert proc.boot_id() == proc.boot_id()
+    assert proc.boot_id().count(b"\n") == 1
