@@ -207,7 +207,9 @@ class HangDetector:
         if first is None or now_ns < first.at_ns - _lead(first):
             self._step(DetectorEvent.CLEAR)
             return []
-        dump: list[Action] = [DumpStacks()] if self._alarm is None and self._settings.dump_stacks else []
+        dump: list[Action] = []
+        if self._alarm is None and self._settings.dump_stacks:
+            dump.append(DumpStacks())
         if now_ns < first.at_ns:
             self._step(DetectorEvent.LEAD)
             return dump
@@ -224,7 +226,8 @@ class HangDetector:
     def _judge_asked(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Judges a rank whose wrapper was asked to restart the training and has not begun to."""
         wrapper = self.watch.wrapper
-        if now_ns < (at_ns := missed.at_ns + wrapper.patience_ns):
+        at_ns = missed.at_ns + wrapper.patience_ns
+        if now_ns < at_ns:
             return []
         if missed.limit == SOFT:
             missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.said.hard_timeout_s, at_ns=at_ns)
@@ -247,7 +250,8 @@ class HangDetector:
         actions: list[Action] = []
         if self._stall_dumped_ns != stall.since_ns:
             self._stall_dumped_ns = stall.since_ns
-            actions += [DumpStacks()] if self._settings.dump_stacks else []
+            if self._settings.dump_stacks:
+                actions.append(DumpStacks())
         if now_ns >= stall.at_ns:
             self.watch.warned()
             actions.append(SendVerdict(self._verdict(stall, now_ns, condemned=False)))
@@ -272,11 +276,16 @@ class HangDetector:
                 after_ns = self.watch.wrapper.patience_ns
             else:
                 after_ns = 0
-            wakes.append(first.at_ns + after_ns - (_lead(first) if self._alarm is None else 0))
+            wake_ns = first.at_ns + after_ns
+            if self._alarm is None:
+                wake_ns -= _lead(first)
+            wakes.append(wake_ns)
         stall = self.watch.stall()
         if stall is not None:
-            dumped = self._stall_dumped_ns == stall.since_ns
-            wakes.append(stall.at_ns - (0 if dumped else _lead(stall)))
+            if self._stall_dumped_ns == stall.since_ns:
+                wakes.append(stall.at_ns)
+            else:
+                wakes.append(stall.at_ns - _lead(stall))
         self._wake_ns = min(wakes, default=None)
 
     def _note_oversleep(self, now_ns: int) -> list[Action]:

@@ -26,7 +26,11 @@ class Loop:
         self, descriptor: int, callback: Callable[[], None], writable: bool = False, readable: bool = True
     ) -> None:
         """Calls `callback` when the descriptor is readable or writable, as asked for, and when its peer has closed."""
-        events = (select.EPOLLIN if readable else 0) | (select.EPOLLOUT if writable else 0)
+        events = 0
+        if readable:
+            events |= select.EPOLLIN
+        if writable:
+            events |= select.EPOLLOUT
         known = self._events.get(descriptor)
         self._callbacks[descriptor], self._events[descriptor] = callback, events
         if known is None:

@@ -86,8 +86,10 @@ class RankSocket:
 
     def drop(self) -> None:
         """Closes every connection, without calling `lost`."""
-        for connection in [*self._ungreeted, *([self._client] if self._client else [])]:
+        for connection in list(self._ungreeted):
             self._close(connection)
+        if self._client is not None:
+            self._close(self._client)
 
     def reply(self, message: Message) -> None:
         """Sends a message to the rank. It is dropped if there is no connection or its queue is full."""

@@ -164,7 +164,11 @@ class RankMonitorServer:
         if isinstance(message, FROM_RANK_TO_LAUNCHER):
             self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
-            self._agent.tell(Connected(self._process.pid if self._process else watch.client_pid, watch.attached))
+            if self._process is not None:
+                pid = self._process.pid
+            else:
+                pid = watch.client_pid
+            self._agent.tell(Connected(pid, watch.attached))
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
         # A guarded rank's watchdog wakes by the answer.
         if (isinstance(message, (Attach, Guard)) or short_of_stamps) and watch.start is not None:
@@ -257,7 +261,9 @@ class RankMonitorServer:
             case SnapshotRequest(token, stacks):
                 self._socket.drain()
                 snapshot = self._snapshot(token, time.monotonic_ns())
-                self._agent.tell(self._with_stacks(snapshot) if stacks else snapshot)
+                if stacks:
+                    snapshot = self._with_stacks(snapshot)
+                self._agent.tell(snapshot)
             case Bye():
                 self._done = True
             case other:
@@ -311,7 +317,8 @@ class RankMonitorServer:
         for action in actions:
             match action:
                 case DumpStacks():
-                    if self._process is not None and (start := self._detector.watch.start) is not None:
+                    start = self._detector.watch.start
+                    if self._process is not None and start is not None:
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
                 case SendVerdict(verdict):
                     self._agent.tell(self._with_process(verdict))

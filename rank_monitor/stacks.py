@@ -39,16 +39,18 @@ def main_thread_frames(text: str) -> list[str]:
             blocks.append([])
             if block[1] == "Current thread":
                 current = blocks[-1]
-        elif blocks and (frame := _FRAME.match(line)):
-            if _STARTED_BY.search(frame[1]):  # how every rank begins; tells nothing
-                continue
-            blocks[-1].append(f"{_shown(frame[1])}:{frame[2]} in {frame[3]}"[:300])
         # faulthandler writes this line where it cuts the list of threads.
         elif line == "...":
             cut = True
+        elif blocks:
+            frame = _FRAME.match(line)
+            if frame and not _STARTED_BY.search(frame[1]):  # those show how every rank begins
+                blocks[-1].append(f"{_shown(frame[1])}:{frame[2]} in {frame[3]}"[:300])
     if not blocks:
         return []
-    return (current if cut and current is not None else blocks[-1])[:MAX_FRAMES]
+    if cut and current is not None:
+        return current[:MAX_FRAMES]
+    return blocks[-1][:MAX_FRAMES]
 
 
 def is_whole(text: str) -> bool:

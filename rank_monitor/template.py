@@ -170,8 +170,10 @@ class TemplateProcess:
             change = _CHANGES.get(child.si_code, "ended")
             if change == "ended":
                 self._monitors.discard(child.si_pid)
-            by_signal = child.si_code != os.CLD_EXITED
-            self._tell(MonitorChanged(child.si_pid, change, -child.si_status if by_signal else child.si_status))
+            status = child.si_status
+            if child.si_code != os.CLD_EXITED:  # the number of the signal
+                status = -status
+            self._tell(MonitorChanged(child.si_pid, change, status))
 
     def _tell(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         self._sequence += 1

@@ -112,4 +112,6 @@ def reason(deadline: Deadline, now_ns: int) -> str:
 
 
 def _words(deadline: Deadline) -> tuple[str, str, str]:
-    return _WORDS[SECTION if deadline.limit.startswith(SECTION) else deadline.limit]
+    if deadline.limit.startswith(SECTION):
+        return _WORDS[SECTION]
+    return _WORDS[deadline.limit]

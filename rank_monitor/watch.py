@@ -146,7 +146,10 @@ class RankWatch:
         self._warned = True
 
     def _clamped(self, moment_ns: int, now_ns: int) -> int:
-        return min(max(moment_ns, self.start.started_ns if self.start else 0), now_ns)
+        earliest_ns = 0
+        if self.start is not None:
+            earliest_ns = self.start.started_ns
+        return min(max(moment_ns, earliest_ns), now_ns)
 
     def _note_sections(self, message: Sections, sent_ns: int, now_ns: int) -> None:
         self.beat(sent_ns)
@@ -182,7 +185,8 @@ class RankWatch:
 
     def _note_hello(self, message: Hello, sent_ns: int, now_ns: int) -> None:
         self.wrapper.greet(message.guarded)
-        same_process = message.pid in (self.client_pid, self.start.rank_pid if self.start else 0)
+        is_rank = self.start is not None and message.pid == self.start.rank_pid
+        same_process = is_rank or message.pid == self.client_pid
         self.connected, self.client_pid, self.ended = True, message.pid, self._over
         self._set_warmup(message.num_warmup_iterations)
         if message.attached:
@@ -333,7 +337,11 @@ class WatchedWrapper:
     def greet(self, is_there: bool) -> None:
         """Handles a hello. If a wrapper `is_there`, its state follows in the next message; until then it restarts."""
         if is_there != self.is_there:
-            self.said = Guard(WrapperPhase.RESTARTING if is_there else WrapperPhase.OVER, 0.0, 0.0, 0.0)
+            if is_there:
+                phase = WrapperPhase.RESTARTING
+            else:
+                phase = WrapperPhase.OVER
+            self.said = Guard(phase, 0.0, 0.0, 0.0)
 
     def note(self, message: Guard, sent_ns: int) -> bool:
         """Takes over the state in `message`. Returns whether another iteration or a restart began.

@@ -20,7 +20,9 @@ class ConfigError(FtError):
         self.problem = problem
         self.hint = hint
         text = f"{key}={value!r} (from {source}): {problem}"
-        super().__init__(f"{text}. {hint}" if hint else text)
+        if hint:
+            text = f"{text}. {hint}"
+        super().__init__(text)
 
     # By default an exception is unpickled from `args`, the one text, and not from what `__init__` takes.
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

@@ -129,7 +129,10 @@ class Iteration:
             self._make_current()
             reason = why_end()
             note = self._store.get(self._note).decode()
-            release(self._store, self.started, (END + reason) if reason else (GO + note))
+            if reason:
+                release(self._store, self.started, END + reason)
+            else:
+                release(self._store, self.started, GO + note)
             self._must_be_kept()
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
@@ -233,7 +236,8 @@ class Iteration:
             ProtocolError: the iteration is forgotten. A process that was stopped for so long must decide nothing from
                 its keys: it would go on by itself alone.
         """
-        if self.number < (kept := first_kept(self._store)):
+        kept = first_kept(self._store)
+        if self.number < kept:
             raise ProtocolError(f"iteration {self.number} is forgotten: the others are beyond iteration {kept}")
 
     def _close_if_complete(self) -> None:

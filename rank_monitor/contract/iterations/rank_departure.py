@@ -44,7 +44,10 @@ def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
         wishes = joining(store)
         wishes.sign(Entry(member, is_well=False))
         told, number = len(wishes.entries()), first
-        while (closed := closing_of(store, number)) is not None:
+        while True:
+            closed = closing_of(store, number)
+            if closed is None:
+                return
             number += 1
             if member in closed.joined_members:
                 _depart_from(store, number, member, record, timeout_s)

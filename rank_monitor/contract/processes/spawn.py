@@ -92,18 +92,22 @@ class Template:
         """
         ours, theirs = channel.pair()
         job = {"tag": tag, "runtime_dir": str(Path(runtime_dir).resolve())}
-        ends = channel.pair() if sweeper else ()
+        kept, passed_on = [ours], [theirs]
         order = {"launcher": theirs.fileno()}
-        if ends:
-            order["sweeper"] = ends[1].fileno()
+        to_sweeper = None
+        if sweeper:
+            to_sweeper, its_end = channel.pair()
+            kept.append(to_sweeper)
+            passed_on.append(its_end)
+            order["sweeper"] = its_end.fileno()
         try:
-            return cls(_execute({**job, **order}), ours, job, ends[0] if ends else None)
+            return cls(_execute({**job, **order}), ours, job, to_sweeper)
         except OSError:
-            for end in (ours, *ends):
+            for end in kept:
                 end.close()
             raise
         finally:
-            for end in (theirs, *ends[1:]):
+            for end in passed_on:
                 end.close()
 
     @property
@@ -147,9 +151,11 @@ class Template:
         ours, theirs = channel.pair()
         try:
             request = ForkMonitor(local_rank, to_json(settings))
-            leases = () if lease is None else (lease,)
+            descriptors: tuple[int, ...] = (listener.fileno(), theirs.fileno())
+            if lease is not None:
+                descriptors = (*descriptors, lease)
             if self.alive:
-                forked = self._ask(request, (listener.fileno(), theirs.fileno(), *leases))
+                forked = self._ask(request, descriptors)
             else:
                 forked = None
             if forked is not None:
@@ -167,7 +173,10 @@ class Template:
 
     def changes(self) -> list[MonitorChanged]:
         """The changes of monitors since the last call. Does not block."""
-        while not self._gone and (taken := self._receive()) is not None:
+        while not self._gone:
+            taken = self._receive()
+            if taken is None:
+                break
             self._sort(*taken)
         found, self._changes = self._changes, []
         return found
@@ -201,8 +210,10 @@ class Template:
             if self._send(request, descriptors):
                 while not self._gone and readable([self.socket.fileno()], deadline - time.monotonic()):
                     taken = self._receive()
-                    if taken is not None and (forked := self._sort(*taken)) is not None:
-                        return forked
+                    if taken is not None:
+                        forked = self._sort(*taken)
+                        if forked is not None:
+                            return forked
         except OSError:
             pass
         self._give_up()  # should it wake up later, it must not fork a second monitor for this rank

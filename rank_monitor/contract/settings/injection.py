@@ -99,7 +99,9 @@ def parse_all(text: str) -> tuple[Injection, ...]:
         try:
             found.append(parse(part))
         except ValueError as problem:
-            raise ValueError(f"{part.strip()}: {problem}" if len(parts) > 1 else str(problem)) from None
+            if len(parts) == 1:
+                raise
+            raise ValueError(f"{part.strip()}: {problem}") from None
     return tuple(found)
 
 
@@ -160,7 +162,9 @@ def _injection(text: str, parts: dict[str, str]) -> Injection:
         try:
             values[field] = reader(value)
         except ValueError as problem:
-            raise ValueError(f"{part}:{value} {problem if part == 'kind' else f'is no {form}'}") from None
+            if part == "kind":
+                raise ValueError(f"{part}:{value} {problem}") from None
+            raise ValueError(f"{part}:{value} is no {form}") from None
     return Injection(name=parts["kind"], text=text, **values)  # type: ignore[arg-type]
 
 
@@ -171,7 +175,12 @@ def _count(value: str) -> int:
 
 
 def _count_or(*words: str) -> Callable[[str], int | str]:
-    return lambda value: value.lower() if value.lower() in words else _count(value)
+    def read(value: str) -> int | str:
+        if value.lower() in words:
+            return value.lower()
+        return _count(value)
+
+    return read
 
 
 def _seconds(value: str) -> float:
@@ -241,7 +250,8 @@ def _read(raw: object) -> tuple[str, ...]:
         texts = raw
     else:
         texts = [raw]
-    return tuple(map(str, parse_all(";".join("" if text is None else str(text) for text in texts))))
+    given = [str(text) for text in texts if text is not None]
+    return tuple(map(str, parse_all(";".join(given))))
 
 
 SETTING = kinds.Kind(_FORM, _read)

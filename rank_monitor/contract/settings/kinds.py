@@ -131,8 +131,10 @@ def _exit_code(raw: object) -> int:
 
 
 def _codes(raw: object) -> tuple[int, ...]:
+    if isinstance(raw, int):
+        raw = [raw]
     try:
-        codes = tuple(int(word) for word in _words([raw] if isinstance(raw, int) else raw))
+        codes = tuple(int(word) for word in _words(raw))
     except ValueError:
         raise ValueError("must be exit codes like 3,17") from None
     if any(not 1 <= code <= 255 for code in codes):
@@ -154,7 +156,10 @@ def _sections(raw: object) -> dict[str, float | None]:
     result: dict[str, float | None] = {}
     for name, value in pairs:
         try:
-            result[name] = None if is_none_word(value) else _limit(value)
+            if is_none_word(value):
+                result[name] = None
+            else:
+                result[name] = _limit(value)
         except ValueError as problem:
             raise ValueError(f"section {name!r}: {problem}") from None
     return result
@@ -236,7 +241,21 @@ def signal_name(number: int) -> str:
 
 
 def _or_none(kind: Kind) -> Kind:
-    return Kind(f"{kind.form} or none", lambda raw: None if is_none_word(raw) else kind.read(raw))
+    def read(raw: object) -> object:
+        if is_none_word(raw):
+            return None
+        return kind.read(raw)
+
+    return Kind(f"{kind.form} or none", read)
+
+
+def _or_empty(form: str, read_some: Callable[[object], object], empty: Callable[[], object]) -> Kind:
+    def read(raw: object) -> object:
+        if is_none_word(raw):
+            return empty()
+        return read_some(raw)
+
+    return Kind(form, read)
 
 
 def choice(*words: str) -> Kind:
@@ -268,10 +287,10 @@ BOOLEAN = Kind("true|false", _boolean)
 REJOIN = Kind("true|false|now", _rejoin)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
 PATH_OR_NONE = _or_none(Kind("path", _text))
-WORDS = Kind("a,b,...", lambda raw: () if is_none_word(raw) else _words(raw))
+WORDS = _or_empty("a,b,...", _words, tuple)
 EXIT_CODE = Kind("exit code", _exit_code)
-CODES = Kind("exit codes", lambda raw: () if is_none_word(raw) else _codes(raw))
-SECTIONS = Kind("NAME:SECONDS,...", lambda raw: {} if is_none_word(raw) else _sections(raw))
+CODES = _or_empty("exit codes", _codes, tuple)
+SECTIONS = _or_empty("NAME:SECONDS,...", _sections, dict)
 BACKOFF = Kind("MIN:MAX seconds, or 0", _backoff)
 PORTS = _or_none(Kind("LOW:HIGH", _ports))
 PORT_OR_OFF = Kind("port or off", _port_or_off)

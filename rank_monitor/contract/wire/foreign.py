@@ -38,7 +38,9 @@ def read_file(
         OSError: it cannot be opened, is not a regular file, or is larger than `most`.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    descriptor = os.open(path, flags if follow_link else flags | os.O_NOFOLLOW)
+    if not follow_link:
+        flags |= os.O_NOFOLLOW
+    descriptor = os.open(path, flags)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

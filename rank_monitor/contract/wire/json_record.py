@@ -25,7 +25,9 @@ def _json_types(hint: Any) -> frozenset[type]:
     else:
         options = (hint,)
     plain = {typing.get_origin(option) or option for option in options}
-    return frozenset(plain | {int} if float in plain else plain)
+    if float in plain:
+        plain.add(int)
+    return frozenset(plain)
 
 
 @functools.cache
