@@ -80,7 +80,10 @@ class DistributedSignalHandler:
         """
         if not self._in_force:
             return False
-        signal.signal(self.sig, signal.SIG_DFL if self._before is None else self._before)
+        if self._before is None:  # it was not installed from Python
+            signal.signal(self.sig, signal.SIG_DFL)
+        else:
+            signal.signal(self.sig, self._before)
         self._in_force = False
         return True
 

@@ -244,7 +244,10 @@ class RankMonitorClient(SignsOfLife):
             messages.append((self._limits.now.message(), now_ns))
         if seen.got_first_sign:  # what is said again is no new sign of life
             sections = Sections(tuple(opened.items()), self.iteration)
-            messages.append((sections, seen.last_sign_ns if opened else seen.out_since_ns))
+            if opened:
+                messages.append((sections, seen.last_sign_ns))
+            else:
+                messages.append((sections, seen.out_since_ns))
         return messages
 
     def forget(self) -> None:
@@ -273,7 +276,10 @@ class RankMonitorClient(SignsOfLife):
         """Takes over the settings, and puts limits in force that were loaded before."""
         self.cfg = settings
         logger.setLevel(settings.log_level)
-        self._observed.warm_up(settings.num_warmup_iterations if self._warmup_steps is None else self._warmup_steps)
+        if self._warmup_steps is None:
+            self._observed.warm_up(settings.num_warmup_iterations)
+        else:
+            self._observed.warm_up(self._warmup_steps)
         self._limits.settle(settings)
         if self._limits.now.learned:
             self._set_limits()

@@ -117,4 +117,8 @@ def _device(dist: Any) -> Any:
 def _device_of(backend_config: str) -> Any:
     """From a form like `cpu:gloo,cuda:nccl`: cpu when it serves that."""
     kinds = [pair.partition(":")[0] for pair in backend_config.split(",")]
-    return sys.modules["torch"].device("cpu" if "cpu" in kinds else kinds[0])
+    if "cpu" in kinds:
+        kind = "cpu"
+    else:
+        kind = kinds[0]
+    return sys.modules["torch"].device(kind)

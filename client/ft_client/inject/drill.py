@@ -44,10 +44,14 @@ def inject_fault(
         FaultOnPurpose, BaseFaultOnPurpose, MemoryError, RuntimeError: the fault itself, of some kinds.
     """
     own = this_rank()
-    fault = injection.parse(kind if ":" in kind else f"kind:{kind}")
+    if ":" not in kind:
+        kind = f"kind:{kind}"
+    if rank is None:
+        rank = own.rank
+    fault = injection.parse(kind)
     if delay_s < 0:
         raise ValueError(f"delay_s={delay_s!r} must not be negative")
-    fault = dataclasses.replace(fault, rank=own.rank if rank is None else rank, cycle=injection.ANY)
+    fault = dataclasses.replace(fault, rank=rank, cycle=injection.ANY)
     if not own.is_meant(fault):
         return
     strike = Strike(fault, own, callback)

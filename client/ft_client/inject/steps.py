@@ -39,7 +39,7 @@ def listen(listener: Listener) -> None:
     if not _listeners:
         _wrap("report_iteration", lambda iteration: _note(Source.ITERATIONS, int(iteration)))
         _wrap("start_section", _note_section)
-        _wrap("end_section", lambda section: _note(Source.STEP_SECTIONS) if section == STEP else None)
+        _wrap("end_section", _note_end_of_section)
         _wrap("send_heartbeat", lambda: _note(Source.HEARTBEATS))
         after_import(_OPTIMIZER, lambda module: module.register_optimizer_step_post_hook(_optimizer_stepped))
     _listeners.append(listener)
@@ -72,6 +72,11 @@ def _note(source: Source, iteration: int | None = None, who: object = None) -> N
         return
     for listener in tuple(_listeners):
         listener.on_step(steps)
+
+
+def _note_end_of_section(section: str) -> None:
+    if section == STEP:
+        _note(Source.STEP_SECTIONS)
 
 
 def _note_section(section: str) -> None:

@@ -52,8 +52,10 @@ class StepCount:
             iteration = max(self._seen[source, who], before)
         if (source, iteration) == (self._source, self._step):
             return None
-        goes_on = source == self._source and self._step < iteration
-        steps = range(self._step + 1 if goes_on else iteration, iteration + 1)
+        first = iteration
+        if source == self._source and self._step < iteration:
+            first = self._step + 1
+        steps = range(first, iteration + 1)
         self._source = source
         self._step = iteration
         return steps

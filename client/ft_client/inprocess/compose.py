@@ -29,7 +29,13 @@ class Compose:
                 raise TypeError(f"Compose: {instance!r} is not a callable instance")
         if not instances:
             raise TypeError("Compose: nothing to compose")
-        flat = tuple(part for one in instances for part in (one.instances if isinstance(one, Compose) else (one,)))
+        parts: list[Callable[..., Any]] = []
+        for instance in instances:
+            if isinstance(instance, Compose):
+                parts.extend(instance.instances)
+            else:
+                parts.append(instance)
+        flat = tuple(parts)
         composed = object.__new__(_with_base(_closest_base(flat)))
         composed.instances = flat
         return composed
@@ -60,7 +66,10 @@ def _closest_base(instances: tuple[Callable[..., Any], ...]) -> type:
 
 
 def _with_base(base: type) -> type[Compose]:
+    bases: tuple[type, ...] = (Compose, base)
+    if base is object:
+        bases = (Compose,)
     try:
-        return types.new_class("Compose", (Compose, base) if base is not object else (Compose,))
+        return types.new_class("Compose", bases)
     except TypeError:  # plain functions: their class cannot be a base
         return Compose

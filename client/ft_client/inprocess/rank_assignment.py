@@ -64,8 +64,7 @@ class MaxActiveWorldSize(RankFilter):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Returns the context, this rank being active or a spare."""
-        limit = self.max_active_world_size
-        limit_activity(ctx.state, lambda size: size if limit is None else min(size, limit))
+        limit_activity(ctx.state, at_most(self.max_active_world_size))
         return ctx
 
 
@@ -143,7 +142,10 @@ class FilterCountGroupedByKey(RankAssignment):
         healthy = [rank for rank in range(ctx.state.world_size) if rank not in ctx.terminated_ranks]
         mine = group_key(self.key_or_fn, ctx.state)
         count = Counter(self._gather(ctx, healthy, mine))[mine]
-        votes = self._gather(ctx, healthy, _KEPT if self.condition(count) else _GIVEN_UP)
+        vote = _GIVEN_UP
+        if self.condition(count):
+            vote = _KEPT
+        votes = self._gather(ctx, healthy, vote)
         given_up = {rank for rank, vote in zip(healthy, votes, strict=True) if vote == _GIVEN_UP}
         ctx.terminated_ranks = ctx.terminated_ranks | given_up
         return ctx
@@ -170,6 +172,17 @@ def filled(rank: int, world_size: int, terminated: Set[int]) -> int:
     above = sorted(other for other in terminated if other >= size)
     gaps = sorted(other for other in terminated if other < size)
     return gaps[rank - size - bisect_left(above, rank)]
+
+
+def at_most(limit: int | None) -> Callable[[int], int]:
+    """A function that returns the number it is given, or the limit where that is smaller; None: no limit."""
+
+    def limited(size: int) -> int:
+        if limit is None:
+            return size
+        return min(size, limit)
+
+    return limited
 
 
 def at_least(least: int, name: str, value: int | None) -> int | None:

@@ -99,7 +99,10 @@ class InProcessRestartConfig:
             name = logfile_name(environment, socket.gethostname())
             arguments["monitor_process_logfile"] = str(Path(self.monitor_process_logdir, name))
         for name, given in more.items():
-            arguments[name] = Compose(callbacks[name], given) if name in callbacks and given is not None else given
+            if name in callbacks and given is not None:
+                arguments[name] = Compose(callbacks[name], given)
+            else:
+                arguments[name] = given
         return Wrapper(**arguments)
 
     def timeouts(self) -> Timeouts:

@@ -79,9 +79,14 @@ class LearnedLimits:
     def averaged(self, learned: Mapping[str, float]) -> dict[str, float]:
         """New learned limits, each merged by mean with the one that was learned before."""
         before = {name: self.seconds[name] for name in self.learned}
-        return {
-            name: value if (old := before.get(name)) is None else (old + value) / 2 for name, value in learned.items()
-        }
+        averaged = {}
+        for name, value in learned.items():
+            old = before.get(name)
+            if old is None:
+                averaged[name] = value
+            else:
+                averaged[name] = (old + value) / 2
+        return averaged
 
     @property
     def heartbeats(self) -> HeartbeatTimeouts:
@@ -156,10 +161,11 @@ def learned_in(state: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _mapping(state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = state.get(key, {}) if isinstance(state, Mapping) else None
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{key} is not a mapping")
-    return value
+    if isinstance(state, Mapping):
+        value = state.get(key, {})
+        if isinstance(value, Mapping):
+            return value
+    raise ValueError(f"{key} is not a mapping")
 
 
 def positive(name: str, value: object) -> float:

@@ -45,7 +45,8 @@ class LimitsInForce:
         """Takes over the settings. Limits that were loaded or learned before replace the configured ones."""
         self._settings = settings
         before, self.now = self.now, LearnedLimits.configured(settings)
-        self._adopt({name: limit for name in before.learned if (limit := before.seconds[name])}, loaded=False)
+        learned = ((name, before.seconds[name]) for name in before.learned)
+        self._adopt({name: limit for name, limit in learned if limit}, loaded=False)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Takes over the limits that another run learned. An invalid state is ignored, with a warning.
@@ -98,7 +99,8 @@ class LimitsInForce:
             wanted = group.union_over_ranks(mine | {name for name in seen if name.startswith(SECTION)})
         else:
             wanted = sorted({SECTION + name for name in selected})
-        wanted += [OUT_OF_SECTION] if out_of_section else []
+        if out_of_section:
+            wanted.append(OUT_OF_SECTION)
         values = [seen.get(name, 0.0) for name in wanted] + [float(name in mine) for name in wanted]
         of_all = group.max_over_ranks(values)
         longest = dict(zip(wanted, of_all, strict=False))

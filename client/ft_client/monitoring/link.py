@@ -245,10 +245,12 @@ class Link:
     def _listen(self, connection: socket.socket) -> bool:
         """Handles the messages that wait. Returns whether the connection is still open."""
         try:
-            while (taken := channel.receive(connection)) is not None:
+            taken = channel.receive(connection)
+            while taken is not None:
                 if not taken[0]:
                     return False
                 self._heard(taken[0])
+                taken = channel.receive(connection)
         except OSError:
             return False
         return True
@@ -263,7 +265,9 @@ class Link:
                 self._answered.set()
             elif isinstance(message, Refused) and self.settings is None:
                 self.refused = message.reason
-            elif isinstance(message, InterruptAsked) and (guardian := self.guardian) is not None:
-                guardian.asked(message, received.sent_ns)
+            elif isinstance(message, InterruptAsked):
+                guardian = self.guardian
+                if guardian is not None:
+                    guardian.asked(message, received.sent_ns)
         except FtError:
             self.losses += 1

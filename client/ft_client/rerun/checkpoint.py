@@ -109,8 +109,9 @@ def resume(loaded: Checkpoint | None, iterators: list[RerunDataIterator[Any]]) -
     if held and len(iterators) != len(loaded.data_iterators):
         needed = len(loaded.data_iterators)
         raise ValueError(f"data_iterator: {len(iterators)} iterators, the checkpoint holds the data of {needed}")
-    for iterator, state in zip(iterators if held else (), loaded.data_iterators, strict=False):
-        iterator.load_state_dict(state)
-        iterator.rewind()
+    if held:
+        for iterator, state in zip(iterators, loaded.data_iterators, strict=True):
+            iterator.load_state_dict(state)
+            iterator.rewind()
     if loaded.rng is not None:
         rng.restore(rng.from_json(loaded.rng))

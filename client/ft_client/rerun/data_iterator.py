@@ -41,7 +41,10 @@ class RerunDataIterator(Generic[T]):
     def __init__(self, iterable: Iterable[T] | SupportsNext[T], *, skip_replayed: bool = False) -> None:
         source: Any = iterable
         try:
-            self._fresh: SupportsNext[T] = source if hasattr(source, "__next__") else iter(source)
+            if hasattr(source, "__next__"):
+                self._fresh: SupportsNext[T] = source
+            else:
+                self._fresh = iter(source)
         except TypeError:
             raise TypeError(f"iterable={iterable!r:.100} gives no microbatches") from None
         self.iterable = source

@@ -66,8 +66,11 @@ def to_json(result: Result) -> dict[str, Any]:
 def from_json(form: dict[str, Any]) -> Result:
     """Returns exactly what `to_json` wrote."""
     text = form["value"]
-    is_whole = text.lstrip("-").isdigit()
-    value = int(text) if is_whole else float(text)
+    value: int | float
+    if text.lstrip("-").isdigit():
+        value = int(text)
+    else:
+        value = float(text)
     if "dtype" not in form:
         return value
     return torch.tensor(value, dtype=getattr(torch, form["dtype"])).reshape(form["shape"])

@@ -81,7 +81,10 @@ class Validation:
                 return
             injected = self._injector.error_injection_type
         failure = self._failure(call, check, iteration, injected)
-        logger.error("%s%s", failure, f", rejected on purpose as {injected.value}" if injected else "")
+        if injected:
+            logger.error("%s, rejected on purpose as %s", failure, injected.value)
+        else:
+            logger.error("%s", failure)
         self._track(judgement.UNEXPECTED, failure)
         self._rejected.add(call)
         self.votes = Votes(rerun=True)

@@ -41,7 +41,10 @@ class Script:
     def __init__(self, arguments: list[str], first_path: str | None) -> None:
         self._arguments = arguments
         self._is_module = arguments[0] == "-m"
-        self._name, *self._rest = arguments[1:] if self._is_module else arguments
+        if self._is_module:
+            _, self._name, *self._rest = arguments
+        else:
+            self._name, *self._rest = arguments
         self._first_path = first_path
 
     def take(self) -> Callable[[], object]:
@@ -72,8 +75,11 @@ class Script:
     def _file(self) -> Callable[[], object]:
         path = _absolute(self._name)
         compiled = path.endswith(".pyc")
-        kind = SourcelessFileLoader if compiled else SourceFileLoader
-        loader = kind("__main__", path)
+        loader: SourcelessFileLoader | SourceFileLoader
+        if compiled:
+            loader = SourcelessFileLoader("__main__", path)
+        else:
+            loader = SourceFileLoader("__main__", path)
         try:
             source = loader.get_data(path)
         except OSError as error:
@@ -133,7 +139,9 @@ def hide_frames(theirs: TracebackType | None) -> None:
 def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
     """`sys.orig_argv` as if the interpreter had been given `arguments` itself, not by `-m MODULE` or a file of ours."""
     head = argv[: len(argv) - len(arguments)]
-    return head[: -2 if head[-2:-1] == ["-m"] else -1] + arguments
+    if head[-2:-1] == ["-m"]:
+        return head[:-2] + arguments
+    return head[:-1] + arguments
 
 
 def forget_bootstrap() -> None:

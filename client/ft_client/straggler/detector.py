@@ -75,8 +75,10 @@ class Detection:
     def step(self) -> bool:
         """Counts a step; returns whether a report is due. Collective now and then, where a report is."""
         if self.tracker.step(time.monotonic()):
-            own_s = self.tracker.median_s
-            self.tracker.agree(group.max_over_ranks([own_s])[0] if self.plan.needs_other_ranks else own_s)
+            median_s = self.tracker.median_s
+            if self.plan.needs_other_ranks:
+                (median_s,) = group.max_over_ranks([median_s])
+            self.tracker.agree(median_s)
         return self.tracker.elapsed
 
     def report(self) -> Report | None:
@@ -104,15 +106,18 @@ class Detection:
             link.post(section_times(sections, relative, individual), time.monotonic_ns())
         agreed = exchange.names
         gathers = self.plan.gather_on_rank0
-        names = list(agreed.sections if gathers else sections)
+        if gathers:
+            names = list(agreed.sections)
+        else:
+            names = list(sections)
         row = row_of(relative, names) + row_of(individual, names)
         if gathers:
             gathered = group.gather_on_rank0(row)
+            if gathered is None:
+                return None
+            rows = dict(enumerate(gathered))
         else:
-            gathered = [row]
-        if gathered is None:
-            return None
-        rows = dict(enumerate(gathered, 0 if gathers else exchange.rank))
+            rows = {exchange.rank: row}
         if relative:
             of_relative = tables_of(rows, names, 0)
         else:
@@ -274,7 +279,9 @@ def _scores_of(scores_to_compute: object) -> set[str]:
     known = {RELATIVE, INDIVIDUAL}
     if scores_to_compute == "all":
         return known
-    given = [scores_to_compute] if isinstance(scores_to_compute, str) else scores_to_compute
+    given = scores_to_compute
+    if isinstance(scores_to_compute, str):
+        given = [scores_to_compute]
     wanted: set[str] = set()
     if isinstance(given, Collection) and all(isinstance(name, str) for name in given):
         wanted = set(given)

@@ -195,6 +195,10 @@ def section_times(sections: Mapping[str, Summary], relative: Scores | None, indi
     It is bounded in size whatever the sections are.
     """
     kinds = {"relative": relative, "individual": individual}
+    of_gpu: dict[str, float | None] = dict.fromkeys(kinds)
+    for kind, scores in kinds.items():
+        if scores is not None and not math.isnan(scores.gpu):
+            of_gpu[kind] = scores.gpu
     longest = sorted(sections, key=lambda name: -sections[name][Statistic.NUM] * sections[name][Statistic.AVG])
     return SectionTimes(
         {
@@ -205,5 +209,5 @@ def section_times(sections: Mapping[str, Summary], relative: Scores | None, indi
             }
             for name in longest[:_MAX_SECTIONS]
         },
-        {kind: None if scores is None or math.isnan(scores.gpu) else scores.gpu for kind, scores in kinds.items()},
+        of_gpu,
     )

@@ -59,12 +59,13 @@ def activate(state: State, size: int) -> None:
     """Makes the first `size` ranks active, the others spares."""
     if state.rank is None:
         raise InternalError("a terminated rank cannot be active")
-    is_active = state.rank < size
-    if is_active:
+    state.active_world_size = size
+    if state.rank < size:
         state.mode = Mode.ACTIVE
+        state.active_rank = state.rank
     else:
         state.mode = Mode.INACTIVE
-    state.active_rank, state.active_world_size = state.rank if is_active else None, size
+        state.active_rank = None
 
 
 def forget_activity(state: State) -> None:
@@ -74,7 +75,10 @@ def forget_activity(state: State) -> None:
 
 def limit_activity(state: State, size: Callable[[int], int]) -> None:
     """Makes `size(n)` ranks active, n being those that are active so far; all, when none was chosen yet."""
-    activate(state, size(state.world_size if state.active_world_size is None else state.active_world_size))
+    if state.active_world_size is None:
+        activate(state, size(state.world_size))
+    else:
+        activate(state, size(state.active_world_size))
 
 
 def assign(assignment: Callable[[RankAssignmentCtx], object], ctx: RankAssignmentCtx) -> State:

@@ -105,7 +105,10 @@ def gather(
         values = [found.decode() for found in store.multi_get([_mine(number, other) for other in ranks])]
         published = _publish(store, number, zlib.compress(json.dumps(values).encode(), 1))
     else:
-        store.wait([_all(number)], *([] if timeout is None else [timeout]))
+        if timeout is None:
+            store.wait([_all(number)])
+        else:
+            store.wait([_all(number)], timeout)
         published = store.get(_all(number))
     if published == _ABANDONED:  # the last one to come may still read the value of this rank
         raise GatherAbandoned(f"gather {number}: a rank that should have come is gone")

@@ -53,7 +53,9 @@ def text_of(key: object) -> str:
         return repr(int(key))
     if isinstance(key, numbers.Real):
         number = float(key)
-        return repr(int(number) if number.is_integer() else number)
+        if number.is_integer():
+            return repr(int(number))
+        return repr(number)
     return repr(key)
 
 

@@ -171,8 +171,8 @@ class Topology:
 
         left = []
         for active_rank, leaf in lost:
-            found = (spare for branch in leaf.ancestors(LayerFlag.RESERVE) if (spare := spare_of(branch)))
-            spare = next(found, None)
+            nearest = map(spare_of, leaf.ancestors(LayerFlag.RESERVE))
+            spare = next(filter(None, nearest), None)
             if spare:
                 spare.activate(active_rank)
             else:

@@ -92,7 +92,9 @@ class Assigning:
 
     def tidy(self, deletes: bool) -> None:
         """Deletes the keys of the gathers, when all ranks have their numbers. One rank `deletes` the common keys."""
-        keys = self._own_keys + (self._keys if deletes else [])
+        keys = self._own_keys
+        if deletes:
+            keys = keys + self._keys
         self._keys, self._own_keys = [], []
         for key in keys:
             self._store.delete_key(key)

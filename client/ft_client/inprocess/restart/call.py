@@ -280,8 +280,10 @@ class Call:
 
     def _next(self, timeout_s: float | None) -> RestartEvent:
         """Waits up to `timeout_s` seconds (None: without limit) for an event of the watcher."""
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s)
         try:
-            news = self._feed.news.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+            news = self._feed.news.get(timeout=timeout_s)
         except queue.Empty:
             return RestartEvent.LATE
         match news:

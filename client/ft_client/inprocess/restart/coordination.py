@@ -135,7 +135,9 @@ def _opened(path: str | None, state: State) -> str:
 def _of_launcher() -> Address:
     """The address of the launcher's store: MASTER_ADDR and MASTER_PORT, unless rank 0 makes its own store there."""
     host, _, port = os.environ.get(env.CYCLE_STORE, "").rpartition(":")
-    return address(host or None, int(port) if port else None)
+    if not port:
+        return address(host or None, None)
+    return address(host or None, int(port))
 
 
 def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
@@ -146,7 +148,10 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     else:
         where = None
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
-    local_rank = os.environ.get("LOCAL_RANK", "")
+    text = os.environ.get("LOCAL_RANK", "")
+    local_rank = 0
+    if text.isdecimal():
+        local_rank = int(text)
     hosts = state.rank == 0 and where is not None and not _is_hosted_by_agent(where)
     towards = where
     if towards is None:
@@ -159,7 +164,7 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     companion = Companion.start(
         GuardedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
         make_store,
-        local_rank=int(local_rank) if local_rank.isdecimal() else 0,
+        local_rank=local_rank,
         logfile=arguments.monitor_process_logfile,
         pidfile=arguments.monitor_process_pidfile,
     )
@@ -183,7 +188,9 @@ def _over(
     second = _second(raw, make_store)
     raw.set_timeout(arguments.barrier_timeout)
     store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
-    return Coordination(store, watched, prefix if reachable else "", where, companion, is_served, kept=(raw, second))
+    if not reachable:
+        prefix = ""
+    return Coordination(store, watched, prefix, where, companion, is_served, kept=(raw, second))
 
 
 def _next_prefix(base: str, number: int | None = None) -> str:

@@ -294,7 +294,9 @@ followed. A list that is filled by `map` calls it as well, and Python looks next
 def _handled_in(thread: int) -> BaseException | None:
     """The exception that a thread is handling; None if there is none."""
     found = sys._current_exceptions().get(thread)
-    return found[1] if isinstance(found, tuple) else found  # before Python 3.12: as by `sys.exc_info`
+    if isinstance(found, tuple):  # before Python 3.12: as by `sys.exc_info`
+        return found[1]
+    return found
 
 
 def _module(frame: FrameType) -> str:

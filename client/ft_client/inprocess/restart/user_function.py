@@ -74,8 +74,9 @@ class UserFunction:
 
     def prepare(self) -> RestartEvent:
         """Calls `initialize` and the health check before the function."""
-        is_active = self._state.mode is Mode.ACTIVE
-        return self._tried(self._callbacks_before, RestartEvent.READY if is_active else RestartEvent.SPARE)
+        if self._state.mode is Mode.ACTIVE:
+            return self._tried(self._callbacks_before, RestartEvent.READY)
+        return self._tried(self._callbacks_before, RestartEvent.SPARE)
 
     def run(self) -> RestartEvent:
         """Calls the function. `result` is what it returned."""
@@ -88,8 +89,10 @@ class UserFunction:
             return
         with self._wrapper.atomic():
             self._abort()
-            again = (lambda: None) if self._arguments.abort is None else cut_again
-            self._interrupter.interrupt(again)
+            if self._arguments.abort is None:
+                self._interrupter.interrupt(lambda: None)
+            else:
+                self._interrupter.interrupt(cut_again)
 
     def _abort(self) -> None:
         """Calls the abort. If that exceeds `hard_timeout` this rank leaves: the main thread may still be blocked."""

@@ -115,7 +115,10 @@ def _settle(order: CompanionOrder) -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # of the C library's own
-            signal.signal(number, signal.SIG_IGN if number in _IGNORED else signal.SIG_DFL)
+            if number in _IGNORED:
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     null = os.open(os.devnull, os.O_RDWR)
     for standard, of in enumerate((null, null, order.log)):

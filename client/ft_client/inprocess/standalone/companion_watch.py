@@ -98,7 +98,10 @@ class CompanionWatch:
         return {self._line.fileno()}
 
     def _hear_rank(self) -> None:
-        while self._line is not None and (taken := _receive(self._line)) is not None:
+        while self._line is not None:
+            taken = _receive(self._line)
+            if taken is None:
+                return
             data, descriptors = taken
             listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
             if not data:

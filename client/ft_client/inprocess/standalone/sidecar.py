@@ -101,10 +101,12 @@ class Sidecar:
         self._tell(SnapshotRequest(1))
         deadline = time.monotonic() + _LAST_WORDS_S
         channel_of_it, ended = self._monitor.channel.fileno(), self._monitor.pidfd
-        while (left_s := deadline - time.monotonic()) > 0:
+        left_s = _LAST_WORDS_S
+        while left_s > 0:
             ready = readable([channel_of_it, ended], left_s)
             if self._hear() or ended in ready:
                 return
+            left_s = deadline - time.monotonic()
 
     def close(self) -> None:
         """Ends monitor and template, and removes the folder."""
@@ -117,11 +119,13 @@ class Sidecar:
         """Handles the messages that wait. Returns whether one was a snapshot."""
         snapshot = False
         with contextlib.suppress(OSError):
-            while (taken := channel.receive(self._monitor.channel)) is not None and taken[0]:
+            taken = channel.receive(self._monitor.channel)
+            while taken is not None and taken[0]:
                 with contextlib.suppress(ProtocolError):
                     message = codec.decode(taken[0]).message
                     self._note(message)
                     snapshot |= isinstance(message, Snapshot)
+                taken = channel.receive(self._monitor.channel)
         return snapshot
 
     def _note(self, message: Message) -> None:

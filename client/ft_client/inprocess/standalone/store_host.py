@@ -37,7 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the port is taken; the text names it.
     """
     try:
-        numbers = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        if host == "localhost":
+            host = "127.0.0.1"
+        numbers = ipaddress.ip_address(host)
     except ValueError:
         numbers = ipaddress.ip_address("0.0.0.0")
     six = numbers.version == 6
@@ -211,4 +213,6 @@ def _port(end: str) -> int:
 def _plain(end: str) -> str:
     """An end as IPv4 has it, where IPv6 only wraps that."""
     address, _, port = end.partition(":")
-    return f"{address[-8:] if address.startswith('0' * 16 + 'FFFF0000') else address}:{port}"
+    if address.startswith("0" * 16 + "FFFF0000"):
+        address = address[-8:]
+    return f"{address}:{port}"

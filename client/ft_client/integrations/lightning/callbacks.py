@@ -99,7 +99,10 @@ class FaultToleranceSectionsCallback(FitWatch):
         assert client.cfg is not None and client.section_timeouts is not None
         early = self._evaluated <= client.cfg.num_warmup_iterations
         learned = STEP in client.section_timeouts.calculated_sections
-        self._on(Event.EARLY_EVALUATION if early and learned else Event.STEP)
+        if early and learned:
+            self._on(Event.EARLY_EVALUATION)
+        else:
+            self._on(Event.STEP)
 
     def on_validation_batch_end(self, *batch: Any) -> None:
         self._on(Event.STEP_OVER)

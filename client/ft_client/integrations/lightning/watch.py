@@ -101,7 +101,8 @@ class FitWatch(Callback):
             simulate_fault(self.simulated_fault_params)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit" and (client := self._client) is not None:
+        client = self._client
+        if stage == "fit" and client is not None:
             self._over(client, failed=False)
             if self.autoresume:
                 self._leave_flag(trainer)
@@ -117,8 +118,10 @@ class FitWatch(Callback):
         self._over(client, failed=not calm)
         if calm:
             self._learn_and_keep(client, final=True)
-        if self._policy is not None and (request := self._policy(exception)) is not None:
-            client.send_workload_control_request(request)
+        if self._policy is not None:
+            request = self._policy(exception)
+            if request is not None:
+                client.send_workload_control_request(request)
         self._end(client)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -153,11 +156,12 @@ class FitWatch(Callback):
             self._folder = Path(self._exp_dir)
         else:  # every rank asks, since Lightning answers by a broadcast
             self._folder = Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
+        texts = []
         if group.rank() == 0:
             found = next_job.read_limits(self._folder, self.logger)
-        else:
-            found = None
-        for text in group.union_over_ranks([] if found is None else [json.dumps(found)]):
+            if found is not None:
+                texts.append(json.dumps(found))
+        for text in group.union_over_ranks(texts):
             client.load_state_dict(json.loads(text))
             self._say(logging.INFO, f"Fault tolerance timeouts loaded from {self._folder}: {text}")
 
@@ -180,9 +184,10 @@ class FitWatch(Callback):
             return
         if group.rank() != 0:
             return
+        file = os.environ.get(env.FINISHED_FLAG_FILE)
         if not complete:
             self._say(logging.INFO, "training is not complete, no finished flag is written")
-        elif file := os.environ.get(env.FINISHED_FLAG_FILE):
+        elif file:
             next_job.write_finished_flag(Path(file), str(reason), self.logger)
 
     def _say(self, level: int, words: str) -> None:
@@ -216,7 +221,9 @@ def _time_is_up(callback: Any) -> bool:
 
 def _stopped_early(callback: Any) -> bool:
     reason = getattr(callback, "stopping_reason", None)  # None before Lightning 2.6
-    return bool(callback.stopped_epoch if reason is None else reason.value)
+    if reason is None:
+        return bool(callback.stopped_epoch)
+    return bool(reason.value)
 
 
 def _fault_of(given: Any) -> SimulatedFaultParams | None:

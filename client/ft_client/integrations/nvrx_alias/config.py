@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,15 @@ class _Readings:
             found = {}
         else:
             found = dict(_read(path))
-        prefixes = (ft_args_prefix,) if ft_args_prefix else _PREFIXES
+        prefixes: Sequence[str] = _PREFIXES
+        if ft_args_prefix:
+            prefixes = (ft_args_prefix,)
         for key, value in given.items():
             prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
-            if prefix is not None and (name := key.removeprefix(prefix)) in _GROUP_OF:
-                found[name] = value
+            if prefix is not None:
+                name = key.removeprefix(prefix)
+                if name in _GROUP_OF:
+                    found[name] = value
         return cls.from_kwargs(**found)
 
     def to_yaml_file(self, cfg_path: str) -> None:

@@ -98,8 +98,10 @@ def put_in_place(look: bool = True) -> bool:
     loaded = sys.modules.get(PEER)
     if loaded is not None and not getattr(loaded, "__ft_alias__", False):
         return _leave_alone(getattr(loaded, "__file__", None) or PEER)
-    if look and loaded is None and (real := _real_package()) is not None:
-        return _leave_alone(real)
+    if look and loaded is None:
+        real = _real_package()
+        if real is not None:
+            return _leave_alone(real)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     return True

@@ -131,10 +131,15 @@ class _Station:
     def run(self, told: int) -> None:
         """Serves until `told` is readable or the parent is gone."""
         parent = parent_process()
-        ends = {told} | ({parent.sentinel} if parent is not None else set())
+        ends = {told}
+        if parent is not None:
+            ends.add(parent.sentinel)
         try:
             while True:
-                ready = readable(ends | self._sidecar.descriptors() | ({self._rank[1]} if self._rank else set()), None)
+                awaited = ends | self._sidecar.descriptors()
+                if self._rank is not None:
+                    awaited.add(self._rank[1])
+                ready = readable(awaited, None)
                 if ready & ends:
                     return
                 self._sidecar.handle()
