@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import psutil
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend
@@ -294,6 +293,8 @@ def _await_listener(host: str, port: int, limit_s: float) -> None:
 
 def _listens(port: int) -> bool:
     """Whether this process is the server."""
+    import psutil  # here: it takes 20 ms, and a job of one node has no such server
+
     own = psutil.Process(os.getpid())
     if hasattr(own, "net_connections"):
         connections = own.net_connections("tcp")

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from ft_launcher.record.log_pump import LogPump, Stream
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import RecordSettings
+from rank_monitor.contract.wire.foreign import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +245,7 @@ def _create(current: Path, record: Mapping[str, Any]) -> None:
 def _end_former(current: Path, record: Mapping[str, Any]) -> None:
     """Completes the record of the cycle before, whose node of rank 0 may have been lost before it did."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no file, or none of ours
-        former = json.loads(current.read_text(encoding="utf-8"))
+        former = read_json(current, follow_link=True)
         mine = all(former.get(key) == record[key] for key in ("job_id", "attempt_index"))
         if mine and former["cycle_number"] < record["cycle_number"] and not former["cycle_end_time"]:
             _end(current, former, record["cycle_start_time"])

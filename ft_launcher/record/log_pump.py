@@ -12,7 +12,6 @@ import ctypes
 import logging
 import math
 import os
-import stat
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import IO, Any, TextIO
 from ft_launcher.record.console import Console
 from ft_launcher.record.console_lines import ConsoleLines, Screen
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.foreign import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Stream:
             False when `has_room(to)` became false before all was copied.
         """
         if self.file is None:
-            self.file = _open_regular(self.path)
+            self.file = open_regular(self.path, follow_link=True, buffering=0)
         wrote = False
         while has_room(self.to):
             content = self.file.read(_CHUNK)
@@ -84,19 +84,6 @@ class Stream:
             self.rest = b""
         texts = (line.decode(errors="replace") for line in whole)
         return "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
-
-
-def _open_regular(path: str) -> IO[bytes]:
-    """Opens a log file without blocking: a rank may have put a FIFO or a link to a device in its place.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", buffering=0)
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(f"{path} is not a regular file")
 
 
 class LogPump:

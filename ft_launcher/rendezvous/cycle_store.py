@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.wire.foreign import parse_json
 
 # torch's agent keeps its own keys in the same store.
 _KEY = "ft_launcher/cycle"
@@ -51,6 +52,15 @@ class CycleStore:
         """MASTER_PORT of the ranks."""
         return self.ranks_port or self.port
 
+    def address(self) -> dict[str, Any]:
+        """Returns what the other nodes need to know of it, as JSON values."""
+        return {"host": self.host, "port": self.port, "ranks_port": self.ranks_port}
+
+    @classmethod
+    def of_another_node(cls, cycle: int, address: Mapping[str, Any]) -> CycleStore:
+        """Returns the store that another node hosts at an `address` of its."""
+        return cls(cycle, str(address["host"]), int(address["port"]), None, int(address["ranks_port"]))
+
 
 class PortHolder:
     """Finds ports for stores. A port that the user gave is held by one socket for the whole job."""
@@ -65,6 +75,19 @@ class PortHolder:
     def serve(self) -> TCPStore:
         """Starts a new, empty store server. The two ports after its port are free, too."""
         return self._serve_at(self._held.dup() if self._held is not None else self._find())
+
+    def host(self, cycle: int, host: str, shared: bool) -> CycleStore:
+        """Hosts the store of a cycle for clients of `host`; where it is not `shared`, rank 0 gets a port for its own.
+
+        Raises:
+            RendezvousConnectionError: no port is free.
+        """
+        server = self.serve()
+        if shared:
+            ranks_port = 0
+        else:
+            ranks_port = self.for_rank_0()
+        return CycleStore(cycle, host, server.port, server, ranks_port)
 
     def _serve_at(self, listener: socket.socket) -> TCPStore:
         with resolver.bounded_towards(self._host):
@@ -140,19 +163,15 @@ def publish(
     """
     # Counted in the store, not in this process: a launcher that replaces another goes on with the number.
     cycle = max(_underlying(store).add(f"{_KEY}_count/{run_id}", 1) - 1, at_least)
-    server = holder.serve()
-    if shared:
-        ranks_port = 0
-    else:
-        ranks_port = holder.for_rank_0()
-    store.set(_KEY, json.dumps({"cycle": cycle, "host": host, "port": server.port, "ranks_port": ranks_port}))
-    return CycleStore(cycle, host, server.port, server, ranks_port)
+    of_cycle = holder.host(cycle, host, shared)
+    store.set(_KEY, json.dumps({"cycle": cycle, **of_cycle.address()}))
+    return of_cycle
 
 
 def learn(store: Any) -> CycleStore:
     """On the other nodes: waits for what the first node published."""
-    found = json.loads(store.get(_KEY))
-    return CycleStore(int(found["cycle"]), str(found["host"]), int(found["port"]), None, int(found["ranks_port"]))
+    found = parse_json(store.get(_KEY))
+    return CycleStore.of_another_node(int(found["cycle"]), found)
 
 
 def _underlying(store: Any) -> Any:

@@ -36,6 +36,7 @@ from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_st
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.wire.foreign import parse_json
 
 # Seconds at least to connect to the cycle's store. A host that cannot be reached ends the cycle, not the job.
 _CONNECT_S = 30.0
@@ -300,22 +301,14 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                 host = self._first_store.host
             else:
                 host = self._me.address
-            server = self._ports.serve()
-            if self.use_agent_store:
-                ranks_port = 0
-            else:
-                ranks_port = self._ports.for_rank_0()
-            self.cycle_store = CycleStore(place.cycle, host, server.port, server, ranks_port)
+            self.cycle_store = self._ports.host(place.cycle, host, self.use_agent_store)
             # After the server listens: the others connect at once.
-            link.announce(place.cycle, json.dumps({"host": host, "port": server.port, "ranks_port": ranks_port}))
-            return self._info(place, server)
+            link.announce(place.cycle, json.dumps(self.cycle_store.address()))
+            return self._info(place, self.cycle_store.server)
         text = self._host_of_cycle(link, place.cycle)
         if not text:
             return None
-        found = json.loads(text)
-        self.cycle_store = CycleStore(
-            place.cycle, str(found["host"]), int(found["port"]), None, int(found["ranks_port"])
-        )
+        self.cycle_store = CycleStore.of_another_node(place.cycle, parse_json(text))
         # Not less than the node timeout: until then the host may only be slow, and not lost.
         limit = timedelta(seconds=max(_CONNECT_S, self._terms.timeout_s))
         try:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 MAX_FILE_BYTES = 64 * 1024
 """A traceback of 500 frames has about 50 KB; no record that ranks write for us is larger."""
@@ -22,6 +22,22 @@ _MAX_NUMBER = 32
 
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[{\]}]")
+
+
+def open_regular(path: str | os.PathLike[str], follow_link: bool, buffering: int = -1) -> IO[bytes]:
+    """Opens a regular file for reading. Does not block: a rank may have put a FIFO or a link to a device there.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    if not follow_link:
+        flags |= os.O_NOFOLLOW
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb", buffering)
 
 
 def read_file(
@@ -37,20 +53,11 @@ def read_file(
     Raises:
         OSError: it cannot be opened, is not a regular file, or is larger than `most`.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    if not follow_link:
-        flags |= os.O_NOFOLLOW
-    descriptor = os.open(path, flags)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        if tail and found.st_size > most:
-            os.lseek(descriptor, found.st_size - most, os.SEEK_SET)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(most + 1)
-    finally:
-        os.close(descriptor)
+    with open_regular(path, follow_link) as file:
+        size = os.fstat(file.fileno()).st_size
+        if tail and size > most:
+            file.seek(size - most)
+        content = file.read(most + 1)
     if len(content) > most and not tail:
         raise OSError(f"{path} is larger than {most} bytes")
     return content[:most]
