@@ -68,7 +68,9 @@ def launch() -> ForkedRank:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    if not isinstance(code, int):
+        code = int(code is not None)
+    os._exit(code)
 
 
 def _open_standard_streams() -> None:

@@ -46,7 +46,8 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        ours = {key: keywords.pop(name) for name in list(keywords) if (key := _key(name)) is not None}
+        keys = {name: _key(name) for name in keywords}
+        ours = {key: keywords.pop(name) for name, key in keys.items() if key is not None}
         for name in keywords:
             if name not in _FIELDS:
                 near = options.nearest(name, (*_FIELDS, *options.GROUP_OF, *options.ALIASES))

@@ -131,14 +131,18 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
     signals = None
     try:
         in_main = threading.current_thread() is threading.main_thread()
-        signals = SignalPipe(composition.ending_signals(job) if in_main else ())
+        if in_main:
+            signals = SignalPipe(composition.ending_signals(job))
+        else:
+            signals = SignalPipe(())
         function = not isinstance(job.entrypoint, str)
         if not function or config.start_method == "spawn":
-            if job.is_script:
+            words: Sequence[str] = ()
+            if function:
+                words = [job.script]
+            elif job.is_script:
                 words = job.args[1:]
-            else:
-                words = ()
-            zygotes.prepare_apart([job.script] if function else words, function, job.settings.start, runtime.tag)
+            zygotes.prepare_apart(words, function, job.settings.start, runtime.tag)
         outcome = composition.conduct(job, runtime, zygotes, signals, within=True)
         if isinstance(outcome.error, SignalException):
             late = []
@@ -210,8 +214,12 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     # A copy, since the run changes its configuration, and the user may launch with the same one again.
     ours.rdzv_configs = dict(settled.conf)
     ours.run_id = config.run_id or uuid.uuid4().hex
-    own_logs = type(config.logs_specs) is not DefaultLogsSpecs
-    log_dir, redirects, tee, shown = log_places(config.logs_specs) if not own_logs else (None, 0, 0, None)
+    if type(config.logs_specs) is DefaultLogsSpecs:
+        log_dir, redirects, tee, shown = log_places(config.logs_specs)
+        logs_specs_name = None
+    else:
+        log_dir, redirects, tee, shown = None, 0, 0, None
+        logs_specs_name = type(config.logs_specs).__name__
     entry, words, name, no_python = _what_runs(entrypoint, args, config.start_method)
     return Job(
         settings=resolved.settings,
@@ -224,7 +232,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
         redirects=redirects,
         tee=tee,
         local_ranks_filter=shown,
-        logs_specs_name=type(config.logs_specs).__name__ if own_logs else None,
+        logs_specs_name=logs_specs_name,
         script=name,
         no_python=no_python,
         named_signals=_named_signals(config),

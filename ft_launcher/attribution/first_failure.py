@@ -236,8 +236,8 @@ def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> s
 
 
 def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
-    if kind is FaultKind.HANG and (frames := rank.scene.frames):
-        return tuple(frames[:4])
+    if kind is FaultKind.HANG and rank.scene.frames:
+        return tuple(rank.scene.frames[:4])
     if rank.exception:
         return excerpt(rank.exception.traceback)
     return ()

@@ -152,10 +152,13 @@ def _by_words(words: str, node: NodeEvidence) -> Cause | None:
             cause = hints.of_signal(number, node)
         else:
             cause = NO_CAUSE
-        return Cause(cause.fault_class, f"a loader worker died: {cause.hint}" if cause.hint else "")
+        if not cause.hint:
+            return cause
+        return Cause(cause.fault_class, f"a loader worker died: {cause.hint}")
     if _SHARED_MEMORY.search(words):
-        roomy = "shared memory was full; look at /dev/shm, and at a container's limit"
-        return Cause(_MEMORY, hints.full(node) if hints.is_full(node) else roomy)
+        if hints.is_full(node):
+            return Cause(_MEMORY, hints.full(node))
+        return Cause(_MEMORY, "shared memory was full; look at /dev/shm, and at a container's limit")
     if _WAITED.search(words):
         return Cause(_HANG, "a rank did not take part in the collective in time: it died, hangs, or is out of step")
     known = next((cause for pattern, cause in _WORDS if pattern.search(words)), None)

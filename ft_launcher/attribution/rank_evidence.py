@@ -90,11 +90,10 @@ def state(rank: RankEvidence) -> str:
         became = f"ended by {signal_name(rank.signal_number)}"
     else:
         became = f"ended with code {rank.exit_code}"
-    if rank.exception:
-        frame = ""
-    else:
-        frame = rank.scene.own_frame
-    return f"rank {rank.rank} {became} {where(rank)}".rstrip() + (f", at {frame}" if frame else "")
+    text = f"rank {rank.rank} {became} {where(rank)}".rstrip()
+    if rank.scene.own_frame and not rank.exception:
+        text += f", at {rank.scene.own_frame}"
+    return text
 
 
 def signal_name(number: int) -> str:

@@ -35,8 +35,11 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
         f"logs: {job.log_dir or 'the console'}",
     ]
     for local_rank in range(config.nproc_per_node):
-        args = script.through_bootstrap(job.args) if job.is_script else job.args
-        lines += ["", f"local rank {local_rank}", f"  command: {shlex.join([job.entrypoint, *args])}"]
+        if job.is_script:
+            command = [job.entrypoint, *script.through_bootstrap(job.args)]
+        else:
+            command = [job.entrypoint, *job.args]
+        lines += ["", f"local rank {local_rank}", f"  command: {shlex.join(command)}"]
         lines.append(f"  start: {start_of(job)}")
         lines += [f"  env {name}={value}" for name, value in _environment(job, local_rank, environ)]
         lines += [f"  limit {name}: {value}" for name, value in _limits(job.settings.monitor)]
@@ -45,12 +48,12 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
 
 def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     config, ranks = job.launch_config, job.launch_config.nproc_per_node
-    one_node = config.max_nodes == 1
     yield "LOCAL_RANK", str(local_rank)
     yield "LOCAL_WORLD_SIZE", str(ranks)
-    yield "RANK", str(local_rank) if one_node else _AT_THE_START
-    yield "WORLD_SIZE", str(ranks) if one_node else _AT_THE_START
-    yield "GROUP_RANK", "0" if one_node else _AT_THE_START
+    places = {"RANK": _AT_THE_START, "WORLD_SIZE": _AT_THE_START, "GROUP_RANK": _AT_THE_START}
+    if config.max_nodes == 1:
+        places = {"RANK": str(local_rank), "WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
+    yield from places.items()
     yield "MASTER_ADDR", _AT_THE_START
     yield "MASTER_PORT", _AT_THE_START
     yield "TORCHELASTIC_RUN_ID", config.run_id

@@ -62,7 +62,9 @@ class EtcdV2Store(Store):  # type: ignore[misc]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Waits until each key has been seen. `timeout`: instead of the store's."""
-        self._await(keys, self.timeout if timeout is None else timeout)
+        if timeout is None:
+            timeout = self.timeout
+        self._await(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
@@ -81,8 +83,7 @@ class EtcdV2Store(Store):  # type: ignore[misc]
             try:
                 known = self._counted.pop(at, None)
                 sum_, index = known or self._count_of(at)
-                limit: dict[str, Any] = {"prevIndex": index} if index else {"prevExist": False}
-                result = self._do(self.client.write, at, _text(str(sum_ + num)), **limit)
+                result = self._do(self.client.write, at, _text(str(sum_ + num)), **_only_if("prevIndex", index))
                 self._counted[at] = sum_ + num, int(result.modifiedIndex)
                 return sum_ + num
             except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
@@ -94,10 +95,10 @@ class EtcdV2Store(Store):  # type: ignore[misc]
 
         Returns what the key has now; the expected value where it has none, as TCPStore does.
         """
-        limit: dict[str, Any] = {"prevValue": _text(expected)} if expected else {"prevExist": False}
+        before = _only_if("prevValue", expected and _text(expected))
         at = self._at(key)
         with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
-            self._do(self.client.write, at, _text(desired), **limit)
+            self._do(self.client.write, at, _text(desired), **before)
             return _bytes(desired)
         found = self._read([at])[0][at]
         if found is None:
@@ -178,8 +179,10 @@ class EtcdV2Store(Store):  # type: ignore[misc]
         indices = []
         for folder, among in by_folder.items():
             try:
-                only_one = len(among) == 1
-                answer = self._do(self.client.read, among[0] if only_one else folder)
+                if len(among) == 1:
+                    answer = self._do(self.client.read, among[0])
+                else:
+                    answer = self._do(self.client.read, folder)
             except etcd.EtcdKeyNotFound as none:
                 indices.append(int(none.payload.get("index", 0)))
                 continue
@@ -203,6 +206,13 @@ class EtcdV2Store(Store):  # type: ignore[misc]
                 raise LookupError(f"{len(missing)} of {len(keys)} keys were not set within {timeout}")
             with contextlib.suppress(etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
                 self._do(self.client.read, missing[0], wait=True, waitIndex=index + 1, timeout=min(left_s, _WATCH_S))
+
+
+def _only_if(condition: str, value: str | bytes | int) -> dict[str, Any]:
+    """Returns the condition of a write: the key has this value or index; with an empty one: there is no such key."""
+    if value:
+        return {condition: value}
+    return {"prevExist": False}
 
 
 def _escaped(name: str) -> str:

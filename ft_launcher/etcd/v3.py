@@ -104,7 +104,9 @@ class EtcdV3Store(Store):  # type: ignore[misc]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Waits until each key has been seen. `timeout`: instead of the store's."""
-        self._await(keys, self.timeout if timeout is None else timeout)
+        if timeout is None:
+            timeout = self.timeout
+        self._await(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
@@ -168,13 +170,13 @@ class EtcdV3Store(Store):  # type: ignore[misc]
         backoff_s = 0.001
         while True:
             if record is None:
-                old = None
+                old, revision = None, 0
             else:
-                old = record.value
+                old, revision = record.value, record.revision
             new = change(old)
             if new is None:
                 return record
-            written, record = self._records.swap(name, 0 if record is None else record.revision, new)
+            written, record = self._records.swap(name, revision, new)
             if written:
                 return record
             if time.monotonic() > deadline:
@@ -243,7 +245,10 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3S
         addresses = [parse_rendezvous_endpoint(one, _PORT) for one in params.endpoint.split(",")]
     except ValueError as error:
         raise ConfigError("rdzv_endpoint", params.endpoint, "--rdzv-endpoint", str(error)) from None
-    gateway = Gateway(addresses, read_timeout_s, protocol, (cert, key) if cert and key else cert, authority)
+    certificate: str | tuple[str, str] | None = cert
+    if cert and key:
+        certificate = (cert, key)
+    gateway = Gateway(addresses, read_timeout_s, protocol, certificate, authority)
     records = Records(gateway, f"{prefix}/{quote(params.run_id, safe='')}/", ttl_s)
     return EtcdV3Backend(records), EtcdV3Store(records)
 

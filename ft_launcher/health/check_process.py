@@ -34,9 +34,12 @@ class CheckProcess:
         self.order = order
         self.started = time.monotonic()
         self.output = bytearray()
+        environ = dict(os.environ)
+        if tag:
+            environ[env.JOB_TAG] = tag
         self._process = subprocess.Popen(
             order.argv,
-            env={**os.environ, env.JOB_TAG: tag} if tag else None,
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -34,8 +34,10 @@ def look(task: Task) -> Answer:
     task.say(endpoint)
     if endpoint.startswith(LINE):
         state, reason = _ask_line(endpoint[len(LINE) :], timeout_s)
+    elif endpoint.startswith("/"):
+        state, reason = _ask_grpc(f"unix://{endpoint}", timeout_s)
     else:
-        state, reason = _ask_grpc(f"unix://{endpoint}" if endpoint.startswith("/") else endpoint, timeout_s)
+        state, reason = _ask_grpc(endpoint, timeout_s)
     return [(state, f"{endpoint}: {reason}")], {}
 
 

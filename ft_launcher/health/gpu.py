@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from ft_launcher.health.check import Answer, Finding, State, Task
+from ft_launcher.health.check import Answer, Finding, Task
 
 _ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _UNCORRECTED, _SINCE_RESET = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
@@ -63,8 +63,9 @@ def judge_gpu(name: str, gpu: Gpu) -> Finding:
         counted.append(f"{name} counts {gpu.uncorrected_errors} uncorrected memory errors since its last reset")
     if counted:
         # A driver that reports recovery actions and asks for none decides; the counters are then informative.
-        state: State = "unhealthy" if gpu.recovery_action is None else "ok"
-        return state, "; ".join(counted)
+        if gpu.recovery_action is None:
+            return "unhealthy", "; ".join(counted)
+        return "ok", "; ".join(counted)
     if all(getattr(gpu, field.name) is None for field in fields(gpu)):
         return "unknown", f"{name}: the driver says nothing of its state"
     return "ok", ""

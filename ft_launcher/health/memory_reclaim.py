@@ -148,7 +148,10 @@ class GpuMemory:
         """Waits for the process. Returns MiB in use; an empty mapping, and why, when it reports nothing."""
         now = time.monotonic()
         deadline = max(now + _READING_S, self._began + self._settings.gpu_memory_reclaim_timeout)
-        while (left_s := deadline - time.monotonic()) > 0:
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
             readable(process.descriptors(), left_s)
             code = process.handle()
             if code is not None:

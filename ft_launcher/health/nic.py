@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.health.check import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, State, Task
 
 _STATE = "{root}/{{nic}}/ports/*/state"
 _DOWNED = "{root}/{{nic}}/ports/*/counters/link_downed"
@@ -66,7 +66,10 @@ def judge_drops(
             reason = f"{path} rose from {last} to {count}"
             if in_a_row > 1:
                 reason = f"{reason}, {in_a_row} checks in a row"
-            findings.append(("unhealthy" if in_a_row >= _DROPS else "ok", reason))
+            state: State = "ok"
+            if in_a_row >= _DROPS:
+                state = "unhealthy"
+            findings.append((state, reason))
     return findings, after
 
 
@@ -89,7 +92,9 @@ def look(task: Task) -> Answer:
     for path in (path for paths in state_of.values() for path in paths):
         task.say(path)
         text = _read(path)
-        states[path] = None if text is None else text.rpartition(":")[2].strip()
+        states[path] = None
+        if text is not None:
+            states[path] = text.rpartition(":")[2].strip()
     known = memory.get("active", [])
     findings += judge_states(states, known, needed)
     texts = {path: _read(path) or "" for path in downed}

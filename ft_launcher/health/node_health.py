@@ -45,7 +45,10 @@ class NodeHealth:
         for order in plan.orders:
             readings += self._start(order)
         deadline = time.monotonic() + self._settings.health_timeout
-        while self._running and (left_s := deadline - time.monotonic()) > 0:
+        while self._running:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
             ready = readable((fd for process in self._running.values() for fd in process.descriptors()), left_s)
             for check, process in list(self._running.items()):
                 if not process.descriptors() & ready:
@@ -93,9 +96,10 @@ class NodeHealth:
         deadline = time.monotonic() + _AFTER_SIGKILL_S
         for check, process in self._running.items():
             took_s = time.monotonic() - process.started
-            ended = process.gone(max(0.0, deadline - time.monotonic()))
-            if not ended:
+            left_pid = None
+            if not process.gone(max(0.0, deadline - time.monotonic())):
                 self._stuck[check] = process
-            readings.append(too_late(process.order, bytes(process.output), took_s, None if ended else process.pid))
+                left_pid = process.pid
+            readings.append(too_late(process.order, bytes(process.output), took_s, left_pid))
         self._running.clear()
         return readings

@@ -73,7 +73,9 @@ def understand(order: Order, output: bytes, code: int, took_s: float) -> tuple[R
     if not order.answers:
         if code == 0:
             return Reading(order.check, "ok", last, took_s), {}
-        return Reading(order.check, "unhealthy", f"{ending}: {last}" if last else ending, took_s), {}
+        if last:
+            ending = f"{ending}: {last}"
+        return Reading(order.check, "unhealthy", ending, took_s), {}
     try:
         answer = json.loads(output.splitlines()[-1])
         state, reason = worst((state, reason) for state, reason in answer["findings"])

@@ -24,8 +24,10 @@ def visible(asked: str | None, uuids: Sequence[str | None]) -> tuple[list[int], 
                 named = []
         else:
             named = [index for index, uuid in enumerate(uuids) if entry and uuid and uuid.startswith(entry)]
+        if len(named) != 1 and entry in ("", "-1"):
+            return found, ""
         if len(named) != 1:
-            return found, "" if entry in ("", "-1") else entry
+            return found, entry
         found += named
     return found, ""
 

@@ -82,6 +82,10 @@ class Coordination:
         self._formed = decode(head.value)
         self._refresh_at = time.monotonic() + store.lease_s / _REFRESHES
         self._hosts = store.hosted_here
+        # Read with the messages, to see that another coordinator took over; nobody can where this node hosts the store.
+        self._fence: tuple[str, ...] = (TERM,)
+        if self._hosts:
+            self._fence = ()
         self._term = str(machine.formed().term).encode()
         self._beat_reader = BeatReader(timeout_s, beat_s, beat_s)
         self._lock = threading.Lock()
@@ -210,7 +214,7 @@ class Coordination:
     def _read_inbox(self, store: JobStore) -> None:
         while self.at_work:
             try:
-                texts, fence = store.read_inbox(self._machine.read, LONG_S, () if self._hosts else (TERM,))
+                texts, fence = store.read_inbox(self._machine.read, LONG_S, self._fence)
             except ForeignCounter as found:
                 self._go_on_after(store, found)
                 continue
@@ -269,9 +273,7 @@ class Coordination:
                 self._beat_reader.read_every(self._beat_s * beats)
                 self._beat_reader.watch(self._machine.nodes - {self._me}, time.monotonic())
                 taken = self._machine.read
-            counters, (count, *fence) = store.counters(
-                self._beat_reader.nodes, ("inbox", *(() if self._hosts else (TERM,)))
-            )
+            counters, (count, *fence) = store.counters(self._beat_reader.nodes, ("inbox", *self._fence))
             self._must_have_term(fence)
             self._refresh(store)
             self._turned_at, self._looked = time.monotonic(), True

@@ -68,11 +68,14 @@ class FaultDecision:
         self._policy = policy
         self._most_failed_starts = failed_starts
         self._history_at = now
-        self.history: dict[str, Any] = former.history if former else {}
-        self.owed: dict[str, dict[str, Any]] = dict(former.owed) if former else {}
+        self.history: dict[str, Any] = {}
+        self.owed: dict[str, dict[str, Any]] = {}
         self.answer: PolicyAnswer | None = None
         self.faulty_node = ""
         self._failed_starts = 0
+        if former is not None:
+            self.history = former.history
+            self.owed = dict(former.owed)
         if former is not None and former.members:
             self.answer = PolicyAnswer(former.reason, None, former.decision, former.history)
             self.faulty_node = former.fault_of
@@ -177,15 +180,18 @@ def find_faulty_node(faults: Mapping[str, Fault], gone: bool) -> str | None:
     """
     own = [node for node, fault in faults.items() if _own(fault)]
     own = [node for node in own if faults[node].get("doubt")] or own
-    any_fault = [node for node, fault in faults.items() if fault]
-    return next(iter(own or ([] if gone else any_fault)), None)
+    if not own and not gone:
+        own = [node for node, fault in faults.items() if fault]
+    return next(iter(own), None)
 
 
 def as_one(cause: Fault, all_faults: Collection[Fault]) -> dict[str, Any]:
     """Returns the cause; its `agreed_exit_code` is kept only if all faults that are no consequence have the same."""
     code = cause.get("agreed_exit_code")
     agree = all(fault.get("agreed_exit_code") == code for fault in all_faults if _own(fault))
-    return {**cause, "agreed_exit_code": code if agree else None}
+    if not agree:
+        code = None
+    return {**cause, "agreed_exit_code": code}
 
 
 def _own(fault: Fault) -> bool:

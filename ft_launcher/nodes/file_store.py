@@ -56,7 +56,9 @@ class FolderStore(Store):  # type: ignore[misc]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Waits until each key has been seen. `timeout`: instead of the store's."""
-        self._await(keys, self.timeout if timeout is None else timeout)
+        if timeout is None:
+            timeout = self.timeout
+        self._await(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""

@@ -92,7 +92,9 @@ class Formation:
         self, rules: Rules, roster: Roster, decision: FaultDecision, now: float, former: Formed | None
     ) -> None:
         self._rules, self._roster, self._fault_decision = rules, roster, decision
-        self.why = (former.reason if former else "") or "the first nodes came"
+        self.why = "the first nodes came"
+        if former is not None and former.reason:
+            self.why = former.reason
         self.preempted = ""
         self._since = self._not_before = now
         self._enough_since: float | None = None
@@ -120,10 +122,12 @@ class Formation:
 
         A cycle in which a node is done with its work does not begin again for that.
         """
-        roster, size, after = self._roster, self._rules.size, 0
+        roster, size, grown_to = self._roster, self._rules.size, 0
         if roster.waiting and size.may_grow and not roster.done:
-            after = how_many((roster.living | roster.waiting).values(), len(roster.members), size)
-        return self._is_due(after if after > len(roster.members) else 0, False, now)
+            possible = how_many((roster.living | roster.waiting).values(), len(roster.members), size)
+            if possible > len(roster.members):
+                grown_to = possible
+        return self._is_due(grown_to, False, now)
 
     def outcome(self, now: float) -> list[Arrive] | Over | None:
         """Returns the members of the next cycle by rank, or why the job is over; None to wait."""
@@ -283,5 +287,8 @@ def _segments(arrivals: Sequence[Arrive], former: Sequence[str], length: int) ->
 
 
 def _first_order(node: Arrive) -> tuple[int, str, str]:
-    # Above any node rank: nodes without one come after those that insist on theirs.
-    return (node.rank if node.rank != NO_RANK else 1 << 30, node.order, node.node)
+    rank = node.rank
+    if rank == NO_RANK:
+        # Above any node rank: nodes without one come after those that insist on theirs.
+        rank = 1 << 30
+    return (rank, node.order, node.node)

@@ -63,8 +63,9 @@ class CoordinatorWatch:
 
     def _begin(self, period_s: float | None) -> None:
         self._begun_with = period_s
-        seldom_s = self._timeout_s
-        self._beat_reader = BeatReader(self._timeout_s, self._beat_s, seldom_s if period_s is None else period_s)
+        if period_s is None:
+            period_s = self._timeout_s
+        self._beat_reader = BeatReader(self._timeout_s, self._beat_s, period_s)
         self.next_look = time.monotonic()
 
     def is_due(self) -> bool:
@@ -287,7 +288,11 @@ class Link:
             self._stop_beats()
         self._outbox.put(last)
         self._outbox.put(None)
-        self._speaker.join(min(limit_s, self._timeout_s if self._connections.trouble is None else self._beat_s))
+        if self._connections.trouble is None:
+            send_s = self._timeout_s
+        else:
+            send_s = self._beat_s
+        self._speaker.join(min(limit_s, send_s))
         if self.coordination is not None:
             self.coordination.wait_for_leavers(limit_s)
             self._stop_beats()

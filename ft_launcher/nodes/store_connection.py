@@ -68,9 +68,10 @@ def open_job_store(
         check(False)
         connect = _etcd(backend, parameters)
         holder, store = connect()
-        lease_s = parameters.get_as_int("ttl") or _V2_TTL_S
-        own = backend == "etcd-v3"  # it refreshes its lease by itself
-        return JobStore(holder, store, connect, prefix, False, 0.0 if own else float(lease_s))
+        lease_s = 0.0
+        if backend == "etcd-v2":  # v3 refreshes its lease by itself
+            lease_s = float(parameters.get_as_int("ttl") or _V2_TTL_S)
+        return JobStore(holder, store, connect, prefix, False, lease_s)
     run_id = parameters.run_id
     may_host, limit_s = _may_host(backend, parameters)
     check(may_host)

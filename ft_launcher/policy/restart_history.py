@@ -30,6 +30,13 @@ class CycleLife:
     iteration: int | None = NO_ITERATION
 
 
+def _in_a_row(count: int, again: bool) -> int:
+    """Returns a count of cycles in a row with one more; 0 where the row ends."""
+    if again:
+        return count + 1
+    return 0
+
+
 @dataclass(frozen=True)
 class History:
     """The failed cycles of a job so far.
@@ -73,10 +80,10 @@ class History:
         return replace(
             measured._with_error(fault),
             charged=measured.within(settings.restart_window, now),
-            moves=self.moves + 1 if moves else 0,
-            young=self.young + 1 if life.lived_s < YOUNG * settings.backoff[1] else 0,
+            moves=_in_a_row(self.moves, moves),
+            young=_in_a_row(self.young, life.lived_s < YOUNG * settings.backoff[1]),
             fault_class=fault.fault_class.value,
-            same_class=self.same_class + 1 if same_class else 1,
+            same_class=max(1, _in_a_row(self.same_class, same_class)),
         )
 
     def _with_error(self, fault: Fault) -> History:
@@ -84,10 +91,7 @@ class History:
         if not fault.error or fault.iteration == NO_ITERATION:
             return replace(self, error="", error_iteration=NO_ITERATION, same_errors=0)
         same = (fault.error, fault.iteration) == (self.error, self.error_iteration)
-        if same:
-            times = self.same_errors + 1
-        else:
-            times = 1
+        times = max(1, _in_a_row(self.same_errors, same))
         return replace(self, error=fault.error, error_iteration=fault.iteration, same_errors=times)
 
     def _measured(self, iteration: int | None, least: int, excused: bool) -> History:

@@ -166,10 +166,11 @@ def backoff_s(young: int, least_s: float, most_s: float) -> float:
     if young == 0:
         return 0.0
     if least_s:
-        doublings = young - 1
+        first_s, doublings = least_s, young - 1
+    elif young == 1:
+        return 0.0
     else:
-        doublings = young - 2
-    first_s = least_s or (1.0 if doublings >= 0 else 0.0)
+        first_s, doublings = 1.0, young - 2
     # The power of a float overflows at 2 ** 1024; 64 doublings are beyond any `most_s`.
     return min(most_s, first_s * 2.0 ** min(doublings, 64))
 
@@ -196,7 +197,9 @@ def is_known(request: ControlRequest) -> bool:
 def asked_by(rank: int, request: ControlRequest) -> str:
     """Describes in one line which rank made a request, with its description."""
     words = " ".join(request.description.split())[:_MOST_WORDS]
-    return f"rank {rank} asked for it" + (f": {words}" if words else "")
+    if words:
+        return f"rank {rank} asked for it: {words}"
+    return f"rank {rank} asked for it"
 
 
 def after_request(
@@ -212,7 +215,11 @@ def after_request(
     if code is None:
         left = _left(history, settings, max_restarts, now)
         return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=left)
-    return Decision(Action.LEAVE if code is ExitCode.NODE_EXCLUDED else Action.GIVE_UP, asks, exit_code=int(code))
+    if code is ExitCode.NODE_EXCLUDED:
+        action = Action.LEAVE
+    else:
+        action = Action.GIVE_UP
+    return Decision(action, asks, exit_code=int(code))
 
 
 def about_policy(settings: RestartSettings, nodes: int) -> list[str]:

@@ -52,8 +52,12 @@ def needed(nodes: int, nprocs: int, hosts_job: bool, shares: bool) -> int:
         hosts_job: this node hosts the rendezvous' store.
         shares: the ranks use the store of the cycle.
     """
-    of_cycle = 1 + (nprocs if shares else 0)
-    return _OWN + _OWN_PER_RANK * nprocs + nodes * (of_cycle + (LINES if hosts_job else 0))
+    of_each_node = 1
+    if shares:
+        of_each_node += nprocs
+    if hosts_job:
+        of_each_node += LINES
+    return _OWN + _OWN_PER_RANK * nprocs + nodes * of_each_node
 
 
 def must_do(least: int, most: int, nprocs: int, hosts_job: bool, shares: bool) -> None:

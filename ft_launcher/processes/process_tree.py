@@ -140,8 +140,10 @@ class ProcessTree:
         """Scans /proc for processes of the cycle with a living thread. Returns their pids; reaps orphans that ended."""
         stats = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
-            if name.isdigit() and (stat := _read_stat(name)):
-                stats[int(name)] = stat
+            if name.isdigit():
+                stat = _read_stat(name)
+                if stat is not None:
+                    stats[int(name)] = stat
         own = os.getpid()
         found = {pid for pid in stats if pid != own and self._is_meant(pid, stats, own)}
         for pid in found - self._ranks:

@@ -57,11 +57,14 @@ class SignalPipe:
     def wait(self, limit_s: float) -> int | None:
         """Returns the first signal that is pending or arrives within `limit_s` seconds; None without one."""
         deadline = time.monotonic() + limit_s
-        while not (came := self.read()) and (left := deadline - time.monotonic()) > 0:
-            readable([self._reader], left)
-        if came:
-            return came[0]
-        return None
+        while True:
+            arrived = self.read()
+            if arrived:
+                return arrived[0]
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            readable([self._reader], left_s)
 
     def close(self) -> None:
         """Restores the former handlers and closes the pipe."""
@@ -116,4 +119,6 @@ def rank_signal(number: int, named: Collection[int], preemption_signal: int) -> 
     """
     if number in named:
         return RankSignal(number, always=True)
-    return RankSignal(preemption_signal if number in _TRANSLATED else number, always=False)
+    if number in _TRANSLATED:
+        return RankSignal(preemption_signal, always=False)
+    return RankSignal(number, always=False)

@@ -42,10 +42,13 @@ def another_device(
     if doubt is None:
         return None
     indices, _ = visible(former.visible or environ.get(VISIBLE), uuids)
-    shown = [uuid for index in indices if (uuid := uuids[index]) is not None]
+    named = (uuids[index] for index in indices)
+    shown = [uuid for uuid in named if uuid is not None]
     suspect = _DRIVERS + doubt.device.removeprefix(_TORCHS).removeprefix(_DRIVERS)
     # With one GPU a rotation gives each rank the device that it had.
     if suspect not in shown or len(shown) < max(2, ranks):
         return None
-    others = [uuid for uuid in shown if uuid != suspect]
-    return Move(doubt, ",".join(others if len(others) >= ranks else shown[1:] + shown[:1]))
+    moved = [uuid for uuid in shown if uuid != suspect]
+    if len(moved) < ranks:
+        moved = shown[1:] + shown[:1]
+    return Move(doubt, ",".join(moved))

@@ -127,7 +127,8 @@ class FunctionContext(RankContext):
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
-        return {number for process in self._processes.values() if (number := process.fileno()) >= 0}
+        numbers = (process.fileno() for process in self._processes.values())
+        return {number for number in numbers if number >= 0}
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds)."""
@@ -211,7 +212,9 @@ class FunctionContext(RankContext):
 
     def _copy(self, pairs: Mapping[int, _Pair]) -> None:
         """Starts ranks by multiprocessing: forks of this process, or of Python's fork server."""
-        held: Collection[int] | None = self._zygotes.held if self._start_method == "fork" else None
+        held: Collection[int] | None = None
+        if self._start_method == "fork":
+            held = self._zygotes.held
         context: Any = get_context(self._start_method)
         for local_rank, pair in pairs.items():
             outputs = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}

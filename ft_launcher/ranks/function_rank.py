@@ -151,6 +151,8 @@ def _let_go_of_the_agent(held: Collection[int], channel: int) -> None:
     gc.freeze()
     signals.let_go_in_child()
     parent = multiprocessing.parent_process()
-    kept = {*held, channel, *([parent.sentinel] if parent else ())}
+    kept = {*held, channel}
+    if parent:
+        kept.add(parent.sentinel)
     for descriptor in fork_server.open_descriptors() - kept:
         os.close(descriptor)

@@ -200,9 +200,15 @@ class NodeMonitors:
         for slot in waiting.values():
             self._send(slot, SnapshotRequest(token, stacks))
         meanwhile()
-        deadline = time.monotonic() + (_STACKS_WAIT_S if stacks else _SNAPSHOT_WAIT_S)
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for descriptor in readable(waiting, left):
+        if stacks:
+            deadline = time.monotonic() + _STACKS_WAIT_S
+        else:
+            deadline = time.monotonic() + _SNAPSHOT_WAIT_S
+        while waiting:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            for descriptor in readable(waiting, left_s):
                 slot = waiting[descriptor]
                 for message in self._drain(slot):
                     news = self._note(slot, message)

@@ -99,7 +99,9 @@ def _number(text: str | None) -> float | None:
 def _text(number: float | None) -> str | None:
     if number is None:
         return None
-    return str(int(number) if number == int(number) else number)
+    if number == int(number):
+        return str(int(number))
+    return str(number)
 
 
 def _seconds(given: float | None, default: float) -> str:

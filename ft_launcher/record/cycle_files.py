@@ -122,7 +122,7 @@ def info_environment(settings: RecordSettings, environ: Mapping[str, str]) -> di
 
 def node_list(names: Sequence[str]) -> str:
     """Returns host names as Slurm writes them: `n[01-03,07]`; a plain list if one of them does not end in a number."""
-    found = [(match[1], match[2]) for name in names if (match := _numbered(name))]
+    found = [(match[1], match[2]) for match in map(_numbered, names) if match]
     if len(found) < len(names):
         return ",".join(sorted({_short(name) for name in names}))
     parts = []
@@ -170,7 +170,9 @@ class CycleInfo:
         self._current = current_info(settings, environ)
         self._prefix = settings.per_cycle_applog_prefix
         attempt = environ.get(_ATTEMPT, "0")
-        self._facts = {"job_id": job_id(settings, environ), "attempt_index": int(attempt) if attempt.isdigit() else 0}
+        self._facts = {"job_id": job_id(settings, environ), "attempt_index": 0}
+        if attempt.isdigit():
+            self._facts["attempt_index"] = int(attempt)
         self._record: dict[str, Any] = {}
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -184,12 +186,15 @@ class CycleInfo:
         """
         if self._current is None:
             return
+        log_file = ""
+        if self._prefix:
+            log_file = str(application_log(self._prefix, cycle))
         self._record = {
             **self._facts,
             "cycle_number": cycle,
             "cycle_start_time": _now(),
             "cycle_end_time": "",
-            "cycle_log_file": str(application_log(self._prefix, cycle)) if self._prefix else "",
+            "cycle_log_file": log_file,
             "active_nodes": node_list(active),
             "standby_nodes": node_list(standby),
             # A text, as in NVIDIA's records; each write of the record counts it up.

@@ -223,9 +223,13 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
             (Std.OUT, dest.stdouts, dest.tee_stdouts, "stdout.log"),
             (Std.ERR, dest.stderrs, dest.tee_stderrs, "stderr.log"),
         ):
-            files[local_rank] = str(folder / name) if to_file & std else (_CONSOLE if shown else os.devnull)
             if to_file & std:
+                files[local_rank] = str(folder / name)
                 self._run.access.create(folder / name)
+            elif shown:
+                files[local_rank] = _CONSOLE
+            else:
+                files[local_rank] = os.devnull
             if tee & std and shown:
                 tees[local_rank] = files[local_rank]
         dest.error_files[local_rank] = rank_env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")

@@ -136,10 +136,14 @@ class Recorder:
         match news:
             case Verdict():
                 stacks = self._keep_stacks(cycle, local_rank, stack_file)
-                asks = not news.condemned and news.limit != STALL
-                self.journal.write("interruption" if asks else "verdict", **vars(news), stacks=stacks)
-                if asks:
-                    report.show(f"ft_launcher: rank {rank} {news.reason}" + (f"; stacks: {stacks}" if stacks else ""))
+                if news.condemned or news.limit == STALL:
+                    self.journal.write("verdict", **vars(news), stacks=stacks)
+                else:
+                    self.journal.write("interruption", **vars(news), stacks=stacks)
+                    line = f"ft_launcher: rank {rank} {news.reason}"
+                    if stacks:
+                        line += f"; stacks: {stacks}"
+                    report.show(line)
             case RankException():
                 # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
                 self.journal.report("exception", cycle=cycle, rank=rank, **vars(news))
@@ -209,10 +213,10 @@ class Recorder:
             what = "was killed by the launcher"
         else:
             what = f"exited with code {end.exit_code}"
+        known = {"what": what, "where": "", "hint": "", "fault_class": ""}
         if fault:
             what = fault.what
-        known = {"what": what, "where": fault.where if fault else "", "hint": fault.hint if fault else ""}
-        known["fault_class"] = fault.fault_class.value if fault else ""
+            known = {"what": what, "where": fault.where, "hint": fault.hint, "fault_class": fault.fault_class.value}
         self.journal.write(
             "in_process_fault", cycle=cycle, rank=end.rank, pid=end.pid, exit_code=end.exit_code, **known
         )
@@ -225,11 +229,11 @@ class Recorder:
         self._keep()
         self._counts["restarts_in_process"] += 1
         self.journal.write("in_process_restart", cycle=cycle, iteration=iteration, took_s=round(took_s, 6), why=why)
-        words = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
-        report.show(
-            f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
-            + (f" ({words})" if words else "")
-        )
+        line = f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
+        reasons = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
+        if reasons:
+            line += f" ({reasons})"
+        report.show(line)
 
     def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
         """A rank that died was started again alone."""
@@ -281,7 +285,10 @@ class Recorder:
             self.journal.write("fault", cycle=cycle, **(asdict(fault) | {"kind": fault.kind.value}))
         with contained("the decision cannot be written to the journal"):
             self._decided(cycle, decision)
-            self.cycle_ended(cycle, "failed", **(asdict(life) if life else {}))
+            if life:
+                self.cycle_ended(cycle, "failed", **asdict(life))
+            else:
+                self.cycle_ended(cycle, "failed")
         if self.journal.path:
             record = self.journal.path.parent
         else:

@@ -82,8 +82,10 @@ def failed_ranks(name: str, failures: Mapping[int, Any], fault: Fault | None, hi
         hung = fault.kind is FaultKind.HANG
         lines += ["Root Cause (first observed failure):", *_failed(fault.rank, first, hung, fault.rank in hidden)]
     others = {rank: failure for rank, failure in failures.items() if failure is not first}
-    if others:
-        lines.append("Other failures:" if first is not None else "Failures on this node, after that of another:")
+    if others and first is not None:
+        lines.append("Other failures:")
+    elif others:
+        lines.append("Failures on this node, after that of another:")
     for rank, failure in others.items():
         lines += _failed(rank, failure, False, rank in hidden)
     return "\n".join(lines)
@@ -176,8 +178,10 @@ def show_lines(text: str, escape: bool = True) -> None:
     Args:
         escape: False: `text` is printable but for colours.
     """
+    if escape:
+        text = printable(text, "\t\n")
     try:
-        sys.stderr.write((printable(text, "\t\n") if escape else text) + "\n")
+        sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):  # no standard error at all: it is None
         pass

@@ -74,7 +74,9 @@ class PortHolder:
 
     def serve(self) -> TCPStore:
         """Starts a new, empty store server. The two ports after its port are free, too."""
-        return self._serve_at(self._held.dup() if self._held is not None else self._find())
+        if self._held is not None:
+            return self._serve_at(self._held.dup())
+        return self._serve_at(self._find())
 
     def host(self, cycle: int, host: str, shared: bool) -> CycleStore:
         """Hosts the store of a cycle for clients of `host`; where it is not `shared`, rank 0 gets a port for its own.
@@ -186,10 +188,16 @@ def _family(host: str) -> tuple[socket.AddressFamily, str]:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return socket.AF_INET, "127.0.0.1" if host == "localhost" else "0.0.0.0"
+        if host == "localhost":
+            return socket.AF_INET, "127.0.0.1"
+        return socket.AF_INET, "0.0.0.0"
     if address.version == 6:
-        return socket.AF_INET6, host if address.is_loopback else "::"
-    return socket.AF_INET, host if address.is_loopback else "0.0.0.0"
+        family, everywhere = socket.AF_INET6, "::"
+    else:
+        family, everywhere = socket.AF_INET, "0.0.0.0"
+    if address.is_loopback:
+        return family, host
+    return family, everywhere
 
 
 def _listen(host: str, port: int) -> socket.socket:

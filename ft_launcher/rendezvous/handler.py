@@ -217,18 +217,24 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         if not self._closed:
             self._closed = True
             self.lease.end()
+            if limit_s is None:
+                limit_s = self._terms.close_s
             if self._link is not None:
-                self._link.close(Gone(self._me.node, reason), self._terms.close_s if limit_s is None else limit_s)
+                self._link.close(Gone(self._me.node, reason), limit_s)
 
     # Becoming a member.
 
     def _coordinate(self, lost_term: int, store: JobStore) -> Coordination | None:
         terms, hosts = self._terms, store.hosted_here
-        # Where the coordinator's node hosts the store, nobody can take over: there is nothing to watch for.
-        rules = replace(terms.rules, hosts=hosts, deputies=0 if hosts else terms.rules.deputies)
-        if lost_term == 0 and (other := store.other_job(self._run_id)):
-            hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
-            rules = replace(rules, hint=hint)
+        rules = replace(terms.rules, hosts=hosts)
+        if hosts:
+            # Nobody can take over where the coordinator's node hosts the store: there is nothing to watch for.
+            rules = replace(rules, deputies=0)
+        if lost_term == 0:
+            other = store.other_job(self._run_id)
+            if other:
+                hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
+                rules = replace(rules, hint=hint)
         me = Candidate(self._me.node, rules, terms.judge, terms.beat_s, terms.timeout_s)
         return become_coordinator(me, store, lost_term)
 

@@ -62,7 +62,10 @@ class Parsed:
         asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)
         if asked.no_python and not run_path:
             return []
-        return [*(["-m"] if asked.module and not run_path else []), asked.training_script, *asked.training_script_args]
+        words = [asked.training_script, *asked.training_script_args]
+        if asked.module and not run_path:
+            words.insert(0, "-m")
+        return words
 
 
 class Blame:
@@ -201,7 +204,9 @@ def parse(words: Sequence[str], script_if_none: str | None = None) -> Parsed:
     parser = make_parser()
     table = parser._option_string_actions
     halves = cut(words, lambda word: _value_follows(table, word))
-    rest = halves.rest or (() if script_if_none is None else (script_if_none,))
+    rest = halves.rest
+    if not rest and script_if_none is not None:
+        rest = (script_if_none,)
     namespace = _read(parser, halves.options, rest)
     return Parsed(
         namespace=namespace,
@@ -225,8 +230,11 @@ def _read(parser: ArgumentParser, before: Sequence[str], rest: Sequence[str]) ->
     argparse gets a number in place of each argument of the script, and the arguments are put back afterwards: it would
     refuse one that looks like an ambiguous abbreviation. A bare `--` is left to argparse.
     """
-    script = rest[: 2 if rest[:1] == ("--",) else 1]
-    arguments = rest[len(script) :]
+    if rest[:1] == ("--",):
+        place_of_arguments = 2
+    else:
+        place_of_arguments = 1
+    script, arguments = rest[:place_of_arguments], rest[place_of_arguments:]
     stand_ins = [word if word == "--" else str(number) for number, word in enumerate(arguments)]
     try:
         namespace = parser.parse_args([*before, *script, *stand_ins])

@@ -114,11 +114,16 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     check_members(config, resolved.settings.members, resolved.sources)
     warnings += settled.warnings
     warnings += about_policy(resolved.settings.restart, config.max_nodes)
+    if threads:
+        warnings.append(threads)
+    script = namespace.training_script
+    if _as_module(namespace):
+        script = f"-m {script}"
     by_python = not namespace.no_python or _run_path(namespace)
     return Job(
         settings=resolved.settings,
         sources=resolved.sources,
-        warnings=(*warnings, *([threads] if threads else ())),
+        warnings=tuple(warnings),
         launch_config=config,
         entrypoint=entrypoint,
         args=tuple(words),
@@ -127,7 +132,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         tee=tee,
         local_ranks_filter=shown,
         logs_specs_name=namespace.logs_specs,
-        script=("-m " if _as_module(namespace) else "") + namespace.training_script,
+        script=script,
         no_python=not by_python,
         named_signals=_named_signals(parsed, blame),
     )
@@ -148,7 +153,9 @@ def _take_nvidias_backend(parsed: Parsed) -> list[str]:
 
 
 def _named_signals(parsed: Parsed, blame: Blame) -> frozenset[int]:
-    named: frozenset[int] = blame.read(SIGNALS, named_signals) if parsed.is_given(SIGNALS) else frozenset()
+    if not parsed.is_given(SIGNALS):
+        return frozenset()
+    named: frozenset[int] = blame.read(SIGNALS, named_signals)
     return named
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from argparse import ArgumentParser
 from collections.abc import Iterable
+from typing import Any
 
 from ft_launcher.settings import nvrx_flags
 from rank_monitor.contract.errors import ConfigError
@@ -116,7 +117,9 @@ def _edit_distance(one: str, other: str) -> int:
     for at, letter in enumerate(one, start=1):
         before, row = row, [at]
         for place, another in enumerate(other, start=1):
-            replaced = before[place - 1] + (0 if letter == another else 1)
+            replaced = before[place - 1]
+            if letter != another:
+                replaced += 1
             row.append(min(before[place] + 1, row[-1] + 1, replaced))
     return row[-1]
 
@@ -147,15 +150,14 @@ def add_group(parser: ArgumentParser) -> None:
         else:
             later = ""
         text = f"{declaration.help} ({form}; default {_shown(declaration.kind, default)}){later}".replace("%", "%%")
-        group.add_argument(
-            flag_of(key),
-            dest=f"ft_{key}",
-            metavar=form if " " not in form else "VALUE",
-            action="append" if key in REPEATED else "store",
-            nargs="?" if is_switch(key) else None,
-            const="true" if is_switch(key) else None,
-            help=text,
-        )
+        argument: dict[str, Any] = {"dest": f"ft_{key}", "metavar": form, "help": text}
+        if " " in form:
+            argument["metavar"] = "VALUE"
+        if key in REPEATED:
+            argument["action"] = "append"
+        if is_switch(key):
+            argument |= {"nargs": "?", "const": "true"}
+        group.add_argument(flag_of(key), **argument)
 
 
 def _shown(kind: kinds.Kind, default: object) -> str:

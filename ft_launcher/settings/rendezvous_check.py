@@ -38,8 +38,11 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> Sett
     if module and importlib.util.find_spec(module) is None:
         raise blame.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
     if backend in BACKENDS and not is_file_store(conf):
+        endpoints = [config.rdzv_endpoint]
+        if backend == "etcd-v3":
+            endpoints = config.rdzv_endpoint.split(",")
         with blame.of("rdzv_endpoint"):
-            for endpoint in config.rdzv_endpoint.split(",") if backend == "etcd-v3" else [config.rdzv_endpoint]:
+            for endpoint in endpoints:
                 parse_rendezvous_endpoint(endpoint, default_port=-1)
     with blame.of("rdzv_conf"):
         _check_reserved(conf)

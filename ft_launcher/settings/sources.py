@@ -71,8 +71,10 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     layers = [*_stop_timeouts(parsed, environ), *from_yaml, *environment, *command_line]
     found, more_errors = _read_all(layers)
     errors = [*errors, *more_errors]
+    if len(errors) == 1:
+        raise errors[0]
     if errors:
-        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+        raise SeveralErrors(errors)
     warnings += [*more_warnings, *_about_values(layers, found)]
     found = {**_implied(found), **found}
     sources = {key: DEFAULT for key in options.GROUP_OF} | {key: source for key, (_, source) in found.items()}

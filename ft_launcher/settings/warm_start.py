@@ -81,8 +81,10 @@ def against_process(threads: int, cuda: bool, device_files: Collection[str]) -> 
     """Returns why a process in this state cannot be forked; empty when it can."""
     if cuda or device_files:
         return "CUDA was initialised by an import (a preloaded module?)"
-    if threads > 1:
-        return f"an import started {threads - 1} thread{'s' if threads > 2 else ''} (a preloaded module?)"
+    if threads == 2:
+        return "an import started 1 thread (a preloaded module?)"
+    if threads > 2:
+        return f"an import started {threads - 1} threads (a preloaded module?)"
     return ""
 
 

@@ -58,7 +58,8 @@ def _find(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapp
         raise ConfigError("cfg_path", path, named_by, f"is a {kind}, not a mapping", hint)
     others = []
     # `seen`, since an anchor in YAML can make a mapping contain itself.
-    waiting, seen = [document], set()
+    waiting: list[Any] = [document]
+    seen: set[int] = set()
     while waiting:
         node = waiting.pop()
         if not isinstance(node, (Mapping, list)) or id(node) in seen:
@@ -69,7 +70,10 @@ def _find(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapp
             if isinstance(ours, Mapping):
                 return ours
             others.append(ours)
-        waiting += reversed(list(node.values() if isinstance(node, Mapping) else node))
+        if isinstance(node, Mapping):
+            waiting += reversed(list(node.values()))
+        else:
+            waiting += reversed(node)
     if others and others[0] is not None:
         raise ConfigError("cfg_path", path, named_by, f"`{SECTION}` in it is no mapping of keys to values", hint)
     if others or ignore_missing:

@@ -145,7 +145,9 @@ class ZygoteProcess:
 
     def descriptors(self) -> set[int]:
         """Readable when `ended` or `ready` may have changed."""
-        return {self.pidfd} | (set() if self.ready else {self.connection.fileno()})
+        if self.ready:
+            return {self.pidfd}
+        return {self.pidfd, self.connection.fileno()}
 
     def ended(self, within_s: float = 0.0) -> bool:
         """Whether it has ended, or ends within `within_s` seconds."""
@@ -169,10 +171,16 @@ class ZygoteProcess:
         if "unfit" in answer:
             raise ZygoteUnfit(answer["unfit"])
         if "loaded" not in answer:
-            raise ZygoteLost("it ended" if self.ended(0.1) else "it does not speak")
+            raise self._lost("it does not speak")
         self.loaded = answer["loaded"]
         self.ready = True
         return True
+
+    def _lost(self, if_alive: str) -> ZygoteLost:
+        """Returns the error of a zygote that gave no answer; `if_alive`: the reason unless it has ended."""
+        if self.ended(0.1):
+            return ZygoteLost("it ended")
+        return ZygoteLost(if_alive)
 
     def start_ranks(self, orders: Sequence[RankOrder], told: int) -> list[int]:
         """Starts ranks; returns their pids, children of this process. They run from now on.
@@ -203,9 +211,11 @@ class ZygoteProcess:
             for number, descriptor in order.streams.items():
                 streams[number] = len(descriptors)
                 descriptors.append(descriptor)
-            rank = {"words": list(order.words), "environ": dict(order.environ), "streams": streams}
-            ranks.append(rank | ({} if order.channel is None else {"channel": len(descriptors)}))
-            descriptors += [] if order.channel is None else [order.channel]
+            rank: dict[str, Any] = {"words": list(order.words), "environ": dict(order.environ), "streams": streams}
+            if order.channel is not None:
+                rank["channel"] = len(descriptors)
+                descriptors.append(order.channel)
+            ranks.append(rank)
         try:
             self.connection.settimeout(_ANSWER_S)
             surroundings = _surroundings()
@@ -213,9 +223,9 @@ class ZygoteProcess:
                 fork_server.send(self.connection, {"all": surroundings, "ranks": ranks}, descriptors)
                 taken = fork_server.receive(self.connection)
         except (OSError, ValueError) as error:
-            raise ZygoteLost("it ended" if self.ended(0.1) else f"it gave no answer ({error})") from None
+            raise self._lost(f"it gave no answer ({error})") from None
         if taken is None:
-            raise ZygoteLost("it ended" if self.ended(0.1) else "it does not speak")
+            raise self._lost("it does not speak")
         answer, _ = taken
         if "error" in answer:
             raise NoRanks(answer["error"])

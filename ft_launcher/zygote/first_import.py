@@ -321,8 +321,10 @@ def _forget(where: Any, what: Sequence[Any]) -> None:
 
 def _before_folder_of(spec: ModuleSpec) -> list[str]:
     """Returns the entries of `sys.path` before the one that a module was found in."""
-    origin = Path(spec.origin or "")
-    folder = str(origin.parents[1] if spec.submodule_search_locations is not None else origin.parent)
+    place = Path(spec.origin or "").parent
+    if spec.submodule_search_locations is not None:
+        place = place.parent
+    folder = str(place)
     if folder in sys.path:
         return sys.path[: sys.path.index(folder)]
     return sys.path

@@ -96,7 +96,10 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
     if len(head) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
         # In pieces: the length is not trusted with memory before the bytes are there.
-        while len(data) < length and (part := connection.recv(min(1 << 20, length - len(data)))):
+        while len(data) < length:
+            part = connection.recv(min(1 << 20, length - len(data)))
+            if not part:
+                break
             data += part
         if len(data) == length:
             return json.loads(data), descriptors
@@ -145,7 +148,10 @@ class Zygote:
         """
         try:
             self._settle(unwanted)
-            while (taken := receive(self._connection)) is not None:
+            while True:
+                taken = receive(self._connection)
+                if taken is None:
+                    break
                 request, descriptors = taken
                 if "ranks" in request:
                     answer = self._start_ranks(request, descriptors)
@@ -177,8 +183,10 @@ class Zygote:
             preload(order["preload"])
         except PreloadError as error:
             return {"module": error.module, "problem": error.problem}
-        if order["preload"] and (why := _against_this_process()):
-            return {"unfit": why}
+        if order["preload"]:
+            why = _against_this_process()
+            if why:
+                return {"unfit": why}
         self._kept = open_descriptors() - {self._connection.fileno()}
         from ft_client import bootstrap  # here: it is not the agent's to know
 
@@ -335,7 +343,9 @@ def _answer_of(between: int, reader: int) -> dict[str, Any]:
     with os.fdopen(os.dup(reader), "rb") as pipe:
         text = pipe.read()
     os.waitpid(between, 0)
-    answer: dict[str, Any] = json.loads(text) if text else {"error": "the process in between was killed"}
+    if not text:
+        return {"error": "the process in between was killed"}
+    answer: dict[str, Any] = json.loads(text)
     return answer
 
 

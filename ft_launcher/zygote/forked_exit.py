@@ -100,7 +100,9 @@ def _let_go() -> None:
     for name in names:
         sys.modules[name] = None  # type: ignore[assignment]
     gc.collect()
-    for reference in reversed(references) if alone else ():
+    if not alone:
+        references = []
+    for reference in reversed(references):
         module = reference()
         if module is not None:
             _clear(module)

@@ -191,17 +191,25 @@ def _renew_streams() -> None:
 def _renewed(descriptor: int, name: str, stream: TextIO | None) -> TextIO | None:
     writes = descriptor > 0
     try:
-        raw = io.FileIO(descriptor, "wb" if writes else "rb", closefd=False)
+        if writes:
+            raw = io.FileIO(descriptor, "wb", closefd=False)
+        else:
+            raw = io.FileIO(descriptor, "rb", closefd=False)
     except OSError:
         return None
     raw.name = f"<{name}>"
-    binary: Any = raw if writes else io.BufferedReader(raw)
-    if name == "stderr":
-        usual = "backslashreplace"
+    binary: Any = raw
+    if not writes:
+        binary = io.BufferedReader(raw)
+    if stream:
+        encoding, errors = stream.encoding, stream.errors
+    elif name == "stderr":
+        encoding, errors = None, "backslashreplace"
     else:
-        usual = "strict"
-    encoding, errors = (stream.encoding, stream.errors) if stream else (None, usual)
-    again: Any = stream if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper.__new__(io.TextIOWrapper)
+        encoding, errors = None, "strict"
+    again: Any = stream
+    if not isinstance(stream, io.TextIOWrapper):
+        again = io.TextIOWrapper.__new__(io.TextIOWrapper)
     io.TextIOWrapper.__init__(again, binary, encoding, errors, "\n", False, True)
     if writes:
         again.mode = "w"
