@@ -76,7 +76,8 @@ class FaultCounter(HealthCheck):
         Raises:
             FaultCounterExceeded: naming limit and count.
         """
-        self.faults_count += state.fn_exception is not None
+        if state.fn_exception is not None:
+            self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
             raise FaultCounterExceeded(
                 f"{self.faults_count} faults on this rank are above max_rank_faults={self.max_rank_faults}"

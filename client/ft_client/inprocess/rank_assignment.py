@@ -209,6 +209,3 @@ def _renumber(ctx: RankAssignmentCtx, number: Callable[[int, int, Set[int]], int
     forget_activity(state)
     ctx.terminated_ranks = set()
     return ctx
-
-
-_KEPT, _GIVEN_UP = "1", "0"

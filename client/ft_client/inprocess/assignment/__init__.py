@@ -1,1 +1,1 @@
-"""Rank assignment: which ranks take part in an iteration, in which order. Pure but for `gather`."""
+"""Rank assignment: which ranks take part in an iteration, and in which order. Only `gather` does I/O."""

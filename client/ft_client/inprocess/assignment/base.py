@@ -1,6 +1,6 @@
-"""The interface of a rank assignment: the context it gets and returns, its base classes, and the call that applies it.
+"""The interface of a rank assignment: its context, its base classes, and `assign`, which applies it.
 
-Pure but for the store in the context. Knows none of the assignments there are.
+The context holds a store, through which an assignment may gather values of all ranks; nothing else here does I/O.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ class RankDiscarded(RestartError):
 
 @dataclass
 class RankAssignmentCtx:
-    """The context of a rank assignment, which changes the context or returns one made from it by `dataclasses.replace`.
+    """The argument of a rank assignment. It changes the context, or returns a copy made by `dataclasses.replace`.
 
     Args:
-        state: of this rank.
-        store: keys of this one assignment only, seen by every rank that takes part.
-        terminated_ranks: ranks, as `state.rank` counts them, that do not take part; the same set on every rank.
-
-    `gathers` are those made through `store`.
+        state: the state of this rank.
+        store: a store with the keys of this one assignment, shared by every rank that takes part.
+        terminated_ranks: values of `state.rank` of ranks that do not take part; the same set on every rank.
+        gathers: the gathers made through `store`; made from it by default.
     """
 
     state: State
@@ -40,23 +39,23 @@ class RankAssignmentCtx:
 
 
 class RankAssignment(abc.ABC):
-    """Decides, with the same result on every rank, which number each healthy rank gets in the next iteration."""
+    """Decides which number each healthy rank gets in the next iteration. The result is the same on every rank."""
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Returns the context with what was decided.
+        """Returns the context with the new state of this rank, and without terminated ranks.
 
         Raises:
-            RankDiscarded: this rank is out.
+            RankDiscarded: this rank does not take part in the next iteration.
         """
 
 
 class RankFilter(RankAssignment):
-    """Decides which ranks are active. Comes after (in a `Compose`: stands before) what changes their numbers."""
+    """Decides which ranks are active, after other assignments have numbered them: `Compose` runs the last one first."""
 
 
 def activate(state: State, size: int) -> None:
-    """Makes the first `size` ranks active, the others spares."""
+    """Sets whether this rank is active: the first `size` ranks are, the others are spares."""
     if state.rank is None:
         raise InternalError("a terminated rank cannot be active")
     state.active_world_size = size
@@ -69,12 +68,12 @@ def activate(state: State, size: int) -> None:
 
 
 def forget_activity(state: State) -> None:
-    """Resets the activity to that at entry: which ranks are active is not decided."""
+    """Resets the activity to its value at entry: undecided."""
     state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
 
 
 def limit_activity(state: State, size: Callable[[int], int]) -> None:
-    """Makes `size(n)` ranks active, n being those that are active so far; all, when none was chosen yet."""
+    """Makes the first `size(n)` ranks active, where n ranks are active so far; n is the world size if undecided."""
     if state.active_world_size is None:
         activate(state, size(state.world_size))
     else:
@@ -82,14 +81,16 @@ def limit_activity(state: State, size: Callable[[int], int]) -> None:
 
 
 def assign(assignment: Callable[[RankAssignmentCtx], object], ctx: RankAssignmentCtx) -> State:
-    """The state of this rank in the next iteration. When the assignment says nothing of activity, all are active.
+    """Calls the assignment and returns the state of this rank in the next iteration.
+
+    Where the assignment leaves the activity undecided, all ranks are active. Blocks while it gathers values.
 
     Raises:
-        RankDiscarded: this rank is out.
-        RestartAbort: no rank would be active, so there is nothing to wait for.
-        GatherAbandoned: a rank that takes part is gone.
-        InternalError: the terminated ranks do not exist, or the assignment left gaps or silly numbers.
-        TypeError: it returned something else than a context.
+        RankDiscarded: this rank does not take part.
+        RestartAbort: no rank would be active.
+        GatherAbandoned: a rank that takes part is lost.
+        InternalError: a terminated rank does not exist, or the result has gaps or impossible numbers.
+        TypeError: the assignment did not return a context.
     """
     stray = sorted(rank for rank in ctx.terminated_ranks if not 0 <= rank < ctx.state.world_size)
     if stray:

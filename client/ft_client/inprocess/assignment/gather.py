@@ -1,8 +1,8 @@
 """Gathers one value of every rank on all ranks through a store: O(1) operations per rank.
 
-Each rank writes its value and counts itself; the last one reads them all and publishes them as one compressed value.
-When a rank is gone that should come, whoever knows publishes that instead: whichever is first holds for all. What a
-value means, its writer knows.
+Each rank writes its value and increments a counter; the last one reads all values and publishes them, compressed, under
+one key. If a rank is lost meanwhile, a process that knows it publishes that instead. The first publication holds for
+all ranks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class GatherAbandoned(Exception):
 
 
 class Gathers:
-    """Those that one rank makes through the store of one rank assignment. Another thread may abandon them.
+    """The gathers that one rank makes through the store of one rank assignment. Another thread may abandon them.
 
-    `left_here`: keys that this rank is to delete once all are past them.
+    `left_here`: keys that this rank must delete when all ranks have left the gather.
     """
 
     def __init__(self, store: GatherStore) -> None:
@@ -50,57 +50,54 @@ class Gathers:
         self._are_abandoned = False
 
     def make(self, ranks: Sequence[int], rank: int, value: str, timeout: datetime.timedelta | None) -> list[str]:
-        """The next one: see `gather`.
-
-        Raises:
-            GatherAbandoned: see `gather`.
-        """
+        """Makes the next gather; arguments, result and errors as for `gather`."""
         self._made += 1
         self.left_here = [_mine(self._made - 1, rank)]
-        if self._are_abandoned:  # set before the number is read there, as it is read here after the number
+        # `abandon` sets the flag and then reads the number; here the order is reversed, so one of the two publishes.
+        if self._are_abandoned:
             _publish(self._store, self._made - 1, _ABANDONED)
         values = gather(self._store, self._made - 1, ranks, rank, value, timeout)
         self.left_here = []
         return values
 
     def abandon(self, store: GatherStore) -> None:
-        """Frees the rank, and all others, from the gather it is in, and from those to come.
+        """Ends the present gather and all later ones on every rank with `GatherAbandoned`.
 
         Args:
-            store: the same keys, through another connection.
+            store: the same keys through another connection, since this rank's own may be waiting.
         """
         self._are_abandoned = True
         if self._made:
             _publish(store, self._made - 1, _ABANDONED)
 
     def keys_left(self) -> list[str]:
-        """What they leave in their store beside that, to be deleted by one rank."""
+        """The common keys of all gathers, which one rank must delete."""
         return [key for number in range(self._made) for key in (_arrived(number), _all(number))]
 
 
 def gather(
     store: GatherStore, number: int, ranks: Sequence[int], rank: int, value: str, timeout: datetime.timedelta | None
 ) -> list[str]:
-    """The values of `ranks`, in their order; each of them makes this call.
+    """Returns the values of `ranks`, in their order. Collective over these ranks; blocks until all have called it.
 
     Args:
-        store: seen by all of them.
-        number: tells this gather from others through the same store; the same on every rank.
-        ranks: the same on every rank.
-        rank: this one, of `ranks`.
-        value: of this rank.
-        timeout: for the others; None: the store's own.
+        store: shared by these ranks.
+        number: distinguishes this gather from others through the same store; the same on every rank.
+        ranks: the same sequence on every rank.
+        rank: this rank, one of `ranks`.
+        value: the value of this rank.
+        timeout: how long to wait for the others; None: the store's own timeout.
 
     Raises:
-        GatherAbandoned: a rank is gone that should have come; raised on all of them.
-        RuntimeError: what the store raises when it is lost, or when others did not come in time.
-        InternalError: more ranks came than were expected, or what was published is none of ours.
+        GatherAbandoned: one of the ranks is lost; raised on all others.
+        RuntimeError: raised by the store when it is lost, or when a rank did not call in time.
+        InternalError: more ranks called than `ranks` has, or the published value is invalid.
     """
     mine = _mine(number, rank)
     store.set(mine, value.encode())
     arrived = store.add(_arrived(number), 1)
     if arrived > len(ranks):
-        raise InternalError(f"gather {number}: {arrived} ranks came, {len(ranks)} were expected")
+        raise InternalError(f"gather {number}: {arrived} ranks take part, {len(ranks)} were expected")
     if arrived == len(ranks):
         values = [found.decode() for found in store.multi_get([_mine(number, other) for other in ranks])]
         published = _publish(store, number, zlib.compress(json.dumps(values).encode(), 1))
@@ -110,14 +107,14 @@ def gather(
         else:
             store.wait([_all(number)], timeout)
         published = store.get(_all(number))
-    if published == _ABANDONED:  # the last one to come may still read the value of this rank
-        raise GatherAbandoned(f"gather {number}: a rank that should have come is gone")
+    if published == _ABANDONED:  # the last one may still read the value of this rank: its key stays
+        raise GatherAbandoned(f"gather {number}: a rank that takes part is lost")
     store.delete_key(mine)
     return _values(published, len(ranks), number)
 
 
 def _publish(store: GatherStore, number: int, value: bytes) -> bytes:
-    """Publishes a value unless there is one; what is published then."""
+    """Publishes a value unless one is published already. Returns the published value."""
     return release(store, _all(number), value)
 
 
@@ -137,7 +134,7 @@ def _values(published: bytes, count: int, number: int) -> list[str]:
     try:
         values = json.loads(zlib.decompress(published))
     except (zlib.error, ValueError) as problem:
-        raise InternalError(f"gather {number}: what was published cannot be read: {problem}") from None
+        raise InternalError(f"gather {number}: the published values cannot be read: {problem}") from None
     if not isinstance(values, list) or len(values) != count or not all(isinstance(value, str) for value in values):
-        raise InternalError(f"gather {number}: what was published is no list of {count} values")
+        raise InternalError(f"gather {number}: the published value is not a list of {count} texts")
     return values

@@ -1,7 +1,6 @@
-"""The key by which a rank is grouped with others: any hashable value, or what a function of the user's makes of the
-rank. Pure.
+"""The key by which ranks are grouped: any hashable value, or the result of the user's function for a rank. Pure.
 
-Keys travel between ranks as text, so that nothing has to be unpickled: equal keys have equal texts, in every process.
+Ranks exchange keys as text, so that nothing is unpickled: equal keys have equal texts in every process.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ def group_key(key_or_fn: KeyOrFn, state: State) -> str:
 
 
 def text_of(key: object) -> str:
-    """The text of a key: `1`, `1.0` and True are one key, as in a dict; `1` and `"1"` are two.
+    """The text of a key. `1`, `1.0` and True are the same key, as in a dict; `1` and `"1"` are different keys.
 
-    A frozenset is sorted, since its own order differs from process to process.
+    The items of a frozenset are sorted, since their order differs between processes.
     """
     if isinstance(key, tuple):
         return f"({', '.join(map(text_of, key))})"

@@ -9,12 +9,12 @@ from ft_client.inprocess.assignment.group_key import KeyOrFn, check_key
 
 
 class LayerFlag(enum.Flag):
-    """Where a replacement for a terminated active rank may come from: its own branch of this layer."""
+    """How a terminated active rank may be replaced within its own branch of this layer."""
 
     RESERVE = enum.auto()
-    """A spare of the branch takes its place."""
+    """By a spare of the branch."""
     BACKFILL = enum.auto()
-    """The active rank of the branch with the highest number takes its place."""
+    """By the active rank of the branch with the highest number."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Layer:
 
     Args:
         min_ranks: a branch with fewer healthy ranks is terminated as a whole.
-        max_ranks: so many ranks of a branch are active at most; None: no limit.
-        key_or_fn: the branch of a rank: any hashable value, or a function of `(state)` or `(rank, world_size)`.
-        flag: a flag counts for a layer only if all layers below it carry it too.
+        max_ranks: maximum number of active ranks in a branch; None: no limit.
+        key_or_fn: the key of a rank's branch: any hashable value, or a function of `(state)` or `(rank, world_size)`.
+        flag: has an effect in a layer only if all layers below have it too.
 
     Raises:
-        TypeError: a field of another type.
+        TypeError: a field has another type.
         ValueError: `max_ranks` is below 1 or below `min_ranks`.
     """
 
@@ -48,5 +48,5 @@ class Layer:
             raise ValueError(f"max_ranks={self.max_ranks} is below min_ranks={self.min_ranks} or 1")
 
     def has(self, flag: LayerFlag) -> bool:
-        """Whether it carries the flag."""
+        """Whether the layer has this flag."""
         return self.flag is not None and flag in self.flag

@@ -1,8 +1,7 @@
-"""All ranks as the leaves of a tree of layers, and who of them is active after each loss. Pure: every rank computes it
-alike from what was gathered once.
+"""All ranks as the leaves of a tree of layers, and which of them are active after each loss. Pure.
 
-Leaves stand in depth-first order, branches and leaves in the order of their ranks at entry; a branch is a run of
-leaves. Costs O(ranks x layers) per update.
+Every rank computes the same from the keys that were gathered once. Leaves are in depth-first order, siblings in the
+order of their ranks at entry, so that the leaves of a branch are consecutive. An update takes O(ranks x layers).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ft_client.inprocess.state import Mode
 
 @dataclass(eq=False)
 class Branch:
-    """One group of a layer, with how many of its ranks are healthy and active."""
+    """One group of a layer, with the numbers of its healthy and of its active ranks."""
 
     layer: Layer
     leaves: list[Leaf] = field(default_factory=list)
@@ -44,11 +43,13 @@ class Leaf:
         for branch in self.branches:
             branch.active += 1
 
-    def rest(self, mode: Mode) -> None:
-        """Makes a healthy rank a spare, or terminates it."""
+    def deactivate(self, mode: Mode) -> None:
+        """Makes a healthy rank a spare or a terminated one, as `mode` says."""
         for branch in self.branches:
-            branch.active -= self.mode is Mode.ACTIVE
-            branch.healthy -= mode is Mode.TERMINATED
+            if self.mode is Mode.ACTIVE:
+                branch.active -= 1
+            if mode is Mode.TERMINATED:
+                branch.healthy -= 1
         self.mode, self.active_rank = mode, None
 
     def has_room(self) -> bool:
@@ -64,14 +65,14 @@ class Leaf:
 
 
 class Topology:
-    """The ranks, their branches, and who is active.
+    """The ranks of a call in their branches.
 
     Args:
         layers: from the root down.
-        paths: rank at entry -> its keys, one for each layer.
+        paths: for each rank at entry its keys, one for each layer.
 
     Raises:
-        ValueError: a path of another length, or more than one key in the first layer.
+        ValueError: the number of keys differs from that of the layers, or the first layer has more than one key.
     """
 
     def __init__(self, layers: Sequence[Layer], paths: Mapping[int, Sequence[str]]) -> None:
@@ -100,17 +101,17 @@ class Topology:
 
     @property
     def initial_ranks(self) -> list[int]:
-        """All leaves, in depth-first order."""
+        """The numbers at entry of all ranks, in depth-first order."""
         return list(self._by_initial_rank)
 
     @property
     def world_size(self) -> int:
-        """Healthy ranks."""
+        """The number of healthy ranks."""
         return len(self._healthy)
 
     @property
     def active_world_size(self) -> int:
-        """Active ranks."""
+        """The number of active ranks."""
         return sum(leaf.mode is Mode.ACTIVE for leaf in self._healthy)
 
     def leaf(self, initial_rank: int) -> Leaf:
@@ -118,8 +119,11 @@ class Topology:
         return self._by_initial_rank[initial_rank]
 
     def start(self, size_filter: Callable[[int], int] | None = None) -> None:
-        """The first activation: in order, as many as the layers allow, after branches that are too small fell."""
-        self._fall([])
+        """Activates ranks for the first iteration: in order, as many as the layers allow.
+
+        Branches that are too small are terminated before.
+        """
+        self._terminate([])
         active = 0
         for leaf in self._by_initial_rank.values():
             if leaf.mode is Mode.INACTIVE and leaf.has_room():
@@ -128,28 +132,28 @@ class Topology:
         self._settle(size_filter)
 
     def lose(self, ranks: Collection[int], size_filter: Callable[[int], int] | None = None) -> None:
-        """The activation after a loss.
+        """Replaces lost ranks and numbers the others again.
 
         Args:
-            ranks: the terminated ones, by their present numbers.
-            size_filter: the number of ranks that the function can use, of those that could be active.
+            ranks: the present numbers of the terminated ranks.
+            size_filter: returns how many ranks the function can use, given how many could be active.
 
         Raises:
-            ValueError: `size_filter` asked for more than there are, or for no number.
+            ValueError: `size_filter` returned more than that, or something that is not a number of ranks.
         """
-        lost = self._fall([self._healthy[rank] for rank in ranks])
+        lost = self._terminate([self._healthy[rank] for rank in ranks])
         lost = self._replace_by_spares(lost)
         self._backfill(lost)
         self._settle(size_filter)
 
-    def _fall(self, leaves: Sequence[Leaf]) -> list[tuple[int, Leaf]]:
-        """Terminates leaves, then every branch that is too small. The active ones among them, in order."""
+    def _terminate(self, leaves: Sequence[Leaf]) -> list[tuple[int, Leaf]]:
+        """Terminates leaves, then every branch that is too small. Returns those that were active, by their numbers."""
         lost = []
 
         def terminate(leaf: Leaf) -> None:
             if leaf.active_rank is not None:
                 lost.append((leaf.active_rank, leaf))
-            leaf.rest(Mode.TERMINATED)
+            leaf.deactivate(Mode.TERMINATED)
 
         for leaf in leaves:
             terminate(leaf)
@@ -165,7 +169,7 @@ class Topology:
         spares: dict[Branch, Iterator[Leaf]] = {}
 
         def spare_of(branch: Branch) -> Leaf | None:
-            # Nobody is deactivated meanwhile, so a leaf that was passed over here is of no use later either.
+            # No leaf is deactivated meanwhile, so one that was passed over cannot be used later either.
             candidates = spares.setdefault(branch, iter(branch.leaves))
             return next((one for one in candidates if one.mode is Mode.INACTIVE and one.has_room()), None)
 
@@ -206,7 +210,7 @@ class Topology:
             if number < size:
                 leaf.active_rank = number
             else:
-                leaf.rest(Mode.INACTIVE)
+                leaf.deactivate(Mode.INACTIVE)
         for leaf in self._healthy:
             leaf.rank = None
         self._healthy = [leaf for leaf in self._by_initial_rank.values() if leaf.mode is not Mode.TERMINATED]

@@ -1,6 +1,6 @@
-"""The rank assignment that knows the topology: ranks in layers, each with its limits and its spares.
+"""The rank assignment by topology: ranks in layers, each layer with its own limits and spares.
 
-The thin part: gathers the keys at the first call, asks `topology`, and writes the answer to the state.
+It gathers the keys of all ranks at the first call; `topology.py` decides.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class Tree(RankAssignment):
-    """Assigns and activates ranks within a tree of layers. Stands alone: not to be composed with other assignments.
+    """Numbers and activates ranks within a tree of layers. It cannot be composed with other rank assignments.
 
-    After a loss, in this order: a branch below its `min_ranks` is terminated; a terminated active rank is replaced by
-    a spare of its nearest RESERVE branch; what is not replaced is filled up from the end of its BACKFILL branch; the
-    rest closes up; `world_size_filter` turns the last ranks into spares.
+    After a loss, in this order: a branch with fewer healthy ranks than `min_ranks` is terminated; a terminated active
+    rank is replaced by a spare of its nearest RESERVE branch, or else by the last active rank of its BACKFILL branch;
+    the remaining gaps are closed; `world_size_filter` makes the last active ranks spares.
 
     Args:
         layers: from the root, which all ranks share, down.
-        world_size_filter: number of ranks that could be active -> number that shall be.
+        world_size_filter: returns how many ranks shall be active, given how many could be.
 
     Raises:
-        TypeError, ValueError: no layers, or something else than layers.
+        TypeError: an item is not a `Layer`.
+        ValueError: there are no layers.
     """
 
     def __init__(self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None) -> None:
@@ -48,9 +49,9 @@ class Tree(RankAssignment):
 
         Raises:
             RankDiscarded: this rank is terminated, or its branch is too small.
-            ValueError: the ranks disagree on the first layer, or the filter's answer is not possible.
-            InternalError: the state is not what the last call made of it.
-            RuntimeError: the store is lost, or ranks did not come in time.
+            ValueError: ranks have different keys in the first layer, or the filter returned an impossible number.
+            InternalError: another rank assignment changed the state since the last call.
+            RuntimeError: the store is lost, or a rank did not call in time.
         """
         state = ctx.state
         if state.rank is None or state.rank in ctx.terminated_ranks:

@@ -73,7 +73,9 @@ class Call:
         self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
         self._environment = IterationEnvironment()
         self._escalating = Escalating(arguments, coordination.store, guard)
-        first = state.iteration + (closed is not None)
+        first = state.iteration
+        if closed is not None:
+            first += 1
         self._feed = StoreWatcher(coordination.watched, first, self._member, self._interrupt)
         self._server: Any = None
         self._note = ""

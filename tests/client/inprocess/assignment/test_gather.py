@@ -64,7 +64,7 @@ def test_a_rank_that_does_not_come() -> None:
 def test_a_rank_too_many() -> None:
     store = HashStore()
     assert gather(store, 0, [0], 0, "v", WAIT) == ["v"]
-    with pytest.raises(InternalError, match="2 ranks came, 1 were expected"):
+    with pytest.raises(InternalError, match="2 ranks take part, 1 were expected"):
         gather(store, 0, [0], 0, "v", WAIT)
 
 
@@ -80,7 +80,7 @@ def test_a_rank_too_many() -> None:
 def test_what_none_of_us_published(published: bytes) -> None:
     store = HashStore()
     store.set("0/all", published)
-    with pytest.raises(InternalError, match="what was published"):
+    with pytest.raises(InternalError, match="the published value"):
         gather(store, 0, [0, 1], 0, "v", WAIT)
 
 
