@@ -31,6 +31,7 @@ logger = logging.getLogger("ft_client")
 _WELCOME_WAIT_S = 5.0
 # A request to the launcher is worth a longer wait than a message that the next one replaces.
 _REQUEST_PATIENCE_S = 1.0
+# The training is over: a monitor that does not read must not hold up its end.
 _DETACH_PATIENCE_S = 0.1
 # In JSON at most 24,000 bytes: it fits into one message.
 _MAX_DESCRIPTION = 4000

@@ -31,7 +31,9 @@ from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import IN_MAIN_THREAD, OF_SYSTEM, SIGNALS, Injection
 from rank_monitor.contract.wire import channel
 
+# A real-time signal other than the monitor's for stacks (SIGRTMIN+7).
 _TO_MAIN_THREAD = signal.SIGRTMIN + 9
+# The fault is to happen although the launcher does not read.
 _SEND_TIMEOUT_S = 1.0
 # About 32 years: longer than any training.
 _FOREVER_S = 1e9

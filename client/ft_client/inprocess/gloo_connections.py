@@ -34,7 +34,9 @@ _UNNAMED_LOOP = ["0x40", "0xa"]
 _LOOKS = 5
 # A hundred times the 10 ms that the loop waits at a time.
 _LOOP_SEEN_S = 1.0
+# A twentieth of these 10 ms, so that the next readings find the thread waiting.
 _LOOK_AGAIN_S = 0.0005
+# The listener is in this process: the kernel takes the connection at once unless its queue is full.
 _CONNECTED_S = 1.0
 # What a peer of gloo sends first: its number, in the byte order of the host.
 _PEER = struct.Struct("=q")

@@ -30,6 +30,7 @@ from rank_monitor.contract.wire.messages import Hello, InterruptAsked, Message, 
 _QUIETLY = socket.MSG_NOSIGNAL
 # A training that sends heartbeats all the time must not pay for a new attempt each time.
 _RETRY_NS = 100_000_000
+# Between attempts to reconnect: a monitor that is being replaced soon listens again; one that is gone must cost little.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 _POST_AGAIN_S = 0.01
 

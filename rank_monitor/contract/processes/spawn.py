@@ -31,6 +31,7 @@ from rank_monitor.contract.wire.messages import Message
 
 # A template that is stopped holds up the launcher for this long; then the monitor is executed without it.
 _ANSWER_S = 5.0
+# A monitor or template that was asked to end and has not by then is stopped or stuck, and is killed.
 _GOODBYE_S = 1.0
 # A 64-bit number has at most this many digits.
 _MAX_DIGITS = 20

@@ -64,7 +64,9 @@ VERSION = 1
 # A message of SOCK_SEQPACKET goes out whole or not at all: one above the send buffer (212,992 bytes by default) never.
 MAX_MESSAGE = 60_000
 MAX_OPEN_SECTIONS = 64
+"""With the longest names a report of so many takes 17 KB, which fits into one message."""
 MAX_NAME_BYTES = 255
+"""The length of a name is one byte."""
 MAX_DEPTH = 16
 """Nesting of a message's JSON. Ours have at most four levels; what reads a message may recurse into it."""
 MAX_KEYS = 256

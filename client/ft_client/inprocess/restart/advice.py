@@ -17,6 +17,7 @@ Version = tuple[int, ...]
 # Below these versions an abort may hang.
 _NCCL: Version = (2, 26, 2)
 _TORCH_PAIRS: Version = (2, 8)
+# So that `hard_timeout` comes first (docs/in_process.md): NCCL's watchdog would end the process.
 _MARGIN = datetime.timedelta(seconds=60)
 # torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.
 _HEARTBEAT = datetime.timedelta(minutes=8)

@@ -40,6 +40,7 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, WrapperState
 
 logger = logging.getLogger("ft_client.inprocess")
 _MAX_REASON = 400
+"""Characters of a reason that the launcher gets: it shows them in one line."""
 
 
 class Call:

@@ -41,11 +41,13 @@ logger = logging.getLogger(__name__)
 _NUDGE = signal.SIGURG
 """Ignored where nobody handles it, and hardly ever used."""
 _FIRST_LOOK_S, _LOOK_S = 0.002, 0.02
+"""Seconds between attempts: each needs the GIL, which the function needs to end."""
 _WAITS_S, _STUCK_S = 0.02, 1.0
 """A thread that is at one instruction for this long waits there: handling a lock takes microseconds. But it may have
 acquired the lock just now, which Python does not show, and a busy machine makes that likely: hence the longer limit
 where no `try` is around the wait."""
 _AGAIN_S, _LAST_AGAIN_S = 0.2, 2.0
+"""The first and the longest interval between calls of `again`, which double."""
 _LOCKING = frozenset({"concurrent", "importlib", "logging", "multiprocessing", "queue", "threading"})
 """Packages of the standard library that take locks in functions of their own, such as `Condition.__enter__`."""
 _LOCKS = frozenset({"multiprocessing.synchronize", "threading"})

@@ -29,7 +29,9 @@ from rank_monitor.contract.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
+# A monitor that does not read must not hold up a restart; the link repeats what it missed.
 _PATIENCE_S = 0.1
+# Characters of a stack, its innermost frames: in JSON at most 24,576 bytes, so it fits into one message.
 _MAX_STACK = 4096
 # A stamp may be two periods old although the main thread runs; that is a quarter of the timeout at most.
 _STAMPS_PER_TIMEOUT = 8

@@ -18,6 +18,7 @@ from rank_monitor.contract.iterations.barrier import EVER
 FINISHED = "finished"
 """The key that is set when every member has finished."""
 
+# Each look is an operation of the store, as each beat is.
 _INTERVALS_PER_LOOK = 4
 
 

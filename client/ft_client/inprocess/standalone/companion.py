@@ -41,10 +41,14 @@ from rank_monitor.contract.wire import channel
 
 logger = logging.getLogger(__name__)
 
+# How long a rank that is done waits for the others, where its companion hosts their store.
 _OTHERS_S = 5.0
+# A companion that is lost as often has a cause that the next one meets, too.
 _REPLACEMENTS = 3
+# The monitor of a lost companion ends by itself when its channel closes; one that does not is stuck.
 _SIDECARS_GO_S = 5.0
 _LOOK_S = 0.05
+# For a new interpreter that imports from a slow file system.
 _START_S = 60.0
 _START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.standalone.companion_process import main; main()"
 

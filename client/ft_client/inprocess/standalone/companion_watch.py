@@ -67,7 +67,7 @@ class CompanionWatch:
         sidecar = self._sidecar = self._start_sidecar()
         try:
             self._watch(sidecar)
-            sidecar.hear_last_words()
+            sidecar.receive_last_messages()
             self._hear_rank()
         finally:
             sidecar.close()

@@ -23,7 +23,8 @@ from rank_monitor.contract.wire import channel
 
 _AGAIN_S = 0.1
 _TRIES = 10
-"""A companion needs microseconds from binding the name to listening; another user's process may never listen."""
+"""Within this second a companion of ours listens, which it does microseconds after it has bound the name; a process of
+another user may never listen."""
 
 
 def this_node() -> str:

@@ -28,7 +28,8 @@ from rank_monitor.contract.wire.launcher_messages import (
 )
 from rank_monitor.contract.wire.messages import ControlRequest, Guard, InterruptedAgain, LimitsSet, Message, Restarter
 
-_LAST_WORDS_S = 0.5
+# A monitor that does not answer must not hold up the report that its rank has ended.
+_LAST_MESSAGES_S = 0.5
 
 
 class Sidecar:
@@ -96,12 +97,12 @@ class Sidecar:
         self._tell(CycleEnd())
         self._tell(start)
 
-    def hear_last_words(self) -> None:
+    def receive_last_messages(self) -> None:
         """Handles the monitor's last messages about a rank that ended. Blocks for up to 0.5 s."""
         self._tell(SnapshotRequest(1))
-        deadline = time.monotonic() + _LAST_WORDS_S
+        deadline = time.monotonic() + _LAST_MESSAGES_S
         channel_of_it, ended = self._monitor.channel.fileno(), self._monitor.pidfd
-        left_s = _LAST_WORDS_S
+        left_s = _LAST_MESSAGES_S
         while left_s > 0:
             ready = readable([channel_of_it, ended], left_s)
             if self._hear() or ended in ready:

@@ -27,6 +27,7 @@ _ESTABLISHED = "01"
 _SLACK_S = 1.0
 # Trainers use the ports after the store's for groups of their own.
 _FREE_AFTER = 2
+# Attempts to find three free ports in a row. The kernel picks the first of them at random.
 _TRIES = 100
 
 

@@ -16,10 +16,9 @@ from ft_client.straggler.callables import CallableId, Wrapped
 
 
 class FaultToleranceCallback(FitWatch):
-    """Watches `fit` by heartbeats; see `FitWatch` for its arguments.
+    """Watches `fit` by heartbeats. For the arguments see `FitWatch`.
 
-    Limits are learned at the end of a job that loaded and saved a checkpoint: for a training that begins from nothing,
-    at the end of its second job.
+    Limits are learned at the end of a job that loaded and saved a checkpoint: usually the second job of a training.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -61,7 +60,7 @@ class FaultToleranceCallback(FitWatch):
 
 
 class FaultToleranceSectionsCallback(FitWatch):
-    """Watches `fit` by sections; see `FitWatch` for its arguments.
+    """Watches `fit` by sections. For the arguments see `FitWatch`.
 
     `setup`: from the start of `fit` to the first batch. `step`: each batch of training or evaluation. `checkpointing`:
     each save, each removal of an old checkpoint, and each wait for one that is still being written. All other time is
@@ -154,7 +153,7 @@ class FaultToleranceSectionsCallback(FitWatch):
 
 
 class _Saving:
-    """What stands around each save: `checkpointing` is open meanwhile; inside another save it is open already."""
+    """A context around each save, in which the section `checkpointing` is open. Saves may be nested."""
 
     def __init__(self, on: Callable[[Event], None]) -> None:
         self._on, self.is_open = on, False
@@ -165,5 +164,5 @@ class _Saving:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.is_open = False
-        if error is None:  # else the failed save stays open: how long it took teaches no limit
+        if error is None:  # the section of a failed save stays open: its duration must not teach a limit
             self._on(Event.SAVED)

@@ -17,14 +17,18 @@ SETUP, CHECKPOINTING, WARMUP = "setup", "checkpointing", "warmup"
 LEARNABLE = (SETUP, STEP, CHECKPOINTING, OUT_OF_SECTION)
 
 _BATCHES_FOR_HEARTBEATS = 2
+"""Two, so that there was an interval between batches."""
 _BATCHES_FOR_STEPS = 16
+"""As in Megatron-LM's integration (`_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE`): the first steps take longer than others."""
 _BATCHES_OF_NOTHING_LEFT = 1
+"""A job that finds nothing to do runs one batch at most."""
 _ENDLESS = -1
+"""Lightning's word for no limit, in `max_steps` and `max_epochs`."""
 
 
 @dataclass
 class Fit:
-    """Counted by the callbacks since `fit` began in this process."""
+    """What has happened since `fit` began in this process, as the callbacks count it."""
 
     batches: int = 0
     loaded: bool = False
@@ -37,11 +41,11 @@ class Fit:
         return self.batches >= _BATCHES_FOR_HEARTBEATS and self.loaded and self.saved
 
     def teaches_sections(self, final: bool, saves_later: bool) -> list[str]:
-        """Those of `LEARNABLE` that this fit has seen enough of.
+        """The sections of `LEARNABLE` whose limits may be learned from this fit.
 
         Args:
             final: the fit is over.
-            saves_later: checkpoints are written in the background, so that how long a save takes tells nothing.
+            saves_later: checkpoints are written in the background, so the duration of a save is not meaningful.
         """
         seen = {
             SETUP: self.loaded,
@@ -54,9 +58,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the training is and what bounds it, as the trainer says. A maximum of -1 or None: none.
+    """The position of a trainer and its limits. A maximum of -1 or None is no limit.
 
-    `time_is_up`: by a timer that goes on counting in the next job; one that begins anew bounds the job alone.
+    `time_is_up` is of a timer that goes on counting in the next job: one that begins anew limits only this job.
     """
 
     step: int
@@ -70,9 +74,9 @@ class Progress:
 
 
 def why_complete(fit: Fit, now: Progress) -> str | None:
-    """Why no other job is needed, or None: the training is to go on. For a fit that did not fail.
+    """The reason why no further job is needed; None if the training is not complete. For a fit that did not fail.
 
-    An epoch in which the training was asked to stop is counted by Lightning as if it had come to its end.
+    Lightning counts an epoch in which the training was asked to stop as a complete one.
     """
     if now.max_steps != _ENDLESS and now.step >= now.max_steps:
         return f"step {now.step} of {now.max_steps}"

@@ -1,7 +1,8 @@
-"""Which Lightning this process uses: `lightning.pytorch`, or `pytorch_lightning` where that is imported or alone.
+"""The package of Lightning that this process uses, and its class `Callback`. No other file imports Lightning.
 
-The one file that imports it. Whoever uses `pytorch_lightning` imports it before these callbacks; with Lightning 2.6 a
-callback of either works in a trainer of the other, older ones refuse it.
+It is `pytorch_lightning` where that is imported already or alone is installed, else `lightning.pytorch`. So a script
+with `pytorch_lightning` must import it before these callbacks. With Lightning 2.6 a callback of either package works in
+a trainer of the other; older releases refuse it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 _MODULES = {"lightning": "lightning.pytorch", "pytorch-lightning": "pytorch_lightning"}
 """Package to install -> module to import."""
-_OLDEST = (2, 4)
+_OLDEST = (2, 4)  # as the extra `lightning` in pyproject.toml
 _WANTED = "pip install -U 'lightning>=2.4'"
 
 

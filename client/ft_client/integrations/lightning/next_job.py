@@ -1,6 +1,6 @@
-"""Files that rank 0 writes for the next job: learned limits and finished flag. Written whole or not at all.
+"""The files that rank 0 writes for the next job: learned limits and finished flag. A write is atomic.
 
-A file that cannot be read or written costs one warning, never the training.
+If a file cannot be read or written, a warning is logged and the training goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = (LIMITS, "_ft_state_.json")
 
 
 def read_limits(folder: Path, logger: Logger) -> dict[str, Any] | None:
-    """The state of `RankMonitorClient` that an earlier job left; None when there is none that can be used."""
+    """The state of `RankMonitorClient` that an earlier job wrote; None if there is no valid one."""
     for file in (folder / name for name in _NAMES):
         try:
             state = read_json(file, follow_link=True)
@@ -39,7 +39,7 @@ def read_limits(folder: Path, logger: Logger) -> dict[str, Any] | None:
 
 
 def write_limits(folder: Path, state: Mapping[str, Any], logger: Logger) -> None:
-    """Writes them for the next job; the folder is made when it is missing."""
+    """Writes learned limits for the next job, and makes the folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / LIMITS, json.dumps(state))
@@ -48,7 +48,7 @@ def write_limits(folder: Path, state: Mapping[str, Any], logger: Logger) -> None
 
 
 def write_finished_flag(file: Path, reason: str, logger: Logger) -> None:
-    """Writes the finished flag: no further job is needed."""
+    """Writes the finished flag, by which a loop of jobs sees that no further one is needed."""
     try:
         _write(file, f"{reason}\n")
         logger.info("training is complete (%s): wrote %s", reason, file)

@@ -13,23 +13,24 @@ from ft_client.straggler.findings import findings
 
 
 class StragglerDetectionCallback(Callback):
-    """Times each training step's forward pass on every rank, and reports who is slow.
+    """Times the forward pass of each training step on every rank, and reports ranks that are slow.
 
     Args:
         report_time_interval: seconds between reports.
         calc_relative_gpu_perf: compare ranks with each other.
         calc_individual_gpu_perf: compare each rank with its own best.
         num_gpu_perf_scores_to_print: how many of the best and of the worst to print; 0: none, only warnings.
-        gpu_relative_perf_threshold: a relative score below is a straggler's.
+        gpu_relative_perf_threshold: a rank with a lower relative score is a straggler.
         gpu_individual_perf_threshold: the same for individual scores.
-        stop_if_detected: end `fit` on all ranks when there is one, with a checkpoint where `ckpt_path="last"` finds it.
-        enable_ptl_logging: lowest, median and highest scores go to the trainer's loggers, as
-            `gpu_relative_perf/min` and the like; without CUDA as `section_relative_perf/min`.
-        profiling_interval: every so-manieth step is timed.
-        logger_name: of the logger that tells what is found.
+        stop_if_detected: end `fit` on all ranks if there is a straggler, after a checkpoint is saved where
+            `ckpt_path="last"` finds it.
+        enable_ptl_logging: send the lowest, median and highest scores to the trainer's loggers, as
+            `gpu_relative_perf/min` and so on; without CUDA as `section_relative_perf/min`.
+        profiling_interval: time every n-th step.
+        logger_name: the name of the logger for the reports.
 
     Raises:
-        ValueError: naming an argument that makes no sense.
+        ValueError: an argument is invalid; the text names it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StragglerDetectionCallback(Callback):
         logger_name: str | None = "nemo_logger.StragglerDetectionCallback",
     ) -> None:
         super().__init__()
-        self._told = _Told(
+        self._manager = _ScoreKeeper(
             report_time_interval=report_time_interval,
             calc_relative_gpu_perf=calc_relative_gpu_perf,
             calc_individual_gpu_perf=calc_individual_gpu_perf,
@@ -62,27 +63,27 @@ class StragglerDetectionCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._told.initialize()
+            self._manager.initialize()
             Detector.wrap_callables([CallableId(trainer.strategy, "training_step")])
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._told.shutdown()
+            self._manager.shutdown()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._told.shutdown()
+        self._manager.shutdown()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        self._told.scores = {}
-        stop = self._told.check_stragglers()
-        if self._logs_scores and self._told.scores:
+        self._manager.scores = {}
+        stop = self._manager.check_stragglers()
+        if self._logs_scores and self._manager.scores:
             for logger in trainer.loggers:
-                logger.log_metrics(self._told.scores, step=trainer.global_step)
+                logger.log_metrics(self._manager.scores, step=trainer.global_step)
         if stop:
             self._stop(trainer)
 
     def _stop(self, trainer: Any) -> None:
-        self._told.logger.error("Detected stragglers. Terminating training...")
+        self._manager.logger.error("Detected stragglers. Terminating training...")
         trainer.should_stop = True
         keeper = trainer.checkpoint_callback
         if keeper is not None and getattr(keeper, "dirpath", None):
@@ -90,17 +91,18 @@ class StragglerDetectionCallback(Callback):
             trainer.save_checkpoint(Path(keeper.dirpath) / name)
 
 
-class _Told(StragglerManager):
-    """Keeps the scores of the last report as metrics; only rank 0 has them."""
+class _ScoreKeeper(StragglerManager):
+    """A straggler manager that keeps the scores of its last report as metrics, which only rank 0 has."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.scores: dict[str, float] = {}
 
     def _log(self, report: Report, start_s: float) -> bool:
-        for one in findings(report, self.options):
-            if one.scores:
-                self.scores |= _metrics(f"{one.subject.lower()}_{one.kind}_perf", list(one.scores.values()))
+        for finding in findings(report, self.options):
+            if finding.scores:
+                name = f"{finding.subject.lower()}_{finding.kind}_perf"
+                self.scores |= _metrics(name, list(finding.scores.values()))
         return super()._log(report, start_s)
 
 

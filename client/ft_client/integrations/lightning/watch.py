@@ -1,7 +1,7 @@
-"""The watch of one `fit`, as far as both callbacks share it: begin, end, failure, learned limits, finished flag.
+"""The base of both callbacks that watch `fit`: begin, end, failure, learned limits and finished flag.
 
-What is a sign of life, and which limits are learned, their subclasses know; what follows from the facts, `fit.py`.
-Outside of `fit` (validate, test, predict) nothing is watched and nothing is written.
+Subclasses decide what is a sign of life and which limits are learned, `fit.py` what follows from the facts. Outside of
+`fit` (validate, test, predict) nothing is watched and nothing is written.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ LOGGER_NAME = "nemo_logger.FaultToleranceCallback"
 
 
 class FitWatch(Callback):
-    """A Lightning callback.
+    """A Lightning callback that watches one `fit`.
 
     Args:
-        autoresume: write the finished flag when the training is complete; it goes where the variable
-            FAULT_TOL_FINISHED_FLAG_FILE says.
-        calculate_timeouts: load the limits that earlier jobs learned, learn them anew, keep them for the next job.
+        autoresume: write the finished flag when the training is complete, to the file that the variable
+            FAULT_TOL_FINISHED_FLAG_FILE names.
+        calculate_timeouts: load the limits that earlier jobs learned, learn them again, and save them for the next job.
         simulated_fault_params: a fault on purpose some time after `fit` begins: `SimulatedFaultParams`, or a mapping
             with its fields.
-        exp_dir: where the learned limits are kept, the same for all jobs. None: `ft_state` in the trainer's `log_dir`,
-            which is another folder for each job with most loggers.
-        logger_name: of the logger that tells what happens here.
-        exc_handling_policy: asked when `fit` fails; the request it returns goes to the launcher.
+        exp_dir: the folder of the learned limits, the same for all jobs. None: `ft_state` in the trainer's `log_dir`,
+            which with most loggers is another folder for each job.
+        logger_name: the name of the logger that is used.
+        exc_handling_policy: called with the exception when `fit` fails; the request it returns is sent to the launcher.
 
     Raises:
-        ValueError: `simulated_fault_params` describe no fault.
+        ValueError: `simulated_fault_params` is not a valid fault.
     """
 
     TIMEOUTS_FILENAME = next_job.LIMITS
@@ -67,7 +67,7 @@ class FitWatch(Callback):
         self._fit = Fit()
         self._folder = Path()
 
-    # What a subclass knows.
+    # For subclasses.
 
     def _began(self, client: RankMonitorClient, trainer: Any) -> None:
         """Called when the watch has begun."""
@@ -77,11 +77,11 @@ class FitWatch(Callback):
 
     @abstractmethod
     def _learn(self, client: RankMonitorClient, final: bool) -> bool:
-        """Learns what can be learned now, and returns whether anything was. Collective.
+        """Learns limits from what was seen so far. Returns whether any was learned. Collective.
 
         Raises:
-            RankMonitorClientError: there was nothing to learn from.
-            RuntimeError: another rank is gone.
+            RankMonitorClientError: nothing was seen from which a limit could be learned.
+            RuntimeError: another rank is lost.
         """
 
     # Lightning's hooks.
@@ -175,7 +175,7 @@ class FitWatch(Callback):
             self.logger.warning("no limit is learned: %s", problem)
 
     def _leave_flag(self, trainer: Any) -> None:
-        """Writes the finished flag when this rank's training is complete and all others came to this point."""
+        """Writes the finished flag if the training is complete on all ranks. Collective."""
         reason = why_complete(self._fit, progress_of(trainer))
         try:
             complete = bool(group.min_over_ranks([float(reason is not None)])[0])
@@ -190,14 +190,14 @@ class FitWatch(Callback):
         elif file:
             next_job.write_finished_flag(Path(file), str(reason), self.logger)
 
-    def _say(self, level: int, words: str) -> None:
-        """Tells it once for all ranks."""
+    def _say(self, level: int, text: str) -> None:
+        """Logs a text, on rank 0 only."""
         if group.rank() == 0:
-            self.logger.log(level, "[FaultToleranceCallback@rank0] %s", words)
+            self.logger.log(level, "[FaultToleranceCallback@rank0] %s", text)
 
 
 def progress_of(trainer: Any) -> Progress:
-    """Where a trainer of either Lightning is at the end of `fit`."""
+    """The progress of a trainer of either package of Lightning at the end of `fit`."""
     return Progress(
         step=trainer.global_step,
         max_steps=trainer.max_steps,

@@ -1,8 +1,8 @@
-"""Code that was written against `nvidia_resiliency_ext` runs on our modules: `install()`, or FT_ALIAS_NVRX=1.
+"""Makes code that imports `nvidia_resiliency_ext` use our modules: call `install()`, or set FT_ALIAS_NVRX=1.
 
-What stands behind which name is told in `names.py`, how an import comes there in `finder.py`; `peer/` holds the modules
-that exist for the peer's names alone. Where the real package is installed, nothing is changed. Loads nothing of torch:
-it runs at the start of every interpreter that has the variable.
+`names.py` maps the names, `finder.py` finds the modules, and `peer/` holds modules that exist only under the peer's
+names. Where the real package is installed, nothing changes. Nothing of torch is imported here: this runs at the start
+of every interpreter that has the variable.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ logger = logging.getLogger("ft_client")
 
 
 def install() -> bool:
-    """Makes `import nvidia_resiliency_ext...` find our modules, unless the real package is there.
+    """Makes `import nvidia_resiliency_ext...` find our modules, unless the real package is installed.
 
     Returns:
-        Whether it does.
+        Whether such an import finds our modules.
     """
     return finder.put_in_place()
 
 
 def install_if_asked() -> None:
-    """Calls `install` where the environment asks for it; looks for the real package at the first import only."""
+    """Installs the alias if FT_ALIAS_NVRX is true. Looks for the real package only at the first import."""
     word = os.environ.get(env.ALIAS_NVRX, "").strip().lower()
     if word in kinds.BOOLEAN_WORDS:
         if kinds.BOOLEAN.read(word):

@@ -1,6 +1,6 @@
-"""`FaultToleranceConfig`: our settings as one object that a script fills, reads from YAML and writes.
+"""`FaultToleranceConfig`: our settings as one object that a script can fill, read from YAML and write.
 
-Which settings exist, their defaults and how a value is read is the contract's.
+The settings, their defaults and how values are read are those of `rank_monitor.contract.settings.config`.
 """
 
 from __future__ import annotations

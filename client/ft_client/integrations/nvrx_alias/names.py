@@ -1,7 +1,7 @@
 """Maps names of `nvidia_resiliency_ext` to our modules. Pure.
 
-The longest entry that a name begins with counts, and what follows is looked for below its target. A target of None is
-what the peer has and we do not, with the reason in words.
+The longest entry that a name begins with counts; the rest of the name is appended to its target. `_MISSING` has the
+modules of the peer that we do not have, each with the reason.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MISSING = {
 
 
 def target_of(name: str) -> str:
-    """The module of ours for a module below the peer's package; in `OWN_ROOMS` where it has none of its own.
+    """The name of our module for a module of the peer; in the package `OWN_ROOMS` if the table has no entry for it.
 
     Args:
-        name: without the package's own: `inprocess.abort`.
+        name: without the name of the peer's package, as `inprocess.abort`.
     """
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

@@ -31,6 +31,7 @@ from rank_monitor.contract.settings.declaration import declarations, from_json, 
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.launcher_messages import CycleStart
 
+# For a new interpreter that imports from a slow file system.
 _START_S = 60.0
 _numbers = itertools.count()
 
