@@ -20,7 +20,7 @@ from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.settings import injection
-from rank_monitor.contract.settings.injection import Injection, Told
+from rank_monitor.contract.settings.injection import Injection, StrikeReport
 from rank_monitor.contract.wire import channel
 
 logger = logging.getLogger(__name__)
@@ -66,16 +66,16 @@ class Injected:
 
     def attend(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
         """Takes the ranks' reports since the last call and carries out the launcher's part. Does not block."""
-        for told, fault in self._heard():
+        for strike, fault in self._heard():
             # The report comes from a rank: any number may be in it.
-            if told.local_rank not in monitors.local_ranks:
+            if strike.local_rank not in monitors.local_ranks:
                 logger.warning(
-                    "a fault on purpose was reported for local rank %d, which this node has not", told.local_rank
+                    "a fault on purpose was reported for local rank %d, which this node has not", strike.local_rank
                 )
                 continue
-            self._struck[cycle, told.local_rank] = f"a fault on purpose, {told.at}: {told.fault}"
-            recorder.on_purpose(cycle, told)
-            _carry_out(fault, monitors.pid(told.local_rank), zygotes.pids())
+            self._struck[cycle, strike.local_rank] = f"a fault on purpose, {strike.at}: {strike.fault}"
+            recorder.on_purpose(cycle, strike)
+            _carry_out(fault, monitors.pid(strike.local_rank), zygotes.pids())
 
     def explain(self, fault: Fault, cycle: int) -> Fault:
         """Returns the fault, with a hint if its rank was struck on purpose in this cycle."""
@@ -87,11 +87,11 @@ class Injected:
             self._socket.close()
             self._socket = None
 
-    def _heard(self) -> Iterator[tuple[Told, Injection]]:
+    def _heard(self) -> Iterator[tuple[StrikeReport, Injection]]:
         while self._socket is not None:
             try:
-                told = Told.decode(self._socket.recv(_MAX_BYTES))
-                yield told, injection.parse(told.fault)
+                strike = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
+                yield strike, injection.parse(strike.fault)
             except ValueError as error:
                 logger.warning("what is no fault on purpose was told: %s", error)
             except OSError:

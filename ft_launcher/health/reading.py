@@ -1,4 +1,4 @@
-"""What is ordered from the process of a check, the reading that its end gives, and the verdict on the node. Pure.
+"""What is ordered from the process of a check, the reading that its end gives, and the state of the node. Pure.
 
 A check of ours answers with one line of JSON, the last of its output; the lines before it report progress. A command
 of the user answers with its exit code. Knows no check by name, and starts nothing.
@@ -51,7 +51,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class NodeVerdict:
+class NodeState:
     """Whether the node may take part in the next cycle, and why."""
 
     healthy: bool
@@ -99,13 +99,13 @@ def too_late(order: Order, output: bytes, took_s: float, left_pid: int | None) -
     return Reading(order.check, order.late, reason, took_s)
 
 
-def judge(readings: Sequence[Reading]) -> NodeVerdict:
-    """The verdict over the readings of one node: unhealthy when a reading is; no other state counts."""
+def judge(readings: Sequence[Reading]) -> NodeState:
+    """The state of the node with these readings: unhealthy when a reading is; no other state of a reading counts."""
     state, reason = worst((reading.state, f"{reading.check}: {reading.reason}") for reading in readings)
     if state == "unhealthy":
-        return NodeVerdict(False, reason)
+        return NodeState(False, reason)
     states = [f"{reading.check} {reading.state}" for reading in readings if reading.state != "not present"]
-    return NodeVerdict(True, ", ".join(states) or "nothing to check")
+    return NodeState(True, ", ".join(states) or "nothing to check")
 
 
 def _last_line(output: bytes) -> str:

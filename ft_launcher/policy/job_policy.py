@@ -86,10 +86,10 @@ def doubt_in(record: Mapping[str, Any]) -> ResultInDoubt | None:
     return None
 
 
-def judge_by(settings: RestartSettings, max_restarts: int) -> Policy:
-    """Returns the function by which a coordinator decides about faults."""
+def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
+    """Returns the restart policy as the function that a coordinator calls for each fault."""
 
-    def judge(case: Case, now: float) -> PolicyAnswer:
+    def policy(case: Case, now: float) -> PolicyAnswer:
         fault, life = _fault_of(case.fault)
         history = History.from_record(case.history, now - case.age_s).ended(fault, life, settings, now)
         in_doubt = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
@@ -104,4 +104,4 @@ def judge_by(settings: RestartSettings, max_restarts: int) -> Policy:
         relocates = is_suspect(fault)
         return PolicyAnswer(decision.reason, decision.exit_code, record, after, decision.wait_s, relocates, in_doubt)
 
-    return judge
+    return policy

@@ -16,7 +16,7 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
-from ft_launcher.health.reading import NodeVerdict, Reading
+from ft_launcher.health.reading import NodeState, Reading
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
@@ -26,7 +26,7 @@ from ft_launcher.record.journal import Journal
 from ft_launcher.record.logs import MOST_KEPT, RunFolder
 from ft_launcher.record.monitor_events import STALL, News, Replaced
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.settings.injection import Told
+from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import (
@@ -98,17 +98,17 @@ class Recorder:
         )
 
     @contained("an event cannot be recorded")
-    def checked(self, cycle: int, readings: Sequence[Reading], verdict: NodeVerdict) -> None:
+    def checked(self, cycle: int, readings: Sequence[Reading], node: NodeState) -> None:
         """The node's health before a cycle. Recorded if a reading is not good."""
         notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "warning", "unhealthy")]
         for reading in readings:
             if reading.state == "warning":
                 logger.warning("health check %s: %s; the node takes part", reading.check, reading.reason)
-        if not verdict.healthy:
+        if not node.healthy:
             self._keep()
-            report.show(f"ft_launcher: this node is unhealthy and takes no part: {verdict.reason}")
+            report.show(f"ft_launcher: this node is unhealthy and takes no part: {node.reason}")
         if notable:
-            self.journal.write("health", cycle=cycle, healthy=verdict.healthy, readings=notable)
+            self.journal.write("health", cycle=cycle, healthy=node.healthy, readings=notable)
 
     def memory_kept(self, cycle: int, why: str) -> None:
         """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
@@ -121,10 +121,10 @@ class Recorder:
         self.journal.write("cycle_end", cycle=cycle, how=how, **facts)
 
     @contained("an event cannot be recorded")
-    def on_purpose(self, cycle: int, told: Told) -> None:
+    def on_purpose(self, cycle: int, strike: StrikeReport) -> None:
         """A fault on purpose strikes a rank."""
-        report.show(f"ft_launcher: a fault on purpose strikes rank {told.rank} {told.at}: {told.fault}")
-        self.journal.write("fault_on_purpose", cycle=cycle, **vars(told))
+        report.show(f"ft_launcher: a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
+        self.journal.write("fault_on_purpose", cycle=cycle, **vars(strike))
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""

@@ -51,7 +51,7 @@ class JobOver(RendezvousClosedError):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Terms:
+class NodeSettings:
     """The rules of one job, for the node and for the coordinator on it.
 
     In seconds: `beat_s` is the period of beats, `timeout_s` the time without a beat after which a node is lost, and
@@ -59,7 +59,7 @@ class Terms:
     """
 
     rules: Rules
-    judge: Policy
+    policy: Policy
     beat_s: float
     timeout_s: float
     close_s: float = 5.0
@@ -73,7 +73,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         run_id: the job's id.
         open_store: connects to the job's store, or makes it where this node is its host.
         me: who this node is; `seq`, `cycle` and `fault` are filled in here.
-        terms: the rules and times of the job.
+        settings: the rules and times of the job.
         ports: hosts the store of a cycle if this node has rank 0.
         first_store: the ranks' store of the first cycle, where the user gave its address.
     """
@@ -84,13 +84,13 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         run_id: str,
         open_store: Callable[[], JobStore],
         me: Arrive,
-        terms: Terms,
+        settings: NodeSettings,
         ports: PortHolder,
         first_store: CycleStore | None = None,
     ) -> None:
         self._backend, self._run_id, self._ports = backend, run_id, ports
-        self._open_store, self._me, self._terms, self._first_store = open_store, me, terms, first_store
-        self.lease = Lease(lease_s(terms.timeout_s, terms.beat_s))
+        self._open_store, self._me, self._settings, self._first_store = open_store, me, settings, first_store
+        self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self._link: Link | None = None
         self._closed = False
         self.place: Place | None = None
@@ -136,12 +136,14 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """
         try:
             if self._link is None:
-                terms = self._terms
+                settings = self._settings
                 store = self._open_store()
-                self._link = Link(self._me.node, store, self._coordinate, self.lease, terms.beat_s, terms.timeout_s)
+                self._link = Link(
+                    self._me.node, store, self._coordinate, self.lease, settings.beat_s, settings.timeout_s
+                )
                 # A signal may have ended the agent meanwhile: the thread with this call was left behind.
                 if self._closed:  # by another thread, while this one connected
-                    self._link.close(Gone(self._me.node, "its launcher ends"), terms.beat_s)
+                    self._link.close(Gone(self._me.node, "its launcher ends"), settings.beat_s)
                     raise JobOver(Over(int(ExitCode.OK), "this node has left"))
             while True:
                 place = self._ask_for_place(self._link)
@@ -168,7 +170,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     def check_s(self) -> float:
         """How often `cut` must be called while ranks run (seconds)."""
         # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
-        return self._terms.beat_s / 4
+        return self._settings.beat_s / 4
 
     def cut(self, now: float) -> Cut | None:
         """Returns why this node must end its ranks, because others may have gone on without it; None: it need not."""
@@ -212,21 +214,21 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
         Args:
             reason: for the other nodes.
-            limit_s: of that wait, in seconds; None: `Terms.close_s`.
+            limit_s: of that wait, in seconds; None: `NodeSettings.close_s`.
         """
         if not self._closed:
             self._closed = True
             self.lease.end()
             if limit_s is None:
-                limit_s = self._terms.close_s
+                limit_s = self._settings.close_s
             if self._link is not None:
                 self._link.close(Gone(self._me.node, reason), limit_s)
 
     # Becoming a member.
 
     def _coordinate(self, lost_term: int, store: JobStore) -> Coordination | None:
-        terms, hosts = self._terms, store.hosted_here
-        rules = replace(terms.rules, hosts=hosts)
+        settings, hosts = self._settings, store.hosted_here
+        rules = replace(settings.rules, hosts=hosts)
         if hosts:
             # Nobody can take over where the coordinator's node hosts the store: there is nothing to watch for.
             rules = replace(rules, deputies=0)
@@ -235,7 +237,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             if other:
                 hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
                 rules = replace(rules, hint=hint)
-        me = Candidate(self._me.node, rules, terms.judge, terms.beat_s, terms.timeout_s)
+        me = Candidate(self._me.node, rules, settings.policy, settings.beat_s, settings.timeout_s)
         return become_coordinator(me, store, lost_term)
 
     def _ask_for_place(self, link: Link) -> Place:
@@ -246,7 +248,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle)
         self._rename_if_deposed(link)
         link.ask(self._me)
-        while (text := link.answer(self._me.seq, self._terms.beat_s)) is None:
+        while (text := link.answer(self._me.seq, self._settings.beat_s)) is None:
             self._must_be_linked(link)
             if self._rename_if_deposed(link):
                 link.ask(self._me)
@@ -260,7 +262,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise JobOver(answer)
         assert isinstance(answer, Place)
         self.place = answer
-        link.entered(answer, self._terms.rules.deputies, self._is_hosted_by_user(answer))
+        link.entered(answer, self._settings.rules.deputies, self._is_hosted_by_user(answer))
         return answer
 
     def _rename_if_deposed(self, link: Link) -> bool:
@@ -290,7 +292,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _host_of_cycle(self, link: Link, cycle: int) -> bytes:
         """Waits for the address of the cycle's store; empty: the cycle ended first."""
         while self.take_end() is None:
-            text = link.host_of_cycle(cycle, self._terms.beat_s)
+            text = link.host_of_cycle(cycle, self._settings.beat_s)
             if text is not None:
                 return text
             self._must_be_linked(link)
@@ -316,7 +318,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return None
         self.cycle_store = CycleStore.of_another_node(place.cycle, parse_json(text))
         # Not less than the node timeout: until then the host may only be slow, and not lost.
-        limit = timedelta(seconds=max(_CONNECT_S, self._terms.timeout_s))
+        limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
         try:
             host, port = self.cycle_store.host, self.cycle_store.port
             with resolver.bounded_towards(host):

@@ -24,10 +24,10 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.messages import NO_RANK, Arrive
 from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
-from ft_launcher.policy.job_policy import judge_by
+from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
 BACKEND = "ft-nodes"
@@ -72,7 +72,7 @@ def use(config: Any, settings: Settings, ports: PortHolder) -> None:
             parameters.run_id,
             lambda: open_job_store(backend, parameters, must_do),
             this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
-            _terms(parameters, settings, max_restarts),
+            _node_settings(parameters, settings, max_restarts),
             ports,
             first_store,
         )
@@ -124,7 +124,7 @@ def this_node(
     )
 
 
-def _terms(parameters: RendezvousParameters, settings: Settings, max_restarts: int) -> Terms:
+def _node_settings(parameters: RendezvousParameters, settings: Settings, max_restarts: int) -> NodeSettings:
     members = settings.members
     size = Size(
         minimum=parameters.min_nodes,
@@ -146,11 +146,11 @@ def _terms(parameters: RendezvousParameters, settings: Settings, max_restarts: i
         rank_claim_s=timeout_s + members.node_beat,
     )
     beat_s = min(members.node_beat, timeout_s / _LEAST_BEATS)
-    terms = Terms(rules, judge_by(settings.restart, max_restarts), beat_s, timeout_s)
+    of_node = NodeSettings(rules, make_policy(settings.restart, max_restarts), beat_s, timeout_s)
     close_s = parameters.get_as_int("close_timeout")
     if close_s is None:
-        return terms
-    return replace(terms, close_s=float(close_s))
+        return of_node
+    return replace(of_node, close_s=float(close_s))
 
 
 def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:

@@ -34,7 +34,7 @@ from ft_launcher.nodes.messages import Arrive, EndReason
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
 from rank_monitor.contract.processes.wait import readable
 
 HOST = "127.0.0.1"
@@ -97,8 +97,8 @@ class OurNode:
 
         rules = Rules(Size(nodes, nodes), join_s=PATIENT_S)
         me = Arrive(f"n{index:05d}", 0, f"n{index}", HOST, RANKS, f"{index:05d}")
-        terms = Terms(rules, _judge, BEAT_S, TIMEOUT_S)
-        self._handler = NodeRendezvous("c10d", "job", connected, me, terms, PortHolder(HOST, None, None))
+        settings = NodeSettings(rules, _judge, BEAT_S, TIMEOUT_S)
+        self._handler = NodeRendezvous("c10d", "job", connected, me, settings, PortHolder(HOST, None, None))
         self._fails = index == 0
 
     def form(self) -> int:

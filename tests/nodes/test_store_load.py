@@ -21,7 +21,7 @@ from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.messages import EndReason
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
 from rank_monitor.contract.processes.wait import readable
 from scripts.bench import simulated_nodes
 from tests.etcd_server import EtcdServer, running_etcd
@@ -57,14 +57,14 @@ def test_the_operations_of_a_node_do_not_grow_with_the_job() -> None:
 def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[NodeRendezvous]]:
     """So many nodes of a job in its first cycle, which ends in success."""
     parameters = RendezvousParameters(backend, endpoint, "load", count, count, **conf)
-    terms = Terms(Rules(Size(count, count)), judge, BEAT_S, 60.0)
+    settings = NodeSettings(Rules(Size(count, count)), judge, BEAT_S, 60.0)
     nodes = [
         NodeRendezvous(
             "ft-nodes",
             "load",
             lambda: open_job_store(backend, parameters),
             node(f"n{index}", 0),
-            terms,
+            settings,
             PortHolder("127.0.0.1", None, None),
         )
         for index in range(count)

@@ -231,7 +231,7 @@ class Strike:
         monitor_socket = os.environ.get(env.RANK_MONITOR_SOCKET)
         if not monitor_socket:
             return False
-        message = injection.Told(str(self.fault), self.rank.rank, self.rank.local_rank, at)
+        message = injection.StrikeReport(str(self.fault), self.rank.rank, self.rank.local_rank, at)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one_way:
             one_way.settimeout(_SEND_TIMEOUT_S)
             with channel.short_address(injection.socket_beside(Path(monitor_socket))) as name:

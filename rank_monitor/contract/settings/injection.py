@@ -268,7 +268,7 @@ def socket_beside(monitor_socket: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Told:
+class StrikeReport:
     """The report that a fault happens now on this rank. The launcher carries out those of the system."""
 
     fault: str
@@ -281,7 +281,7 @@ class Told:
         return json.dumps(vars(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Told:
+    def decode(cls, data: bytes) -> StrikeReport:
         """Reads the datagram that `encode` made.
 
         Raises:

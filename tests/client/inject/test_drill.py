@@ -9,7 +9,7 @@ import pytest
 
 from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
-from rank_monitor.contract.settings.injection import Told
+from rank_monitor.contract.settings.injection import StrikeReport
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank import ended, started
 
@@ -130,7 +130,7 @@ def test_the_launcher_is_told(monitor: FakeMonitor, tmp_path: Path) -> None:
         code, out, err = run(ITERATIONS, monitor, tmp_path, fault, LOCAL_RANK="1")
         assert (code, out) == (0, list("012345"))
         assert err == "FT: Simulating fault: kill_monitor; rank to fail: 1; at step 2\n"
-        assert Told.decode(launcher.recv(4096)) == Told(fault, 1, 1, "at step 2")
+        assert StrikeReport.decode(launcher.recv(4096)) == StrikeReport(fault, 1, 1, "at step 2")
 
 
 OPTIMIZERS = """

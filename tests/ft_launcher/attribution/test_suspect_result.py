@@ -7,7 +7,7 @@ from dataclasses import replace
 from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
 from ft_launcher.attribution.suspect_result import about_doubt
 from ft_launcher.nodes.fault_decision import Case
-from ft_launcher.policy.job_policy import doubt_in, fault_record, judge_by
+from ft_launcher.policy.job_policy import doubt_in, fault_record, make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import ResultInDoubt
@@ -47,7 +47,7 @@ def test_over_several_nodes_the_next_ranks_hear_of_it_and_17_names_the_device() 
         fault = attribute(ranks, NodeEvidence())
         assert fault is not None
         case = Case(fault_record(about_doubt(fault, ranks, {1: doubt}), CycleLife()), {}, 0.0, elsewhere=True)
-        return judge_by(RestartSettings(), 0)(case, 0.0)
+        return make_policy(RestartSettings(), 0)(case, 0.0)
 
     moves = judged(16, DOUBT)
     assert moves.relocates and moves.exit_code is None and doubt_in(moves.decision) == DOUBT

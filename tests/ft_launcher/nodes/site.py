@@ -17,7 +17,7 @@ from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.messages import CycleEnd
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous, Terms
+from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
 from rank_monitor.contract.processes import resolver
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
@@ -61,7 +61,7 @@ class Site:
     def begin(self, name: str, **fields: Any) -> Future[RendezvousInfo]:
         """A new node comes; `fields` are those of its arrival."""
         hosts = self._hosted and not self.nodes
-        terms = Terms(self.rules, judge, BEAT_S, TIMEOUT_S)
+        settings = NodeSettings(self.rules, judge, BEAT_S, TIMEOUT_S)
 
         def open_store() -> JobStore:
             parameters = RendezvousParameters("c10d", f"127.0.0.1:{self.port}", "job", 1, 2, is_host="0")
@@ -69,7 +69,7 @@ class Site:
             return self.store_kind(found._backend, found.raw, found._connect, found._prefix, hosts)
 
         ports = PortHolder("127.0.0.1", None, None)
-        self.nodes[name] = NodeRendezvous("ft-nodes", "job", open_store, node(name, seq=0, **fields), terms, ports)
+        self.nodes[name] = NodeRendezvous("ft-nodes", "job", open_store, node(name, seq=0, **fields), settings, ports)
         return self.join(name)
 
     def join(self, name: str) -> Future[RendezvousInfo]:

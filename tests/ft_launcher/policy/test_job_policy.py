@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
-from ft_launcher.policy.job_policy import decision_of, fault_record, forgiven_limit, judge_by
+from ft_launcher.policy.job_policy import decision_of, fault_record, forgiven_limit, make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
@@ -29,7 +29,7 @@ def through_json(record: dict[str, Any]) -> dict[str, Any]:
 
 def judged(fault: Fault, history: dict[str, Any], max_restarts: int, life: CycleLife, **settings: Any) -> PolicyAnswer:
     case = Case(through_json(fault_record(fault, life)), history, 10.0, False)
-    return judge_by(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
+    return make_policy(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
 
 
 def test_a_budget_is_spent_over_judgements_that_cross_as_json() -> None:
@@ -107,7 +107,7 @@ json_values = st.recursive(
 def test_what_does_not_fit_is_a_protocol_error(changes: dict[str, Any]) -> None:
     record = fault_record(FAULT, CycleLife()) | changes
     try:
-        judge_by(RestartSettings(), 3)(Case(record, {}, 0.0, False), 0.0)
+        make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False), 0.0)
     except ProtocolError:
         pass
 
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_a_protocol_error(changes: dict[str, Any]) -> None:
 def test_each_field_that_is_computed_with_is_checked(changes: dict[str, Any]) -> None:
     case = Case(fault_record(FAULT, CycleLife()) | changes, {}, 0.0, False)
     with pytest.raises(ProtocolError):
-        judge_by(RestartSettings(), 0)(case, 0.0)
+        make_policy(RestartSettings(), 0)(case, 0.0)
 
 
 @pytest.mark.parametrize(

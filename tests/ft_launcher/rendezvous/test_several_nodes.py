@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ft_launcher.nodes.formation import Size, choose
 from ft_launcher.nodes.messages import NO_RANK
-from ft_launcher.rendezvous.several_nodes import _terms, this_node
+from ft_launcher.rendezvous.several_nodes import _node_settings, this_node
 from rank_monitor.contract.settings.config import MemberSettings, RestartSettings, Settings
 from tests.ft_launcher.nodes.nodes_of_a_test import node
 
@@ -68,9 +68,9 @@ def test_the_group_of_a_node() -> None:
     ],
 )
 def test_when_a_silent_node_is_lost(conf: dict[str, str], timeout_s: float, beat_s: float) -> None:
-    terms = _terms(parameters(**conf), Settings(), 0)
-    assert (terms.timeout_s, terms.beat_s) == (timeout_s, beat_s)
-    assert terms.rules.rank_claim_s > timeout_s
+    settings = _node_settings(parameters(**conf), Settings(), 0)
+    assert (settings.timeout_s, settings.beat_s) == (timeout_s, beat_s)
+    assert settings.rules.rank_claim_s > timeout_s
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,24 @@ def test_when_a_silent_node_is_lost(conf: dict[str, str], timeout_s: float, beat
 )
 def test_the_number_of_nodes(scale: str, grows: bool, shrinks: bool) -> None:
     members = MemberSettings(spares=1, segment=2, scale=scale)
-    rules = _terms(parameters(), Settings(members=members), 0).rules
+    rules = _node_settings(parameters(), Settings(members=members), 0).rules
     assert rules.size == Size(2, 4, held_back=1, segment=2, may_grow=grows, may_shrink=shrinks)
     assert not rules.keep_healthy
     healthy = Settings(restart=RestartSettings(restart_policy="min-healthy"))
-    assert _terms(parameters(), healthy, 0).rules.keep_healthy
+    assert _node_settings(parameters(), healthy, 0).rules.keep_healthy
 
 
 def test_how_long_nodes_wait_for_each_other() -> None:
     assert (
-        _terms(parameters(), Settings(), 0).rules.join_s,
-        _terms(parameters(), Settings(), 0).rules.last_call_s,
+        _node_settings(parameters(), Settings(), 0).rules.join_s,
+        _node_settings(parameters(), Settings(), 0).rules.last_call_s,
     ) == (
         600,
         30,
     )
-    given = _terms(parameters(join_timeout="7", last_call_timeout="0"), Settings(), 0).rules
+    given = _node_settings(parameters(join_timeout="7", last_call_timeout="0"), Settings(), 0).rules
     assert (given.join_s, given.last_call_s) == (7, 0)
-    assert _terms(parameters(close_timeout="8"), Settings(), 0).close_s == 8
-    assert _terms(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, "static and the legacy etcd have that key"
+    assert _node_settings(parameters(close_timeout="8"), Settings(), 0).close_s == 8
+    assert _node_settings(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, (
+        "static and the legacy etcd have that key"
+    )
