@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
 from ft_launcher.agent import unwatched
-from ft_launcher.agent.member_agent import MemberAgent
+from ft_launcher.agent.ending_signal import EndedBySignal
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.cycle.fault_drill import Injected
@@ -45,7 +45,6 @@ from ft_launcher.record.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.rendezvous import one_node, several_nodes
 from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
-from ft_launcher.rendezvous.handler import NodeRendezvous
 from ft_launcher.settings.job_settings import Job
 from ft_launcher.settings.rendezvous_check import is_file_store
 from ft_launcher.settings.signal_names import numbers_of
@@ -175,7 +174,7 @@ def _run_recorded(
             return values
 
     def summary(error: ChildFailedError) -> str:
-        hidden, text = agents[0].hidden_ranks if agents else (), f"{error.name} FAILED"
+        hidden, text = agents[0].results.hidden if agents else (), f"{error.name} FAILED"
         with contained("the summary of the ranks that failed cannot be shown"):
             text = report.failed_ranks(error.name, error.failures, recorder.shown, hidden)
         return text
@@ -183,8 +182,9 @@ def _run_recorded(
     outcome = _outcome(launch, (lambda text: None) if within else report.show_lines, summary)
     if outcome.error is not None and not within:
         write_reply(outcome.error)
-    if agents and agents[0].exit_code is not None:
-        outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
+    end = agents[0].end if agents else None
+    if end is not None and end.exit_code is not None:
+        outcome = replace(outcome, code=end.exit_code, reason=end.reason or outcome.reason)
     return outcome
 
 
@@ -193,11 +193,7 @@ def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
     """Context in which torch's `launch_agent` makes agents of ours; `made` collects them."""
 
     def make(*args: Any, **kwargs: Any) -> NodeAgent:
-        if isinstance(kwargs["spec"].rdzv_handler, NodeRendezvous):
-            kind = MemberAgent
-        else:
-            kind = NodeAgent
-        made.append(kind(*args, parts=parts, **kwargs))
+        made.append(NodeAgent(*args, parts=parts, **kwargs))
         return made[-1]
 
     before = torch_launcher.LocalElasticAgent
@@ -242,7 +238,9 @@ def _outcome(
     except ChildFailedError as error:
         show(summary(error))
         return Outcome(int(ExitCode.RANKS_FAILED), "ranks failed", error=error)
-    except SignalException as error:
+    except EndedBySignal as error:
+        return Outcome(error.exit_code, str(error), error=error)
+    except SignalException as error:  # raised by torch itself
         return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {one_line(error)}"

@@ -22,7 +22,7 @@ PATIENCE_S = 3.0
 
 
 def await_cause(
-    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, told: int, hear: Callable[[], None]
+    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, told: int, hear: Callable[[], object]
 ) -> None:
     """Waits until a rank has failed for a reason of its own and has ended, for `PATIENCE_S` seconds at most.
 

@@ -1,6 +1,6 @@
 """One node's side of the rendezvous of several nodes: torch's handler interface over the protocol of `nodes/`.
 
-Called by torch's agent and by `agent/member_agent.py`. Asks for this node's place in each cycle and opens the cycle's
+Called by torch's agent and by `agent/many_nodes.py`. Asks for this node's place in each cycle and opens the cycle's
 store. Must not end a rank.
 """
 

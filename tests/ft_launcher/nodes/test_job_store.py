@@ -188,8 +188,13 @@ def test_the_second_job_of_a_store_hears_of_the_first(store: JobStore) -> None:
 
 def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = JobStore(*opened(f"127.0.0.1:{server.port}"))
+    port = server.port
+    store = JobStore(*opened(f"127.0.0.1:{port}"))
     del server
+    # A free port could be given to the store of another test, or to our own end of a connection to it.
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
     for operation in (
         lambda: store.post("x"),
         lambda: store.read_inbox(0, 1.0),
@@ -201,6 +206,7 @@ def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
     ):
         with pytest.raises(StoreLost):
             operation()
+    held.close()
 
 
 NO_HOST: dict[str, dict[str, Any]] = {

@@ -1,0 +1,151 @@
+"""The signal that ends the launcher on this node: notes the first one, and ends waits and blocking calls early.
+
+A source of events of the cycle loop, and used by all parts of the agent that wait for something else. Sends no signal
+to a rank: `preemption.py` does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Set
+from concurrent.futures import Future
+from typing import TypeVar
+
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.processes.signals import SignalPipe
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
+from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes.wait import readable
+
+_T = TypeVar("_T")
+
+
+class EndedBySignal(SignalException):  # type: ignore[misc]
+    """A signal ends the launcher, with `exit_code`. torch's agent leaves the rendezvous open for other nodes then."""
+
+    def __init__(self, number: int, exit_code: int) -> None:
+        super().__init__(f"told to end by signal {number}", signal.Signals(number))
+        self.exit_code = exit_code
+
+
+class EndingSignal:
+    """The signal that ends the launcher on this node, once one has arrived.
+
+    Args:
+        signals: all signals to the launcher that end it.
+        stop_limit_s: how long ranks may take to end after a second signal, or after Ctrl-C (seconds).
+    """
+
+    def __init__(self, signals: SignalPipe, stop_limit_s: float) -> None:
+        self._signals = signals
+        self._stop_limit_s = stop_limit_s
+        self.number: int | None = None
+        """The first signal; None: none has arrived."""
+        self.ranks_were_started = False
+        """Whether a rank of this job has run: without one, the launcher ends as any program does."""
+
+    # As a source of events.
+
+    def descriptors(self) -> set[int]:
+        """Readable when a signal has arrived."""
+        return {self._signals.fileno()}
+
+    def next_check(self) -> float | None:
+        """Returns None: a signal makes its descriptor readable."""
+        return None
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Notes the signals that have arrived; any of them ends the cycle."""
+        numbers = self._signals.read()
+        if not numbers:
+            return []
+        self.note(numbers[0])
+        return [CyclePhase.TOLD_TO_END]
+
+    # For waits.
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when a signal has arrived."""
+        return self._signals.fileno()
+
+    def note(self, number: int) -> None:
+        """Notes a signal; the first one stands."""
+        if self.number is None:
+            self.number = number
+
+    def read(self) -> list[int]:
+        """Returns the signals since the last call, and notes none of them. Does not block."""
+        return self._signals.read()
+
+    def wait(self, limit_s: float) -> int | None:
+        """Waits for a signal, `limit_s` seconds at most; returns the first one there was, None without one."""
+        if self.number is None:
+            self.number = self._signals.wait(limit_s)
+        return self.number
+
+    def wait_through(self, wait_s: float) -> None:
+        """Waits so many seconds while no rank runs.
+
+        Raises:
+            EndedBySignal: a signal arrived.
+        """
+        number = self._signals.wait(wait_s)
+        if number is not None:
+            raise self.without_ranks(number)
+
+    def while_ranks_end(self, number: int) -> float:
+        """Notes a signal that arrived while ranks end; returns how long they may still take (seconds).
+
+        The second signal, and any Ctrl-C, shortens their time to `--workers-stop-timeout`.
+        """
+        is_first = self.number is None
+        self.note(number)
+        if is_first and number != signal.SIGINT:
+            return math.inf
+        return self._stop_limit_s
+
+    def without_ranks(self, number: int) -> EndedBySignal:
+        """Returns the exception for a signal that ends the launcher while no rank runs."""
+        if number == signal.SIGINT:
+            return EndedBySignal(number, INTERRUPTED)
+        if not self.ranks_were_started:
+            return EndedBySignal(number, died_of(number))
+        return EndedBySignal(number, int(ExitCode.PREEMPTED))
+
+    def call(self, work: Callable[[], _T]) -> _T:
+        """Runs a blocking call (a rendezvous, a barrier) in a thread, and returns its result or raises what it raised.
+
+        torch's calls cannot be cancelled: when a signal arrives, the thread is left behind.
+
+        Raises:
+            EndedBySignal: a signal arrived before the call returned.
+        """
+        # The thread closes its end when the call is done, which wakes `readable` below: an event, not a poll.
+        done, at_work = os.pipe()
+        outcome: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                # The launcher bounds its look-ups of names; the name of a host may take longer than that bound.
+                with resolver.usual():
+                    outcome.set_result(work())
+            except BaseException as error:  # handed to the caller's thread
+                outcome.set_exception(error)
+            finally:
+                os.close(at_work)
+
+        # A daemon, since nothing can cancel torch's call: the launcher must be able to end while it blocks.
+        threading.Thread(target=run, daemon=True, name="ft_blocking_call").start()
+        try:
+            while not readable([done]):
+                readable([done, self._signals.fileno()], None)
+                for number in self._signals.read():
+                    raise self.without_ranks(number)
+        finally:
+            os.close(done)
+        return outcome.result()

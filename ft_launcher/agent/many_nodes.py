@@ -1,0 +1,410 @@
+"""The membership of one node among several: reports to the coordinator and carries out what that decides.
+
+Used where the job's rendezvous is ours, by nodes that take part and by spares. Does not decide what follows the end of
+a cycle: the coordinator does, once for all nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Set
+from dataclasses import replace
+from typing import NoReturn
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from ft_launcher.agent import preemption
+from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.health_gate import Unhealthy, check_node
+from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.agent.results import Results
+from ft_launcher.attribution import Fault
+from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.nodes.link import Cut
+from ft_launcher.nodes.messages import CycleEnd, EndReason, Over, Place
+from ft_launcher.policy.job_policy import decision_of, doubt_in, fault_record, forgiven_limit, headline_in
+from ft_launcher.policy.restart_history import CycleLife
+from ft_launcher.policy.restart_policy import Action, Decision, asked_by
+from ft_launcher.ranks.devices import Move
+from ft_launcher.rendezvous.cycle_store import CycleStore
+from ft_launcher.rendezvous.handler import JobOver, NodeRendezvous
+from rank_monitor.contract.errors import one_line
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.messages import ControlRequest
+
+logger = logging.getLogger(__name__)
+
+# Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
+_TOLD_S = 5.0
+# The actions of `ControlRequest`, as the client names them, and how the coordinator hears of each.
+_REQUESTS = {"exclude_this_node": EndReason.LEFT, "stop_job": EndReason.STOP, "restart": EndReason.RESTART}
+
+
+class ManyNodes:
+    """The part of one node among several, or of a spare.
+
+    Args:
+        ranks: of this node.
+        results: torch's results of them.
+        ending: the signal that ends the launcher.
+        rendezvous: connects this node to the coordinator.
+    """
+
+    needs_agents_store = False
+    """The agents leave the store of a cycle when its ranks are assigned: all else goes by `rendezvous`."""
+
+    def __init__(self, ranks: Ranks, results: Results, ending: EndingSignal, rendezvous: NodeRendezvous) -> None:
+        self._ranks = ranks
+        self._parts = ranks.parts
+        self._results = results
+        self._ending = ending
+        self._nodes = rendezvous
+        self._end: CycleEnd | None = None
+        self._cut: Cut | None = None
+        self._found: tuple[Fault, CycleLife] | None = None
+        self._ended_cycle = 0
+        # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
+        self._preempted = int(ExitCode.PREEMPTED)
+        self._why_leaving = "its launcher ends"
+
+    # As a source of events.
+
+    def descriptors(self) -> set[int]:
+        """Readable when the cycle's end may have arrived."""
+        return self._nodes.descriptors()
+
+    def next_check(self) -> float | None:
+        """When to ask whether this node is cut off (monotonic seconds); it must know before others count it as lost."""
+        return time.monotonic() + self._nodes.check_s
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Takes the end of the cycle on other nodes, and notices that this node is cut off or stood still."""
+        self._nodes.attend(True)
+        # Before anything else: the lease ran out, so the monitors have ended the ranks of this cycle or are about to.
+        if self._nodes.lease.silent_s() is not None:
+            return [CyclePhase.FENCED]
+        events: list[Event] = []
+        end = self._nodes.take_end()
+        if end is not None:
+            self._end = end
+            events.append(CyclePhase.REFORM)
+        cut = self._nodes.cut(time.monotonic())
+        if cut is not None:
+            self._cut = cut
+            events.append(CyclePhase.CUT_OFF)
+            return events
+        trouble = self._nodes.trouble()
+        if trouble is not None:
+            self._parts.recorder.store_silent(trouble)
+        return events
+
+    # Forming a cycle.
+
+    def form(self, rendezvous: Callable[[], None]) -> CycleStore:
+        """Checks this node, waits for its place in the next cycle, and opens the cycle's store."""
+        self._end = self._cut = None
+        try:
+            while not self._has_joined(rendezvous):
+                pass
+        except JobOver as over:
+            raise NoFurtherCycle(self._over(over.over)) from None
+        place, store = self._nodes.place, self._nodes.cycle_store
+        assert place is not None and store is not None
+        self._record_last_end(place)
+        limit = forgiven_limit(place.decision)
+        if limit:
+            self._ranks.forgive_learned_limit(limit)
+        self._ranks.move = Move(doubt_in(place.decision))
+        return store
+
+    def _has_joined(self, rendezvous: Callable[[], None]) -> bool:
+        """Joins the next cycle; returns whether that was formed, and not another must be."""
+        try:
+            check_node(self._parts, self._ranks.cycle, self._ending)
+        except Unhealthy as unhealthy:
+            raise NoFurtherCycle(self._unhealthy(str(unhealthy))) from None
+        try:
+            self._ending.call(rendezvous)
+        except (DistStoreError, DistNetworkError) as error:
+            # The node that hosts the cycle's store may have died since: the coordinator forms another cycle.
+            self._nodes.tell(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
+            return False
+        except RendezvousConnectionError as error:
+            # Before its first place this node may never have reached the store: not a lost host.
+            if self._nodes.place is None:
+                raise
+            raise JobOver(Over(int(ExitCode.STORE_HOST_LOST), str(error))) from None
+        return True
+
+    def _unhealthy(self, why: str) -> JobEnd:
+        found, self._found = self._found, None
+        code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
+        if found is not None:  # nobody else will hear of it
+            decision = Decision(Action.LEAVE, why, exit_code=code)
+            self._parts.recorder.failed(self._ranks.cycle, found[0], decision, found[1])
+        self._why_leaving = reason
+        return JobEnd(code, reason, self._results.stopped())
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Returns the names that the coordinator gave."""
+        place = self._nodes.place
+        assert place is not None
+        return place.active, place.standby
+
+    def _record_last_end(self, answer: Place | Over) -> None:
+        """Records why the last cycle ended, with the coordinator's decision.
+
+        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
+        node's fault is recorded, or the reason for the new formation.
+        """
+        found, self._found = self._found, None
+        decision, recorder = decision_of(answer.decision), self._parts.recorder
+        ended = None
+        if self._ranks.were_started:
+            ended = self._ended_cycle
+        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
+        if found is not None and decision is not None and answer.fault_of == self._nodes.node:
+            recorder.failed(self._ended_cycle, found[0], decision, found[1])
+        elif ended is not None and decision is not None:
+            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
+        elif isinstance(answer, Over):
+            if answer.exit_code != ExitCode.OK:
+                recorder.job_over(ended, answer.reason, answer.exit_code)
+        elif ended is not None:
+            recorder.reform(ended, answer.reason)
+
+    # After its end.
+
+    def after(self, phase: CyclePhase) -> JobEnd | None:
+        """Reports the end to the coordinator and ends the ranks; the coordinator's answer says what follows."""
+        self._nodes.attend(False)
+        match phase:
+            case CyclePhase.SUCCEEDED:
+                return self._after_success()
+            case CyclePhase.FAILED | CyclePhase.ASKED:
+                return self._after_failure()
+            case CyclePhase.REFORM:
+                return self._after_end_elsewhere()
+            case CyclePhase.CUT_OFF:
+                return self._after_cut()
+            case CyclePhase.FENCED:
+                self._after_fence()
+                return None
+            case CyclePhase.TOLD_TO_END:
+                self._end_by_signal()
+        raise AssertionError(f"a cycle never ends in {phase}")
+
+    def _after_failure(self) -> JobEnd | None:
+        """Reports the failure, stops this node's ranks and keeps the fault for the next arrival.
+
+        The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
+        """
+        ranks = self._ranks
+        hung = ranks.hang()
+        # A request is reported by `_after_request`, with what it asks for.
+        if ranks.request is None:
+            how = EndReason.FAILED
+            if ranks.have_agreed:
+                how = EndReason.AGREED
+            elif hung:
+                how = EndReason.HUNG
+            self._nodes.tell(how, "a rank failed")
+        if ranks.have_agreed:
+            self._await_agreed_exits()
+        found = ranks.end(hung)
+        if ranks.request is not None:
+            return self._after_request(*ranks.request)
+        self._keep_fault(found)
+        return None
+
+    def _await_agreed_exits(self) -> None:
+        preemption.await_agreed_exits(self._ranks, self._ending)
+        if self._ending.number is not None:
+            self._end_by_signal()
+
+    def _keep_fault(self, found: tuple[Fault, CycleLife] | None) -> None:
+        """Keeps the fault of the cycle that has ended, for the coordinator and for our own record."""
+        self._found, self._ended_cycle = found, self._ranks.cycle
+        if found is not None:
+            self._nodes.bring(fault_record(*found, self._parts.recorder.headline(found[0])))
+
+    def _after_end_elsewhere(self) -> JobEnd | None:
+        """Ends a cycle that another node ended; returns a result when the job is over for this node.
+
+        A rank of this node may still be the cause, when its death is noticed late: so the fault is looked for here too.
+        """
+        assert self._end is not None
+        if self._end.how == EndReason.PREEMPTED:
+            return self._after_preemption(self._end)
+        if self._end.how == EndReason.AGREED:
+            self._await_agreed_exits()
+        found = self._ranks.end(hung=self._end.how == EndReason.HUNG)
+        if self._end.exit_code is not None:
+            return self._over(Over(self._end.exit_code, self._end.reason))
+        self._keep_fault(found)
+        return None
+
+    def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
+        """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""
+        self._parts.recorder.preempted_elsewhere(self._ranks.cycle, end.reason)
+        # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
+        is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
+        self._preempted = preemption.preempt(self._ranks, self._ending, end.signal if is_signal else signal.SIGTERM)
+        if self._ending.number is not None:
+            self._end_by_signal()
+        if end.exit_code is not None:
+            return self._over(Over(end.exit_code, end.reason))
+        self._keep_fault(None)
+        return None
+
+    def _end_by_signal(self) -> NoReturn:
+        """Ends the ranks after a signal to this launcher, and has the other nodes end theirs.
+
+        Raises:
+            EndedBySignal: always.
+        """
+        # Ctrl-C is no preemption: it ends this node, and the others learn of it when the node leaves.
+        number = self._ending.number
+        if number != signal.SIGINT and self._ranks.running():
+            self._nodes.tell(EndReason.PREEMPTED, f"told to end by signal {number}", number=number or 0)
+        raise preemption.end_ranks(self._ranks, self._ending)
+
+    def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
+        """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""
+        how, reason = _REQUESTS[request.action], asked_by(rank, request)
+        match how:
+            case EndReason.LEFT:
+                decision = Decision(Action.LEAVE, reason, exit_code=int(ExitCode.NODE_EXCLUDED))
+            case EndReason.STOP:
+                decision = Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.JOB_STOPPED))
+            case _:
+                decision = Decision(Action.RESTART, reason)
+        if how is not EndReason.LEFT:
+            self._nodes.tell(how, reason, decision.exit_code or 0)
+        self._parts.recorder.asked(self._ranks.cycle, request, decision)
+        if decision.action is Action.RESTART:
+            return None
+        self._why_leaving = reason
+        return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
+
+    def _over(self, over: Over) -> JobEnd:
+        """Records the end of the job for this node, and returns it."""
+        found, decision = self._found, decision_of(over.decision)
+        is_preempted = over.exit_code == ExitCode.PREEMPTED
+        code = over.exit_code
+        if is_preempted:
+            code = self._preempted
+        self._ended_cycle = self._ranks.cycle
+        self._record_last_end(replace(over, exit_code=code))
+        if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
+            return JobEnd(code, over.reason, self._results.stopped())
+        fault = None
+        if found is not None:
+            fault = found[0]
+        if decision is not None:
+            return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
+        return JobEnd(code, over.reason, self._results.failed(fault))
+
+    def _after_cut(self) -> JobEnd:
+        """Kills the ranks at once and ends: other nodes may form a new group, and these ranks must be gone before."""
+        assert self._cut is not None
+        self._ranks.stop(signal.SIGKILL, 0.0)
+        code = int(ExitCode.STORE_HOST_LOST)
+        if self._cut.unreachable:
+            code = int(ExitCode.BELOW_MINIMUM)
+        self._parts.recorder.job_over(self._ranks.cycle, self._cut.reason, code)
+        return JobEnd(code, self._cut.reason, self._results.stopped())
+
+    def _after_fence(self) -> None:
+        """Records that this launcher stood still and its monitors ended the ranks; it joins again as a newcomer does.
+
+        Its report counts only if the coordinator has not counted this node as lost meanwhile.
+        """
+        lease = self._nodes.lease
+        silent_s = lease.silent_s() or lease.limit_s
+        self._ranks.stop(signal.SIGKILL, 0.0)
+        self._parts.recorder.fenced(self._ranks.cycle, sorted(self._ranks.global_ranks()), silent_s, lease.limit_s)
+        reason = f"its launcher stood still for {silent_s:.1f} s, and its monitors ended its ranks"
+        self._nodes.tell(EndReason.LOST, reason)
+        # The standstill used up the time in which the store must answer: the node would count as cut off at once.
+        self._nodes.wake()
+        self._keep_fault(None)
+
+    def _after_success(self) -> JobEnd | None:
+        """Waits for the other nodes after this one's ranks are done, then leaves.
+
+        Returns:
+            None when a cycle must follow, since another node's ranks failed.
+        """
+        result = self._results.succeeded()
+        # Reported before the wait: the coordinator ends the cycle when the last node has.
+        self._nodes.tell(EndReason.SUCCEEDED, "")
+        stop = self._parts.settings.stop
+        try:
+            end = self._await_end(stop.exit_barrier_timeout)
+        except SignalException as told:
+            self._ending.note(int(told.sigval))
+            logger.warning("%s; the training is complete here, so this is no failure", told)
+            end = None
+        if end is not None and end.how != EndReason.SUCCEEDED:
+            return self._after_failure_elsewhere(end)
+        self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
+        self._nodes.leave(self._why_leaving, stop.exit_barrier_timeout)
+        self._results.linger()
+        return JobEnd(int(ExitCode.OK), "", result)
+
+    def _after_failure_elsewhere(self, end: CycleEnd) -> JobEnd | None:
+        """Ends what the ranks of this node left, since those of another node failed after these were done."""
+        self._end = end
+        if self._ending.number is not None:
+            return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
+        if end.exit_code is not None:
+            return self._over(Over(end.exit_code, end.reason))
+        self._parts.recorder.reform(self._ranks.cycle, end.reason)
+        self._ranks.stop()
+        return None
+
+    def _await_end(self, limit_s: float) -> CycleEnd | None:
+        """Waits for the cycle's end on all nodes; None: not within `limit_s` seconds, or this node is cut off.
+
+        After a signal to the launcher it waits `_TOLD_S` longer at most: other nodes may have got the signal as well
+        and report that their ranks are done.
+
+        Raises:
+            EndedBySignal: the launcher got a second signal, or Ctrl-C.
+        """
+        deadline = time.monotonic() + limit_s
+        while (left := deadline - time.monotonic()) > 0:
+            end = self._nodes.take_end()
+            if end is not None:
+                return end
+            cut = self._nodes.cut(time.monotonic())
+            if cut is not None:
+                logger.warning("%s; the ranks of this node are done", cut.reason)
+                return None
+            readable({self._ending.fileno(), *self._nodes.descriptors()}, min(left, self._nodes.check_s))
+            for number in self._ending.read():
+                if self._ending.number is not None or number == signal.SIGINT:
+                    raise self._ending.without_ranks(number)
+                self._ending.note(number)
+                deadline = min(deadline, time.monotonic() + _TOLD_S)
+        if self._ending.number is not None:
+            text = "told to end by signal %d; the training is complete here, so this is no failure"
+            logger.warning(text, self._ending.number)
+            return None
+        logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
+        return None
+
+    def leave(self, end: JobEnd | None) -> None:
+        """Leaves the job for good: waits for the other nodes to know its end where this one succeeded."""
+        if end is not None and end.exit_code == ExitCode.OK:
+            self._nodes.leave(self._why_leaving, self._parts.settings.stop.exit_barrier_timeout)
+        else:
+            self._nodes.leave(self._why_leaving)
+        self._nodes.lease.close()

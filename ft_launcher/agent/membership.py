@@ -1,0 +1,61 @@
+"""What the node agent needs of its node's part in the job, whether the node is alone or one of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.distributed.elastic.agent.server.api import RunResult
+
+from ft_launcher.agent.cycle_loop import EventSource
+from ft_launcher.cycle.cycle import CyclePhase
+from ft_launcher.rendezvous.cycle_store import CycleStore
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How the job ended on this node: the launcher's exit code (None: as torch chooses), why, and torch's result."""
+
+    exit_code: int | None
+    reason: str
+    result: RunResult
+
+
+class NoFurtherCycle(Exception):
+    """This node takes part in no further cycle; `end` says how the job ended for it."""
+
+    def __init__(self, end: JobEnd) -> None:
+        super().__init__(end.reason)
+        self.end = end
+
+
+class Membership(EventSource, Protocol):
+    """This node's part in the job: forms each cycle, can end it, and decides or learns what follows its end."""
+
+    needs_agents_store: bool
+    """Whether the agents meet in the store of a cycle again after its ranks were started."""
+
+    def form(self, rendezvous: Callable[[], None]) -> CycleStore:
+        """Forms the next cycle; returns its store. Blocks until then.
+
+        Args:
+            rendezvous: torch's, which assigns the ranks.
+
+        Raises:
+            NoFurtherCycle: the job is over for this node.
+            EndedBySignal: the launcher got a signal.
+        """
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Host names of the cycle's nodes, by rank, and of waiting nodes; both empty where they are not known."""
+
+    def after(self, phase: CyclePhase) -> JobEnd | None:
+        """Ends the ranks of a cycle that ended in `phase`; returns how the job ended, or None: the next cycle follows.
+
+        Raises:
+            EndedBySignal: the launcher got a signal.
+        """
+
+    def leave(self, end: JobEnd | None) -> None:
+        """Leaves the job for good; `end`: None when an exception ends the launcher. A second call does nothing."""

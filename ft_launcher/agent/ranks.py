@@ -1,0 +1,368 @@
+"""The ranks of this node: starts them, takes what their monitors report, stops them, and finds what failed first.
+
+Made by the node agent, once for a job; `begin` makes it work on the ranks of the next cycle. A source of events of the
+cycle loop. Does not decide what follows a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Set
+from functools import partial
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from ft_launcher.agent.hang_warnings import HangWarnings
+from ft_launcher.agent.parts import NodeParts
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence
+from ft_launcher.attribution.suspect_result import about_doubt
+from ft_launcher.cycle import node_evidence
+from ft_launcher.cycle.cause_wait import await_cause
+from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
+from ft_launcher.cycle.evidence import fault_in, gather
+from ft_launcher.cycle.in_process import InProcess
+from ft_launcher.cycle.zombies import Zombies
+from ft_launcher.policy import progress
+from ft_launcher.policy.restart_history import CycleLife
+from ft_launcher.policy.restart_policy import is_known
+from ft_launcher.processes.process_tree import Ending, ProcessTree, is_stopped
+from ft_launcher.ranks.devices import Move
+from ft_launcher.ranks.environment import cycle_environment, rank_environment, start_environment
+from ft_launcher.ranks.function_context import FunctionContext
+from ft_launcher.ranks.monitors import NodeMonitors
+from ft_launcher.ranks.rank_context import RankContext
+from ft_launcher.record.contained import contained
+from ft_launcher.record.cycle_files import application_log, info_environment
+from ft_launcher.record.monitor_events import STALL, News
+from ft_launcher.rendezvous.cycle_store import CycleStore
+from ft_launcher.settings import script
+from rank_monitor.contract import env
+from rank_monitor.contract.exit_codes import AGREED
+from rank_monitor.contract.wire.launcher_messages import Fenced, Verdict
+from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Restarter
+
+logger = logging.getLogger(__name__)
+
+
+class Ranks:
+    """The ranks of this node, through all cycles of the job.
+
+    Args:
+        parts: of this launcher.
+        group: torch's, whose workers change with each cycle.
+        lease: descriptor of the timer at which the monitors end the ranks; None: no other node goes on without this.
+        follows_requests: whether requests of ranks can be followed.
+    """
+
+    def __init__(self, parts: NodeParts, group: WorkerGroup, lease: int | None, follows_requests: bool) -> None:
+        self.parts = parts
+        self.group = group
+        self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, group.spec.local_world_size, lease)
+        self.store: CycleStore | None = None
+        """The store of the cycle, which the agent sets before the start."""
+        self.move = Move()
+        """The devices on which the ranks of the next cycle run."""
+        self.request: tuple[int, ControlRequest] | None = None
+        """The first request of this cycle that can be followed, with the global rank that made it."""
+        self._follows_requests = follows_requests
+        self._multipliers: dict[str, float] = {}
+        self._warnings = HangWarnings(parts, self.monitors)
+        self._processes: RankContext | None = None
+        self._in_process: InProcess | None = None
+        self._zombies = Zombies()
+        self._oom_kills: int | None = None
+
+    @property
+    def cycle(self) -> int:
+        """The number of the present cycle; between cycles of the last one."""
+        if self.store is None:
+            return 0
+        return self.store.cycle
+
+    @property
+    def were_started(self) -> bool:
+        """Whether ranks were ever started."""
+        return self._processes is not None
+
+    @property
+    def processes(self) -> RankContext:
+        """The processes of the present cycle; between cycles those of the last one."""
+        assert self._processes is not None, "no rank was started yet"
+        return self._processes
+
+    @property
+    def in_process(self) -> InProcess:
+        """The restarts in process of the present cycle."""
+        assert self._in_process is not None, "no rank was started yet"
+        return self._in_process
+
+    def running(self) -> dict[int, int]:
+        """Returns the pidfds of the ranks that run, by local rank."""
+        if self._processes is None:
+            return {}
+        return dict(self._processes.pidfds)
+
+    def global_rank(self, local_rank: int) -> int:
+        """Returns the global rank of a local one."""
+        return int(self.group.workers[local_rank].global_rank)
+
+    def global_ranks(self) -> list[int]:
+        """Returns the global ranks of this node."""
+        return [int(worker.global_rank) for worker in self.group.workers]
+
+    # Start.
+
+    def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **rest: Any) -> RankContext:
+        """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
+        settings, tag = self.parts.settings, self.parts.runtime.tag
+        for local_rank, rank_env in envs.items():
+            rank_env.update(start_environment(settings.start, os.environ))
+            rank_env.update(info_environment(settings.record, os.environ))
+            rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.move))
+            socket_path, stack_file = self.monitors.socket_path(local_rank), self.monitors.stack_file(local_rank)
+            rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
+            ours = rank_environment(tag, self.cycle, socket_path, stack_file, settings.monitor.stack_signal)
+            rank_env.update(ours)
+            if self.store is not None and self.store.ranks_port:
+                # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
+                rank_env[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"
+        if self.parts.is_script:
+            rest["args"] = {rank: tuple(script.through_bootstrap(words)) for rank, words in rest["args"].items()}
+        kind: Any = RankContext
+        if not isinstance(rest["entrypoint"], str):
+            stop_s = settings.stop.workers_stop_timeout
+            # The end of a rank whose function returned is bounded by the same limit as every other stop.
+            kind = partial(FunctionContext, start_method=start_method, stop_timeout_s=stop_s)
+        log = None
+        if settings.record.per_cycle_applog_prefix:
+            log = application_log(settings.record.per_cycle_applog_prefix, self.cycle)
+        context: RankContext = kind(envs=envs, zygotes=self.parts.zygotes, application_log=log, **rest)
+        context.start()
+        return context
+
+    def prepare(self) -> None:
+        """Forgets the last cycle. To be called right before the start."""
+        # Read before the start: a rank may be killed for memory in its first second.
+        self._oom_kills = node_evidence.oom_kills()
+        self._zombies = Zombies()
+        self._warnings.begin_cycle()
+        self.request = None
+
+    def begin(self, processes: RankContext) -> None:
+        """Takes the ranks that have just started, and has the monitors watch them."""
+        assert self.store is not None
+        self._processes = processes
+        ranks = {local_rank: (self.global_rank(local_rank), pid) for local_rank, pid in processes.pids().items()}
+        for local_rank, (rank, pid) in ranks.items():
+            self.monitors.begin_rank(self.cycle, local_rank, rank, pid, processes.started_ns)
+        self.parts.recorder.cycle_started(self.cycle, self.group, ranks)
+        ports = None
+        if self.group.group_rank == 0:
+            ports = self.parts.ports
+        self._in_process = InProcess(
+            self.parts.settings,
+            self.store,
+            ports,
+            self.group.workers,
+            processes,
+            self.monitors,
+            self.parts.recorder,
+        )
+
+    def forgive_learned_limit(self, limit: str) -> None:
+        """Doubles the learned limit that killed a rank, for every rank of the next cycle. Empty: resets all limits."""
+        if not limit:
+            self._multipliers = {}
+            return
+        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)}
+        self.parts.recorder.limit_doubled(limit, self._multipliers[limit])
+
+    # As a source of events.
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        found = self.monitors.descriptors() | self.parts.zygotes.descriptors() | self.parts.injected.descriptors()
+        found |= self.processes.descriptors() | self.in_process.descriptors()
+        # The pidfd of a rank whose exit code cannot be taken yet stays readable, and would wake the loop without end.
+        return found | {pidfd for rank, pidfd in self.running().items() if rank not in self._zombies.unreaped}
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        sources = (self.monitors, self.processes, self.in_process, self._zombies, self._warnings)
+        moments = [source.next_check() for source in sources]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Takes the monitors' messages, then the exit codes of ranks that ended, and has rung 1 act on both.
+
+        In this order, since a verdict or an exception explains the death that follows it.
+        """
+        self.parts.zygotes.handle()
+        self.processes.attend()
+        unreaped = self._zombies.unreaped
+        # Ranks that ended without an exit code so far are tried again at each event.
+        ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
+        events = self.hear()
+        # What a rank sent just before its death may still be with its monitor; the answer to a snapshot comes after it.
+        if self.in_process.needs_words(ended):
+            self.monitors.snapshots()
+            events += self.hear()
+        for local_rank in ended:
+            end = self.processes.reap(local_rank)
+            if end is None:
+                unreaped.add(local_rank)
+            else:
+                unreaped.discard(local_rank)
+                self.parts.recorder.rank_ended(self.cycle, self.global_rank(local_rank), end.exit_code)
+                events.append(self.in_process.ended(local_rank, end.exit_code))
+        events += self.in_process.attend()
+        if self._zombies.attend(self.processes):
+            events.append(CyclePhase.FAILED)
+        self._warnings.attend(self.cycle, self.group.workers)
+        return events
+
+    def hear(self, is_over: bool = False) -> list[Event]:
+        """Takes and records all messages of the monitors; returns the events among them.
+
+        Args:
+            is_over: the cycle has ended, so rung 1 takes none of them any more: it would start ranks again.
+        """
+        self.parts.injected.attend(self.cycle, self.parts.recorder, self.monitors, self.parts.zygotes)
+        events: list[Event] = []
+        stall: Verdict | None = None
+        for local_rank, news in self.monitors.handle():
+            stack_file = self.monitors.stack_file(local_rank)
+            self.parts.recorder.heard(self.cycle, local_rank, self.global_rank(local_rank), news, stack_file)
+            if isinstance(news, Verdict) and news.limit == STALL and self.monitors.found(local_rank).exception is None:
+                stall = stall or news  # of a rank with an exception it is the way out that takes long
+            if not (is_over and isinstance(news, Restarter)):
+                events += self._events_of(local_rank, news)
+        if stall is not None and self._warnings.stalled(self.cycle, stall, self.group.workers, self.processes):
+            events += self.hear(is_over)  # what arrived meanwhile
+        return events
+
+    def _events_of(self, local_rank: int, news: News) -> list[Event]:
+        """Passes on one message of a monitor; returns the events that it is for the cycle."""
+        match news:
+            case Verdict(condemned=True):
+                return [Condemned(local_rank)]
+            case Fenced():
+                return [CyclePhase.FENCED]
+            case GroupMade():
+                self._warnings.made_group(local_rank, news)
+            case Restarter():
+                self.in_process.heard(local_rank, news)
+            case ControlRequest():
+                return self._take_request(local_rank, news)
+        return []
+
+    def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
+        """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
+        if not (is_known(request) and self._follows_requests):
+            logger.warning("the request is written down and not acted on")
+            return []
+        if self.request is None:
+            self.request = (self.global_rank(local_rank), request)
+        return [CyclePhase.ASKED]
+
+    # Stop.
+
+    def tree(self, among: Callable[[int, int], bool] = lambda pid, session: True) -> ProcessTree:
+        """Returns the processes of the cycle; `among` says of a process by its pid and session whether it counts."""
+        running: Iterable[int] = ()
+        if self._processes is not None:
+            pids = self._processes.pids()
+            running = {pids[local_rank] for local_rank in self.running()}
+        # These are children of this process too, and would count as the cycle's.
+        checks = self.parts.health.pids() | self.parts.memory.pids()
+        keep = self.monitors.pids() | self.parts.zygotes.pids() | checks
+        return ProcessTree(self.parts.runtime.tag, set(running), keep, self.parts.adopt_orphans, among)
+
+    def stop(
+        self, first: int = signal.SIGTERM, limit_s: float | None = None, tree: ProcessTree | None = None
+    ) -> Ending:
+        """Ends all processes of the cycle and takes the exit codes; does nothing when none runs.
+
+        Args:
+            first: the signal that all get at once; SIGKILL follows.
+            limit_s: after so many seconds; None: `--workers-stop-timeout`.
+            tree: the processes; None: all.
+        """
+        if limit_s is None:
+            limit_s = self.parts.settings.stop.workers_stop_timeout
+        ending = (tree or self.tree()).stop(first, limit_s, meanwhile=self.monitors.end_cycle)
+        if self._processes is not None:
+            self._processes.close(signal.SIGTERM)
+        if self._in_process is not None:
+            self._in_process.close()
+        self.parts.cycle_info.end()
+        self.parts.recorder.stopped(self.cycle, ending)
+        return ending
+
+    def close(self) -> None:
+        """Ends the processes of the cycle and the monitors."""
+        self.stop()
+        self.monitors.close()
+
+    # End of a cycle that failed.
+
+    def await_cause(self, told: int) -> None:
+        """Waits, within a bound, for the error of the rank whose peers have lost it. `told`: a descriptor ends it."""
+        await_cause(self.group.workers, self.processes, self.monitors, told, lambda: self.hear(is_over=True))
+
+    @property
+    def have_agreed(self) -> bool:
+        """Whether a rank exited with a code by which all ranks leave together: the others are about to exit too."""
+        return any(end.exit_code in AGREED for end in self.processes.exits.values())
+
+    def hang(self) -> bool:
+        """Returns whether the cycle failed by a hang, as far as is known before the other ranks are stopped.
+
+        Afterwards each rank has ended, and nothing tells which of them hung.
+        """
+        if self.request is not None:
+            return False
+        fault = fault_in(gather(self.group.workers, self.processes, self.monitors), NodeEvidence())
+        if fault is None:
+            return True
+        aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
+        return fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
+
+    def end(self, hung: bool) -> tuple[Fault, CycleLife] | None:
+        """Stops the ranks; returns what failed first and how long the cycle lived. None when no rank failed by itself.
+
+        Args:
+            hung: some ranks hang or hold up others, so the stacks of all are kept.
+        """
+        stop_began = time.monotonic()
+        tree = self.tree()
+        # The processes are looked for while the monitors answer: both take time in a large job.
+        self.monitors.snapshots(meanwhile=tree.find, stacks=hung)
+        # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
+        stopped = {rank for rank, pid in self.processes.pids().items() if is_stopped(pid)}
+        ending = self.stop(tree=tree)
+        self.hear(is_over=True)
+        evidence = gather(self.group.workers, self.processes, self.monitors, stopped, ending.killed)
+        if hung:
+            self.parts.recorder.stacks_of_hang(self.cycle, evidence, self.monitors.stack_file)
+        evidence = self.in_process.of_the_end(evidence)
+        # With several nodes the rank that all of these wait for may be on another node.
+        alone = self.group.group_world_size == 1
+        fault = fault_in(evidence, node_evidence.since(self._oom_kills), stop_began, all_ranks=alone)
+        # Rung 1 and zombies count only where no rank failed by itself: their ranks have no failure of their own.
+        fault = fault or self.in_process.fault(evidence) or self._zombies.fault(evidence)
+        if fault is None:
+            if hung:
+                self.parts.recorder.hang_elsewhere(self.cycle, evidence)
+            return None
+        # Texts of ranks are read here: an error in them must not stop the restart.
+        with contained("whether the fault was on purpose, or a result in doubt, cannot be found"):
+            fault = self.parts.injected.explain(about_doubt(fault, evidence, self.monitors.doubts()), self.cycle)
+        reached = None
+        with contained("how far the cycle came cannot be found"):
+            reached = progress.of_cycle(evidence, self.parts.settings.restart.checkpoint_iteration_file)
+        return fault, CycleLife(stop_began - self.processes.started_ns / 1e9, reached)

@@ -1,0 +1,150 @@
+"""torch's result of a cycle that ended the job, and the background processes that successful ranks leave behind.
+
+Called by both memberships. Uses torch's log filter for its process contexts, whose lines our own block replaces.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.multiprocessing import api as multiprocessing
+
+from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.processes.detached import Background, command_of
+
+NO_FILE = "<N/A>"
+"""What torch has in the place of an error file that does not exist."""
+
+
+def _is_no_failure_line(record: logging.LogRecord) -> bool:
+    """Filters out torch's log line about the first failed process: our block and summary show it, with the cause."""
+    # The beginning of the format string in `_poll` of torch's process contexts.
+    return not str(record.msg).startswith("failed (exitcode")
+
+
+class Results:
+    """Makes torch's results of this node's ranks.
+
+    Args:
+        ranks: of this node.
+        ending: ends the wait for background processes.
+        monitor_workers: torch's, which reads the ends of its process context.
+    """
+
+    def __init__(self, ranks: Ranks, ending: EndingSignal, monitor_workers: Callable[[WorkerGroup], RunResult]) -> None:
+        self._ranks = ranks
+        self._parts = ranks.parts
+        self._ending = ending
+        self._monitor_workers = monitor_workers
+        self._background = Background(())
+        self._done_at = 0.0
+        self.hidden: set[int] = set()
+        """Global ranks that failed and whose stderr is not on the console."""
+
+    def stopped(self) -> RunResult:
+        """Returns the result of a node that ends without failed ranks."""
+        return RunResult(WorkerState.STOPPED, dict.fromkeys(self._ranks.global_ranks()))
+
+    # Success.
+
+    def succeeded(self) -> RunResult:
+        """Returns the ranks' results after a cycle that succeeded. Stops ranks that were started again and not let in.
+
+        Background processes of the ranks go on: `linger` waits for them, or a stop ends them.
+        """
+        ranks = self._ranks
+        lost = ranks.in_process.finish()
+        processes = ranks.processes
+        self._background = Background({*processes.pids().values()}, processes.succeeded_since(lost))
+        if ranks.running():
+            self._stop_finished()
+        processes.excuse(lost)
+        result = self._monitor_workers(ranks.group)
+        self._stop_finished()
+        self._done_at = time.monotonic()
+        return result
+
+    def _stop_finished(self) -> None:
+        """Ends what ranks that succeeded left running, except their background processes where these may linger."""
+        limit_s = self._parts.settings.stop.linger
+        # `--ft-linger=0` ends them at once, None never.
+        lingers = limit_s is None or limit_s > 0
+        self._ranks.stop(
+            tree=self._ranks.tree(lambda pid, session: not (lingers and self._background.has(pid, session)))
+        )
+
+    def linger(self) -> None:
+        """Waits up to `--ft-linger` for background processes of ranks that succeeded, then ends those that are left.
+
+        A signal to the launcher ends the wait. The training is complete, so this is not a failure.
+        """
+        limit_s = self._parts.settings.stop.linger
+        if limit_s == 0:
+            return
+        deadline = math.inf
+        if limit_s is not None:
+            deadline = self._done_at + limit_s
+        tree = self._ranks.tree(self._background.has)
+        left = tree.find()
+        if not left:
+            return
+        cycle, recorder = self._ranks.cycle, self._parts.recorder
+        recorder.lingers(cycle, {pid: command_of(pid) for pid in left}, limit_s)
+        while self._ending.number is None and left and time.monotonic() < deadline:
+            left = tree.wait(deadline, self._ending.fileno())
+            self._ending.attend(set())
+        if left:
+            commands = {pid: command_of(pid) for pid in left}
+            recorder.ends_background(cycle, commands, self._ending.number)
+            self._ranks.stop(tree=tree)
+
+    # Failure.
+
+    def failed(self, fault: Fault | None) -> RunResult:
+        """Returns the result of a job that is given up: the ranks that failed by themselves, the root cause first.
+
+        Args:
+            fault: of this node; None: no rank of it failed by itself.
+        """
+        if fault is None:
+            return self.stopped()
+        ranks = self._ranks
+        local_ranks = {rank: local_rank for local_rank, rank in enumerate(ranks.global_ranks())}
+        failed = {fault.local_rank, *(local_ranks[rank] for rank in fault.failed if rank in local_ranks)}
+        ranks.processes.name_failed(fault.local_rank, failed)
+        # torch logs while it collects the failures, and offers no switch for it.
+        torchs = logging.getLogger(multiprocessing.__name__)
+        torchs.addFilter(_is_no_failure_line)
+        try:
+            result = self._monitor_workers(ranks.group)
+        finally:
+            torchs.removeFilter(_is_no_failure_line)
+        for rank, failure in result.failures.items():
+            failure.error_file = self._keep_error_file(failure)
+            if failure.exitcode == -signal.SIGTERM and isinstance(failure.message, dict):
+                failure.exitcode = 1  # it was on its way out with an exception when the others were stopped
+            if ranks.processes.hides_errors(failure.local_rank):
+                self.hidden.add(rank)
+        first = result.failures.get(fault.rank)
+        if first is not None and fault.kind is FaultKind.HANG and isinstance(first.message, str):
+            # torch says only that a signal ended it, which is what the launcher did and not what went wrong.
+            first.message = f"{fault.what}; the launcher ended it"
+        if result.failures:
+            return result
+        return self.stopped()
+
+    def _keep_error_file(self, failure: Any) -> str:
+        """Copies an error file out of the runtime folder, which is removed at the end; returns where it is then."""
+        if not Path(failure.error_file).is_relative_to(self._parts.runtime.folder):
+            return str(failure.error_file)
+        kept = self._parts.recorder.keep(self._ranks.cycle, failure.local_rank, Path(failure.error_file), "error.json")
+        return kept or NO_FILE

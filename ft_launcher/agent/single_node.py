@@ -1,0 +1,183 @@
+"""The membership of a node that decides by itself: the only node of a job, or one of several under a rendezvous that is
+not ours, where each agent decides about its own ranks, as torch's does.
+
+Carries out: `policy/` says what follows a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Set
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from ft_launcher.agent import preemption
+from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.health_gate import Unhealthy, check_node
+from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.agent.results import Results
+from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.policy.restart_history import History
+from ft_launcher.policy.restart_policy import Action, Decision, after_request, decide, with_decision
+from ft_launcher.ranks.devices import Move, another_device
+from ft_launcher.rendezvous import cycle_store
+from ft_launcher.rendezvous.cycle_store import CycleStore
+from ft_launcher.settings.rank_count import gpu_uuids
+from rank_monitor.contract.exit_codes import ExitCode
+
+logger = logging.getLogger(__name__)
+
+
+class SingleNode:
+    """The part of a node that decides by itself.
+
+    Args:
+        ranks: of this node.
+        results: torch's results of them.
+        ending: the signal that ends the launcher.
+        exit_barrier: torch's, which waits for the other agents of a job that has succeeded.
+    """
+
+    needs_agents_store = True
+    """For torch's barrier at the end of the job."""
+
+    def __init__(self, ranks: Ranks, results: Results, ending: EndingSignal, exit_barrier: Callable[[], None]) -> None:
+        self._ranks = ranks
+        self._parts = ranks.parts
+        self._group: WorkerGroup = ranks.group
+        self._results = results
+        self._ending = ending
+        self._exit_barrier = exit_barrier
+        self._rendezvous: Any = self._group.spec.rdzv_handler
+        self._history = History()
+        self._attempt = 0
+        self._next_poll = 0.0
+
+    # As a source of events.
+
+    def descriptors(self) -> set[int]:
+        """Returns nothing: torch's rendezvous has no descriptor."""
+        return set()
+
+    def next_check(self) -> float | None:
+        """When to ask the rendezvous for new members (monotonic seconds); None where there can be none."""
+        if self._parts.several_nodes:
+            return self._next_poll
+        return None
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Asks torch's rendezvous whether nodes wait to join, which is an operation on its store."""
+        # Events are never delayed by a store operation, which may take as long as the network does.
+        if ready or not self._parts.several_nodes:
+            return []
+        self._next_poll = time.monotonic() + float(self._group.spec.monitor_interval)
+        try:
+            if self._rendezvous.num_nodes_waiting() > 0:
+                return [CyclePhase.REFORM]
+        except Exception as error:  # the training is healthy: a store that does not answer ends nothing
+            self._parts.recorder.store_silent(error)
+        return []
+
+    # Forming a cycle.
+
+    def form(self, rendezvous: Callable[[], None]) -> CycleStore:
+        """Checks this node, has torch assign the ranks, and makes or finds the cycle's store."""
+        try:
+            check_node(self._parts, self._ranks.cycle, self._ending)
+        except Unhealthy as unhealthy:
+            reason = f"this node is unhealthy: {unhealthy}"
+            raise NoFurtherCycle(JobEnd(int(ExitCode.NODE_UNHEALTHY), reason, self._results.stopped())) from None
+        self._ending.call(rendezvous)
+        return self._ending.call(self._open_store)
+
+    def _open_store(self) -> CycleStore:
+        attempt, self._attempt = self._attempt, self._attempt + 1
+        group = self._group
+        if group.group_rank != 0:
+            return cycle_store.learn(group.store)
+        run_id, shared = self._rendezvous.get_run_id(), self._rendezvous.use_agent_store
+        return cycle_store.publish(group.store, self._parts.ports, group.master_addr, run_id, attempt, shared)
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Returns this host's name where it is the only one; torch's handlers tell no names."""
+        if self._parts.several_nodes:
+            return [], []
+        return [socket.gethostname()], []
+
+    # After its end.
+
+    def after(self, phase: CyclePhase) -> JobEnd | None:
+        """Ends the ranks, decides what follows, and waits for a backoff."""
+        match phase:
+            case CyclePhase.SUCCEEDED:
+                return self._after_success()
+            case CyclePhase.FAILED | CyclePhase.ASKED:
+                return self._after_failure()
+            case CyclePhase.REFORM:
+                self._parts.recorder.reform(self._ranks.cycle)
+                self._ranks.stop()
+                return None
+            case CyclePhase.TOLD_TO_END:
+                raise preemption.end_ranks(self._ranks, self._ending)
+        raise AssertionError(f"{phase}: no other node goes on without this one, and no lease runs out")
+
+    def _after_success(self) -> JobEnd:
+        result = self._results.succeeded()
+        self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
+        if self._group.group_world_size > 1:
+            try:
+                self._ending.call(self._exit_barrier)
+            except SignalException as told:
+                self._ending.note(int(told.sigval))
+                logger.warning("%s; the training is complete, so this is no failure", told)
+        self._results.linger()
+        return JobEnd(int(ExitCode.OK), "", result)
+
+    def _after_failure(self) -> JobEnd | None:
+        """Stops the ranks, attributes the fault, and carries out the decision."""
+        ranks = self._ranks
+        if ranks.have_agreed:
+            preemption.await_agreed_exits(ranks, self._ending)
+            if self._ending.number is not None:
+                raise preemption.end_ranks(ranks, self._ending)
+        elif ranks.request is None and not self._parts.several_nodes:
+            ranks.await_cause(self._ending.fileno())
+        found = ranks.end(hung=ranks.hang())
+        if ranks.request is not None:
+            return self._after_request(*ranks.request)
+        assert found is not None, "a cycle failed without a failed rank"
+        fault, life = found
+        spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()
+        history = self._history.ended(fault, life, restart, now)
+        move = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.move)
+        decision = decide(fault, history, restart, spec.max_restarts, now, elsewhere=move is not None)
+        self._history = with_decision(history, decision, now)
+        self._parts.recorder.failed(ranks.cycle, fault, decision, life)
+        if decision.action is not Action.RESTART:
+            return self._end(decision, self._results.failed(fault))
+        ranks.move = move or Move(visible=ranks.move.visible)
+        ranks.forgive_learned_limit(fault.limit if fault.learned_limit else "")
+        # A signal must end the launcher at once during a backoff.
+        self._ending.wait_through(decision.wait_s)
+        return None
+
+    def _after_request(self, rank: int, request: Any) -> JobEnd | None:
+        """Carries out a rank's request after the ranks have ended."""
+        policy, now = self._parts.settings.restart, time.monotonic()
+        decision = after_request(request, rank, self._history, policy, self._group.spec.max_restarts, now)
+        self._parts.recorder.asked(self._ranks.cycle, request, decision)
+        if decision.action is Action.RESTART:
+            return None
+        return self._end(decision, self._results.stopped())
+
+    def _end(self, decision: Decision, result: RunResult) -> JobEnd:
+        return JobEnd(decision.exit_code, decision.reason, result)
+
+    def leave(self, end: JobEnd | None) -> None:
+        """Does nothing: torch's launcher closes the rendezvous."""

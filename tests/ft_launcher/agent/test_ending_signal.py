@@ -1,0 +1,92 @@
+"""The signal that ends the launcher: the first one stands, waits end early, and the exit code says what it cost."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ft_launcher.agent.ending_signal import EndedBySignal, EndingSignal
+from ft_launcher.cycle.cycle import CyclePhase
+from ft_launcher.processes.signals import SignalPipe
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
+
+LIMIT_S = 7.0
+
+
+@pytest.fixture
+def ending() -> Iterator[EndingSignal]:
+    pipe = SignalPipe([signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+    yield EndingSignal(pipe, LIMIT_S)
+    pipe.close()
+
+
+def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> None:
+    assert ending.attend(set()) == [] and ending.number is None
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert ending.wait(60) == signal.SIGUSR2
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert ending.attend(ending.descriptors()) == [CyclePhase.TOLD_TO_END]
+    assert ending.number == signal.SIGUSR2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "limits"),
+    [
+        ([signal.SIGUSR1], [math.inf]),
+        ([signal.SIGUSR1, signal.SIGUSR1], [math.inf, LIMIT_S]),
+        ([signal.SIGINT], [LIMIT_S]),
+    ],
+)
+def test_the_second_signal_and_ctrl_c_shorten_the_time_of_the_ranks(
+    ending: EndingSignal, numbers: list[int], limits: list[float]
+) -> None:
+    assert [ending.while_ranks_end(number) for number in numbers] == limits
+    assert ending.number == numbers[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "were_started", "code"),
+    [
+        (signal.SIGINT, False, INTERRUPTED),
+        (signal.SIGINT, True, INTERRUPTED),
+        (signal.SIGTERM, False, 128 + signal.SIGTERM),
+        (signal.SIGTERM, True, ExitCode.PREEMPTED),
+    ],
+)
+def test_the_exit_code_of_a_launcher_without_ranks(
+    ending: EndingSignal, number: int, were_started: bool, code: int
+) -> None:
+    ending.ranks_were_started = were_started
+    assert ending.without_ranks(number).exit_code == code
+
+
+def test_a_call_returns_or_raises_as_without_a_thread(ending: EndingSignal) -> None:
+    assert ending.call(lambda: 1) == 1
+    with pytest.raises(ZeroDivisionError):
+        ending.call(lambda: 1 // 0)
+
+
+def test_a_signal_ends_the_wait_for_a_call(ending: EndingSignal) -> None:
+    over = threading.Event()
+
+    def work() -> bool:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return over.wait()
+
+    with pytest.raises(EndedBySignal) as told:
+        ending.call(work)
+    assert told.value.sigval == signal.SIGUSR1
+    over.set()
+
+
+def test_a_signal_ends_a_backoff(ending: EndingSignal) -> None:
+    ending.ranks_were_started = True
+    os.kill(os.getpid(), signal.SIGUSR1)
+    with pytest.raises(EndedBySignal) as told:
+        ending.wait_through(60)
+    assert told.value.exit_code == ExitCode.PREEMPTED
