@@ -208,9 +208,11 @@ class Job:
         return self._named("ft_template")
 
     def _named(self, name: str) -> int:
-        found = [pid for pid in self.processes() if _read(pid, "comm").decode().strip() == name]
+        found = {pid for pid in self.processes() if _read(pid, "comm").decode().strip() == name}
+        # A monitor has the template's name until it gives itself its own, right after the fork.
+        found -= {pid for pid in found if _parent(pid) in found}
         assert len(found) <= 1, f"several processes are {name}"
-        return found[0] if found else 0
+        return found.pop() if found else 0
 
     def runtime_folder(self) -> Path:
         """The launcher's folder of sockets."""
@@ -281,6 +283,12 @@ def _runs_beside(pid: int) -> bool:
 
 def _lines(file: Path) -> list[str]:
     return file.read_text(errors="replace").splitlines() if file.exists() else []
+
+
+def _parent(pid: int) -> int:
+    """Pid of the parent; 0 of a process that is gone."""
+    after_name = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(after_name[1]) if after_name else 0
 
 
 def _read(pid: int, name: str) -> bytes:
