@@ -26,7 +26,6 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
 from ft_launcher.agent import unwatched
-from ft_launcher.agent.ending_signal import EndedBySignal
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.cycle.fault_drill import Injected
@@ -182,9 +181,8 @@ def _run_recorded(
     outcome = _outcome(launch, (lambda text: None) if within else report.show_lines, summary)
     if outcome.error is not None and not within:
         write_reply(outcome.error)
-    end = agents[0].end if agents else None
-    if end is not None and end.exit_code is not None:
-        outcome = replace(outcome, code=end.exit_code, reason=end.reason or outcome.reason)
+    if agents and agents[0].exit_code is not None:
+        outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
     return outcome
 
 
@@ -238,9 +236,7 @@ def _outcome(
     except ChildFailedError as error:
         show(summary(error))
         return Outcome(int(ExitCode.RANKS_FAILED), "ranks failed", error=error)
-    except EndedBySignal as error:
-        return Outcome(error.exit_code, str(error), error=error)
-    except SignalException as error:  # raised by torch itself
+    except SignalException as error:
         return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {one_line(error)}"

@@ -1,4 +1,4 @@
-"""Waits for the events of one cycle until it has ended.
+"""Waits for the events of one cycle until it has ended. Made by the node agent for each cycle.
 
 `cycle/cycle.py` decides by these events when that is. What happened, and what follows, is not known here.
 """
@@ -23,7 +23,7 @@ class EventSource(Protocol):
         """When to call `attend` even if nothing is readable (monotonic seconds); None: no need."""
 
     def attend(self, ready: Set[int]) -> Iterable[Event]:
-        """Does what is due, and returns the events since the last call. Does not block.
+        """Does what is due, and returns the events since the last call. Blocks only for questions with a bound.
 
         Args:
             ready: the descriptors of all sources that are readable now.
@@ -34,12 +34,12 @@ class CycleLoop:
     """The loop of one cycle.
 
     Args:
-        ranks: number of ranks of this node.
+        rank_count: number of ranks of this node.
         sources: attended in this order at each wake-up, whichever of them has woken the loop.
     """
 
-    def __init__(self, ranks: int, sources: Sequence[EventSource]) -> None:
-        self._cycle = Cycle(ranks)
+    def __init__(self, rank_count: int, sources: Sequence[EventSource]) -> None:
+        self._cycle = Cycle(rank_count)
         self._sources = sources
 
     def run(self) -> CyclePhase:

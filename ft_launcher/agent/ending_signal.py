@@ -1,7 +1,7 @@
 """The signal that ends the launcher on this node: notes the first one, and ends waits and blocking calls early.
 
-A source of events of the cycle loop, and used by all parts of the agent that wait for something else. Sends no signal
-to a rank: `preemption.py` does.
+Made by the node agent, as a source of events of its cycle loop and for the memberships, which wait for other things
+too. Sends no signal to a rank: `preemption.py` does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,6 @@ from rank_monitor.contract.processes.wait import readable
 _T = TypeVar("_T")
 
 
-class EndedBySignal(SignalException):  # type: ignore[misc]
-    """A signal ends the launcher, with `exit_code`. torch's agent leaves the rendezvous open for other nodes then."""
-
-    def __init__(self, number: int, exit_code: int) -> None:
-        super().__init__(f"told to end by signal {number}", signal.Signals(number))
-        self.exit_code = exit_code
-
-
 class EndingSignal:
     """The signal that ends the launcher on this node, once one has arrived.
 
@@ -42,18 +34,20 @@ class EndingSignal:
     """
 
     def __init__(self, signals: SignalPipe, stop_limit_s: float) -> None:
-        self._signals = signals
+        self.signals = signals
         self._stop_limit_s = stop_limit_s
         self.number: int | None = None
         """The first signal; None: none has arrived."""
         self.ranks_were_started = False
         """Whether a rank of this job has run: without one, the launcher ends as any program does."""
+        self.exit_code: int | None = None
+        """The launcher's exit code, once `error` was called, unless the job has ended otherwise all the same."""
 
     # As a source of events.
 
     def descriptors(self) -> set[int]:
         """Readable when a signal has arrived."""
-        return {self._signals.fileno()}
+        return {self.signals.fileno()}
 
     def next_check(self) -> float | None:
         """Returns None: a signal makes its descriptor readable."""
@@ -61,7 +55,7 @@ class EndingSignal:
 
     def attend(self, ready: Set[int]) -> list[Event]:
         """Notes the signals that have arrived; any of them ends the cycle."""
-        numbers = self._signals.read()
+        numbers = self.signals.read()
         if not numbers:
             return []
         self.note(numbers[0])
@@ -69,36 +63,28 @@ class EndingSignal:
 
     # For waits.
 
-    def fileno(self) -> int:
-        """Returns a descriptor that is readable when a signal has arrived."""
-        return self._signals.fileno()
-
     def note(self, number: int) -> None:
         """Notes a signal; the first one stands."""
         if self.number is None:
             self.number = number
 
-    def read(self) -> list[int]:
-        """Returns the signals since the last call, and notes none of them. Does not block."""
-        return self._signals.read()
-
     def wait(self, limit_s: float) -> int | None:
         """Waits for a signal, `limit_s` seconds at most; returns the first one there was, None without one."""
         if self.number is None:
-            self.number = self._signals.wait(limit_s)
+            self.number = self.signals.wait(limit_s)
         return self.number
 
-    def wait_through(self, wait_s: float) -> None:
+    def wait_or_raise(self, wait_s: float) -> None:
         """Waits so many seconds while no rank runs.
 
         Raises:
-            EndedBySignal: a signal arrived.
+            SignalException: a signal arrived.
         """
-        number = self._signals.wait(wait_s)
+        number = self.signals.wait(wait_s)
         if number is not None:
-            raise self.without_ranks(number)
+            raise self.error_without_ranks(number)
 
-    def while_ranks_end(self, number: int) -> float:
+    def note_and_limit(self, number: int) -> float:
         """Notes a signal that arrived while ranks end; returns how long they may still take (seconds).
 
         The second signal, and any Ctrl-C, shortens their time to `--workers-stop-timeout`.
@@ -109,13 +95,22 @@ class EndingSignal:
             return math.inf
         return self._stop_limit_s
 
-    def without_ranks(self, number: int) -> EndedBySignal:
-        """Returns the exception for a signal that ends the launcher while no rank runs."""
+    def error(self, number: int, exit_code: int) -> SignalException:
+        """Returns the exception with which a signal ends the launcher, and sets the exit code.
+
+        torch's `launch_agent` leaves the rendezvous open for other nodes then. It is torch's own class, since users of
+        `launch()` and what classifies errors know it by its name.
+        """
+        self.exit_code = exit_code
+        return SignalException(f"told to end by signal {number}", signal.Signals(number))
+
+    def error_without_ranks(self, number: int) -> SignalException:
+        """Returns the exception for a signal that ends the launcher while no rank runs, and sets the exit code."""
         if number == signal.SIGINT:
-            return EndedBySignal(number, INTERRUPTED)
+            return self.error(number, INTERRUPTED)
         if not self.ranks_were_started:
-            return EndedBySignal(number, died_of(number))
-        return EndedBySignal(number, int(ExitCode.PREEMPTED))
+            return self.error(number, died_of(number))
+        return self.error(number, int(ExitCode.PREEMPTED))
 
     def call(self, work: Callable[[], _T]) -> _T:
         """Runs a blocking call (a rendezvous, a barrier) in a thread, and returns its result or raises what it raised.
@@ -123,7 +118,7 @@ class EndingSignal:
         torch's calls cannot be cancelled: when a signal arrives, the thread is left behind.
 
         Raises:
-            EndedBySignal: a signal arrived before the call returned.
+            SignalException: a signal arrived before the call returned.
         """
         # The thread closes its end when the call is done, which wakes `readable` below: an event, not a poll.
         done, at_work = os.pipe()
@@ -143,9 +138,9 @@ class EndingSignal:
         threading.Thread(target=run, daemon=True, name="ft_blocking_call").start()
         try:
             while not readable([done]):
-                readable([done, self._signals.fileno()], None)
-                for number in self._signals.read():
-                    raise self.without_ranks(number)
+                readable([done, self.signals.fileno()], None)
+                for number in self.signals.read():
+                    raise self.error_without_ranks(number)
         finally:
             os.close(done)
         return outcome.result()

@@ -1,6 +1,6 @@
 """Warnings about hangs while a cycle runs: ranks that stand still, limits that cannot act, and NCCL's bound.
 
-Called by the node agent. Asks the monitors and reports through the recorder, once for all ranks of the node; stops
+Called by `ranks.py`. Asks the monitors and reports through the recorder, once for all ranks of the node; stops
 no rank.
 """
 

@@ -1,4 +1,7 @@
-"""Checks this node before each cycle: an unhealthy node must not take part."""
+"""Checks this node before each cycle, since an unhealthy node must not take part. Called by the memberships.
+
+Decides nothing about the job: the caller leaves it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,17 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.health.reading import judge
 
 
-class Unhealthy(Exception):
-    """A health check found that this node must not take part in a further cycle; the text says why."""
-
-
-def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> None:
+def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     """Checks the health of this node; then waits, within bounds, until the memory of its GPUs is free again.
 
     Args:
         cycle: the last one, under which the readings are recorded.
 
+    Returns:
+        Why this node must not take part in a further cycle; empty: it may.
+
     Raises:
-        Unhealthy: a check found this node unfit.
-        EndedBySignal: the launcher got a signal meanwhile.
+        SignalException: the launcher got a signal meanwhile.
     """
     try:
         parts.memory.begin()
@@ -27,8 +28,9 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> None:
         verdict = judge(readings)
         parts.recorder.checked(cycle, readings, verdict)
         if not verdict.healthy:
-            raise Unhealthy(verdict.reason)
+            return verdict.reason
         parts.recorder.memory_kept(cycle, ending.call(parts.memory.wait))
+        return ""
     finally:
         parts.health.close()
         parts.memory.close()

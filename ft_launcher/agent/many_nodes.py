@@ -1,7 +1,7 @@
 """The membership of one node among several: reports to the coordinator and carries out what that decides.
 
-Used where the job's rendezvous is ours, by nodes that take part and by spares. Does not decide what follows the end of
-a cycle: the coordinator does, once for all nodes.
+Made by the node agent where the job's rendezvous is ours, on nodes that take part and on spares. Does not decide what
+follows the end of a cycle: the coordinator does, once for all nodes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import preemption
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.health_gate import Unhealthy, check_node
+from ft_launcher.agent.health_gate import check_node
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
@@ -85,8 +86,7 @@ class ManyNodes:
 
     def attend(self, ready: Set[int]) -> list[Event]:
         """Takes the end of the cycle on other nodes, and notices that this node is cut off or stood still."""
-        self._nodes.attend(True)
-        # Before anything else: the lease ran out, so the monitors have ended the ranks of this cycle or are about to.
+        # First of all: the lease ran out, so the monitors have ended the ranks of this cycle or are about to.
         if self._nodes.lease.silent_s() is not None:
             return [CyclePhase.FENCED]
         events: list[Event] = []
@@ -106,11 +106,11 @@ class ManyNodes:
 
     # Forming a cycle.
 
-    def form(self, rendezvous: Callable[[], None]) -> CycleStore:
+    def form(self, assign_ranks: Callable[[], None]) -> CycleStore:
         """Checks this node, waits for its place in the next cycle, and opens the cycle's store."""
         self._end = self._cut = None
         try:
-            while not self._has_joined(rendezvous):
+            while not self._try_to_join(assign_ranks):
                 pass
         except JobOver as over:
             raise NoFurtherCycle(self._over(over.over)) from None
@@ -123,14 +123,13 @@ class ManyNodes:
         self._ranks.move = Move(doubt_in(place.decision))
         return store
 
-    def _has_joined(self, rendezvous: Callable[[], None]) -> bool:
-        """Joins the next cycle; returns whether that was formed, and not another must be."""
+    def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
+        """Waits for a place in the next cycle and takes it; returns False if that formation failed: another follows."""
+        unfit = check_node(self._parts, self._ranks.cycle, self._ending)
+        if unfit:
+            raise NoFurtherCycle(self._unhealthy(unfit))
         try:
-            check_node(self._parts, self._ranks.cycle, self._ending)
-        except Unhealthy as unhealthy:
-            raise NoFurtherCycle(self._unhealthy(str(unhealthy))) from None
-        try:
-            self._ending.call(rendezvous)
+            self._ending.call(assign_ranks)
         except (DistStoreError, DistNetworkError) as error:
             # The node that hosts the cycle's store may have died since: the coordinator forms another cycle.
             self._nodes.tell(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
@@ -179,11 +178,19 @@ class ManyNodes:
         elif ended is not None:
             recorder.reform(ended, answer.reason)
 
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """While a loop that should take an arrived end does not, the lease is not renewed: this launcher hangs."""
+        self._nodes.set_attended(True)
+        try:
+            yield
+        finally:
+            self._nodes.set_attended(False)
+
     # After its end.
 
     def after(self, phase: CyclePhase) -> JobEnd | None:
         """Reports the end to the coordinator and ends the ranks; the coordinator's answer says what follows."""
-        self._nodes.attend(False)
         match phase:
             case CyclePhase.SUCCEEDED:
                 return self._after_success()
@@ -206,7 +213,7 @@ class ManyNodes:
         The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
         """
         ranks = self._ranks
-        hung = ranks.hang()
+        hung = ranks.failed_by_hang()
         # A request is reported by `_after_request`, with what it asks for.
         if ranks.request is None:
             how = EndReason.FAILED
@@ -217,7 +224,7 @@ class ManyNodes:
             self._nodes.tell(how, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        found = ranks.end(hung)
+        found = ranks.stop_and_attribute(hung)
         if ranks.request is not None:
             return self._after_request(*ranks.request)
         self._keep_fault(found)
@@ -244,7 +251,7 @@ class ManyNodes:
             return self._after_preemption(self._end)
         if self._end.how == EndReason.AGREED:
             self._await_agreed_exits()
-        found = self._ranks.end(hung=self._end.how == EndReason.HUNG)
+        found = self._ranks.stop_and_attribute(hung=self._end.how == EndReason.HUNG)
         if self._end.exit_code is not None:
             return self._over(Over(self._end.exit_code, self._end.reason))
         self._keep_fault(found)
@@ -267,7 +274,7 @@ class ManyNodes:
         """Ends the ranks after a signal to this launcher, and has the other nodes end theirs.
 
         Raises:
-            EndedBySignal: always.
+            SignalException: always.
         """
         # Ctrl-C is no preemption: it ends this node, and the others learn of it when the node leaves.
         number = self._ending.number
@@ -361,7 +368,6 @@ class ManyNodes:
 
     def _after_failure_elsewhere(self, end: CycleEnd) -> JobEnd | None:
         """Ends what the ranks of this node left, since those of another node failed after these were done."""
-        self._end = end
         if self._ending.number is not None:
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
@@ -377,7 +383,7 @@ class ManyNodes:
         and report that their ranks are done.
 
         Raises:
-            EndedBySignal: the launcher got a second signal, or Ctrl-C.
+            SignalException: the launcher got a second signal, or Ctrl-C.
         """
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
@@ -388,10 +394,10 @@ class ManyNodes:
             if cut is not None:
                 logger.warning("%s; the ranks of this node are done", cut.reason)
                 return None
-            readable({self._ending.fileno(), *self._nodes.descriptors()}, min(left, self._nodes.check_s))
-            for number in self._ending.read():
+            readable({self._ending.signals.fileno(), *self._nodes.descriptors()}, min(left, self._nodes.check_s))
+            for number in self._ending.signals.read():
                 if self._ending.number is not None or number == signal.SIGINT:
-                    raise self._ending.without_ranks(number)
+                    raise self._ending.error_without_ranks(number)
                 self._ending.note(number)
                 deadline = min(deadline, time.monotonic() + _TOLD_S)
         if self._ending.number is not None:
@@ -401,9 +407,9 @@ class ManyNodes:
         logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
         return None
 
-    def leave(self, end: JobEnd | None) -> None:
+    def leave(self, job_end: JobEnd | None) -> None:
         """Leaves the job for good: waits for the other nodes to know its end where this one succeeded."""
-        if end is not None and end.exit_code == ExitCode.OK:
+        if job_end is not None and job_end.exit_code == ExitCode.OK:
             self._nodes.leave(self._why_leaving, self._parts.settings.stop.exit_barrier_timeout)
         else:
             self._nodes.leave(self._why_leaving)

@@ -1,8 +1,12 @@
-"""What the node agent needs of its node's part in the job, whether the node is alone or one of several."""
+"""What the node agent needs of its node's part in the job: an interface, and what it returns.
+
+`single_node.py` implements it for a node that decides by itself, `many_nodes.py` for one among several.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,26 +40,29 @@ class Membership(EventSource, Protocol):
     needs_agents_store: bool
     """Whether the agents meet in the store of a cycle again after its ranks were started."""
 
-    def form(self, rendezvous: Callable[[], None]) -> CycleStore:
+    def form(self, assign_ranks: Callable[[], None]) -> CycleStore:
         """Forms the next cycle; returns its store. Blocks until then.
 
         Args:
-            rendezvous: torch's, which assigns the ranks.
+            assign_ranks: torch's rendezvous.
 
         Raises:
             NoFurtherCycle: the job is over for this node.
-            EndedBySignal: the launcher got a signal.
+            SignalException: the launcher got a signal.
         """
 
     def names(self) -> tuple[list[str], list[str]]:
         """Host names of the cycle's nodes, by rank, and of waiting nodes; both empty where they are not known."""
 
+    def attended(self) -> AbstractContextManager[None]:
+        """Returns the context in which the cycle loop runs, and takes the end of the cycle as soon as it arrives."""
+
     def after(self, phase: CyclePhase) -> JobEnd | None:
         """Ends the ranks of a cycle that ended in `phase`; returns how the job ended, or None: the next cycle follows.
 
         Raises:
-            EndedBySignal: the launcher got a signal.
+            SignalException: the launcher got a signal.
         """
 
-    def leave(self, end: JobEnd | None) -> None:
-        """Leaves the job for good; `end`: None when an exception ends the launcher. A second call does nothing."""
+    def leave(self, job_end: JobEnd | None) -> None:
+        """Leaves the job for good; `job_end`: None when an exception ends the launcher. A second call does nothing."""

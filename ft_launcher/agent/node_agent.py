@@ -3,8 +3,8 @@
 torch's launcher makes and runs it. This file has torch's hooks and nothing else: `ranks.py` starts and ends the ranks,
 `cycle_loop.py` waits for the end of a cycle, and the membership (`single_node.py`, `many_nodes.py`) says what follows.
 
-Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers`, `_stop_workers`, `_shutdown`, its
-underscored calls `_initialize_workers`, `_monitor_workers` and `_exit_barrier`, and the name `start_processes` of its
+Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` and `_shutdown`, its
+underscored calls and attributes, and the name `start_processes` of its
 module, rebound while torch starts ranks.
 """
 
@@ -30,7 +30,7 @@ from ft_launcher.rendezvous.handler import NodeRendezvous
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
-    """torch's agent of this node. `end`: how the job ended; None while it runs, and when an exception ends it."""
+    """torch's agent of this node, for one job."""
 
     def __init__(self, *args: Any, parts: NodeParts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,33 +49,46 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._ranks = Ranks(parts, group, None, follows_requests=not parts.several_nodes)
             self.results = Results(self._ranks, self._ending, self._monitor_workers)
             self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
-        self.end: JobEnd | None = None
+        self._job_end: JobEnd | None = None
         self._closed = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """The launcher's exit code; None: as torch chooses."""
+        if self._job_end is not None:
+            return self._job_end.exit_code
+        return self._ending.exit_code
+
+    @property
+    def reason(self) -> str:
+        """Why the job ended; empty where that is known from elsewhere."""
+        return self._job_end.reason if self._job_end is not None else ""
 
     def _invoke_run(self, role: str = "") -> RunResult:
         """torch's hook: runs cycles until the job has ended for this node."""
         reserve = Reserve(self._worker_group.spec.local_world_size)
         try:
-            self.end = self._run_cycles(reserve)
+            self._job_end = self._run_cycles(reserve)
         except NoFurtherCycle as over:
-            self.end = over.end
+            self._job_end = over.end
         finally:
             reserve.release()  # `launch()` goes on in the user's program
-        return self.end.result
+        return self._job_end.result
 
     def _run_cycles(self, reserve: Reserve) -> JobEnd:
         nprocs, sources = self._worker_group.spec.local_world_size, (self._ending, self._ranks, self._membership)
         while True:
             self._initialize_workers(self._worker_group)
             reserve.fill()
-            phase = CycleLoop(nprocs, sources).run()
+            with self._membership.attended():
+                phase = CycleLoop(nprocs, sources).run()
             reserve.await_enough(self._ending.wait)
             if self._ending.number is not None:
                 # A signal wins over whatever ended the cycle meanwhile: who sent it will not wait for a restart.
                 phase = CyclePhase.TOLD_TO_END
-            end = self._membership.after(phase)
-            if end is not None:
-                return end
+            job_end = self._membership.after(phase)
+            if job_end is not None:
+                return job_end
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """torch's hook: forms the next cycle, and says where its ranks meet."""
@@ -106,10 +119,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             worker_group.store = self._store = None
         return pids
 
-    def _stop_workers(self, worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> None:
-        """torch's hook: stops the ranks within `--workers-stop-timeout`, whatever limit torch passes."""
-        self._ranks.stop()
-
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         """torch's hook at the very end, on every path: closes all that this agent started or holds."""
         if not self._closed:
@@ -120,4 +129,4 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._parts.ports.close()
             self._parts.cycle_info.close()
         super()._shutdown(*args, **kwargs)
-        self._membership.leave(self.end)
+        self._membership.leave(self._job_end)

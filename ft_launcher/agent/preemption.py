@@ -1,10 +1,15 @@
-"""Ends the ranks because a signal ends the launcher, here or on another node: they get a signal, and time to save."""
+"""Waits for ranks that save before they end: after a signal to a launcher, and where ranks have agreed to exit.
+
+Called by the memberships, which know which of these it is. The signal may have come to the launcher of another node.
+"""
 
 from __future__ import annotations
 
 import signal
 
-from ft_launcher.agent.ending_signal import EndedBySignal, EndingSignal
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.cycle import stop_wait
 from ft_launcher.processes.signals import rank_signal
@@ -22,7 +27,7 @@ def preempt(ranks: Ranks, ending: EndingSignal, number: int) -> int:
     # To main processes only: data loaders must not end while their rank saves.
     stop_wait.tell(ranks.processes, rank_signal(number, ranks.parts.named_signals, stop.preemption_signal))
     # `stop_wait` reads the launcher's signals, so a second one is noticed during the grace.
-    by_themselves = stop_wait.wait(ranks.processes, stop.preemption_grace, ranks.parts.signals, ending.while_ranks_end)
+    by_themselves = stop_wait.wait(ranks.processes, stop.preemption_grace, ending.signals, ending.note_and_limit)
     if by_themselves:
         ranks.stop()
         return int(ExitCode.PREEMPTED)
@@ -30,7 +35,7 @@ def preempt(ranks: Ranks, ending: EndingSignal, number: int) -> int:
     return int(ExitCode.PREEMPTED_KILLED)
 
 
-def end_ranks(ranks: Ranks, ending: EndingSignal) -> EndedBySignal:
+def end_ranks(ranks: Ranks, ending: EndingSignal) -> SignalException:
     """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends."""
     assert ending.number is not None
     number = ending.number
@@ -38,8 +43,8 @@ def end_ranks(ranks: Ranks, ending: EndingSignal) -> EndedBySignal:
     if number == signal.SIGINT:
         # Ctrl-C reaches the ranks as SIGINT, as it would from the terminal: they are in sessions of their own.
         ranks.stop(signal.SIGINT)
-        return ending.without_ranks(number)
-    return EndedBySignal(number, preempt(ranks, ending, number))
+        return ending.error_without_ranks(number)
+    return ending.error(number, preempt(ranks, ending, number))
 
 
 def await_agreed_exits(ranks: Ranks, ending: EndingSignal) -> None:
@@ -48,4 +53,4 @@ def await_agreed_exits(ranks: Ranks, ending: EndingSignal) -> None:
     A signal to the launcher meanwhile is noted in `ending`.
     """
     limit_s = ranks.parts.settings.stop.workers_stop_timeout
-    stop_wait.wait(ranks.processes, limit_s, ranks.parts.signals, ending.while_ranks_end)
+    stop_wait.wait(ranks.processes, limit_s, ending.signals, ending.note_and_limit)

@@ -294,14 +294,14 @@ class Ranks:
         """
         if limit_s is None:
             limit_s = self.parts.settings.stop.workers_stop_timeout
-        ending = (tree or self.tree()).stop(first, limit_s, meanwhile=self.monitors.end_cycle)
+        stopping = (tree or self.tree()).stop(first, limit_s, meanwhile=self.monitors.end_cycle)
         if self._processes is not None:
             self._processes.close(signal.SIGTERM)
         if self._in_process is not None:
             self._in_process.close()
         self.parts.cycle_info.end()
-        self.parts.recorder.stopped(self.cycle, ending)
-        return ending
+        self.parts.recorder.stopped(self.cycle, stopping)
+        return stopping
 
     def close(self) -> None:
         """Ends the processes of the cycle and the monitors."""
@@ -319,7 +319,7 @@ class Ranks:
         """Whether a rank exited with a code by which all ranks leave together: the others are about to exit too."""
         return any(end.exit_code in AGREED for end in self.processes.exits.values())
 
-    def hang(self) -> bool:
+    def failed_by_hang(self) -> bool:
         """Returns whether the cycle failed by a hang, as far as is known before the other ranks are stopped.
 
         Afterwards each rank has ended, and nothing tells which of them hung.
@@ -332,7 +332,7 @@ class Ranks:
         aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
         return fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
 
-    def end(self, hung: bool) -> tuple[Fault, CycleLife] | None:
+    def stop_and_attribute(self, hung: bool) -> tuple[Fault, CycleLife] | None:
         """Stops the ranks; returns what failed first and how long the cycle lived. None when no rank failed by itself.
 
         Args:
@@ -344,9 +344,9 @@ class Ranks:
         self.monitors.snapshots(meanwhile=tree.find, stacks=hung)
         # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
         stopped = {rank for rank, pid in self.processes.pids().items() if is_stopped(pid)}
-        ending = self.stop(tree=tree)
+        stopping = self.stop(tree=tree)
         self.hear(is_over=True)
-        evidence = gather(self.group.workers, self.processes, self.monitors, stopped, ending.killed)
+        evidence = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
         if hung:
             self.parts.recorder.stacks_of_hang(self.cycle, evidence, self.monitors.stack_file)
         evidence = self.in_process.of_the_end(evidence)

@@ -1,6 +1,6 @@
 """torch's result of a cycle that ended the job, and the background processes that successful ranks leave behind.
 
-Called by both memberships. Uses torch's log filter for its process contexts, whose lines our own block replaces.
+Called by the memberships, which decide that the job ends. Filters a line of torch's own log that our block replaces.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.processes.detached import Background, command_of
+from ft_launcher.record.contained import contained
 
 NO_FILE = "<N/A>"
 """What torch has in the place of an error file that does not exist."""
@@ -100,7 +101,7 @@ class Results:
         cycle, recorder = self._ranks.cycle, self._parts.recorder
         recorder.lingers(cycle, {pid: command_of(pid) for pid in left}, limit_s)
         while self._ending.number is None and left and time.monotonic() < deadline:
-            left = tree.wait(deadline, self._ending.fileno())
+            left = tree.wait(deadline, self._ending.signals.fileno())
             self._ending.attend(set())
         if left:
             commands = {pid: command_of(pid) for pid in left}
@@ -115,8 +116,14 @@ class Results:
         Args:
             fault: of this node; None: no rank of it failed by itself.
         """
-        if fault is None:
-            return self.stopped()
+        result = None
+        if fault is not None:
+            # The exit code is decided: that torch cannot describe the failure must not replace it.
+            with contained("the result of the ranks that failed cannot be made"):
+                result = self._failed(fault)
+        return result or self.stopped()
+
+    def _failed(self, fault: Fault) -> RunResult:
         ranks = self._ranks
         local_ranks = {rank: local_rank for local_rank, rank in enumerate(ranks.global_ranks())}
         failed = {fault.local_rank, *(local_ranks[rank] for rank in fault.failed if rank in local_ranks)}
@@ -138,9 +145,7 @@ class Results:
         if first is not None and fault.kind is FaultKind.HANG and isinstance(first.message, str):
             # torch says only that a signal ended it, which is what the launcher did and not what went wrong.
             first.message = f"{fault.what}; the launcher ended it"
-        if result.failures:
-            return result
-        return self.stopped()
+        return result if result.failures else self.stopped()
 
     def _keep_error_file(self, failure: Any) -> str:
         """Copies an error file out of the runtime folder, which is removed at the end; returns where it is then."""

@@ -1,7 +1,7 @@
 """The membership of a node that decides by itself: the only node of a job, or one of several under a rendezvous that is
 not ours, where each agent decides about its own ranks, as torch's does.
 
-Carries out: `policy/` says what follows a fault.
+Made by the node agent. Does not weigh faults: `policy/` says what follows, and this file carries it out.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import os
 import socket
 import time
 from collections.abc import Callable, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent import preemption
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.health_gate import Unhealthy, check_node
+from ft_launcher.agent.health_gate import check_node
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.policy.restart_history import History
-from ft_launcher.policy.restart_policy import Action, Decision, after_request, decide, with_decision
+from ft_launcher.policy.restart_policy import Action, after_request, decide, with_decision
 from ft_launcher.ranks.devices import Move, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
@@ -73,27 +74,27 @@ class SingleNode:
 
     def attend(self, ready: Set[int]) -> list[Event]:
         """Asks torch's rendezvous whether nodes wait to join, which is an operation on its store."""
-        # Events are never delayed by a store operation, which may take as long as the network does.
-        if ready or not self._parts.several_nodes:
+        if not self._parts.several_nodes:
             return []
+        is_joined = False
+        # Events are never delayed by a store operation, which may take as long as the network does.
+        if not ready:
+            try:
+                is_joined = self._rendezvous.num_nodes_waiting() > 0
+            except Exception as error:  # the training is healthy: a store that does not answer ends nothing
+                self._parts.recorder.store_silent(error)
         self._next_poll = time.monotonic() + float(self._group.spec.monitor_interval)
-        try:
-            if self._rendezvous.num_nodes_waiting() > 0:
-                return [CyclePhase.REFORM]
-        except Exception as error:  # the training is healthy: a store that does not answer ends nothing
-            self._parts.recorder.store_silent(error)
-        return []
+        return [CyclePhase.REFORM] if is_joined else []
 
     # Forming a cycle.
 
-    def form(self, rendezvous: Callable[[], None]) -> CycleStore:
+    def form(self, assign_ranks: Callable[[], None]) -> CycleStore:
         """Checks this node, has torch assign the ranks, and makes or finds the cycle's store."""
-        try:
-            check_node(self._parts, self._ranks.cycle, self._ending)
-        except Unhealthy as unhealthy:
-            reason = f"this node is unhealthy: {unhealthy}"
-            raise NoFurtherCycle(JobEnd(int(ExitCode.NODE_UNHEALTHY), reason, self._results.stopped())) from None
-        self._ending.call(rendezvous)
+        unfit = check_node(self._parts, self._ranks.cycle, self._ending)
+        if unfit:
+            reason = f"this node is unhealthy: {unfit}"
+            raise NoFurtherCycle(JobEnd(int(ExitCode.NODE_UNHEALTHY), reason, self._results.stopped()))
+        self._ending.call(assign_ranks)
         return self._ending.call(self._open_store)
 
     def _open_store(self) -> CycleStore:
@@ -109,6 +110,10 @@ class SingleNode:
         if self._parts.several_nodes:
             return [], []
         return [socket.gethostname()], []
+
+    def attended(self) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: no other node waits for this one's loop."""
+        return nullcontext()
 
     # After its end.
 
@@ -147,8 +152,8 @@ class SingleNode:
             if self._ending.number is not None:
                 raise preemption.end_ranks(ranks, self._ending)
         elif ranks.request is None and not self._parts.several_nodes:
-            ranks.await_cause(self._ending.fileno())
-        found = ranks.end(hung=ranks.hang())
+            ranks.await_cause(self._ending.signals.fileno())
+        found = ranks.stop_and_attribute(hung=ranks.failed_by_hang())
         if ranks.request is not None:
             return self._after_request(*ranks.request)
         assert found is not None, "a cycle failed without a failed rank"
@@ -160,11 +165,11 @@ class SingleNode:
         self._history = with_decision(history, decision, now)
         self._parts.recorder.failed(ranks.cycle, fault, decision, life)
         if decision.action is not Action.RESTART:
-            return self._end(decision, self._results.failed(fault))
+            return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
         ranks.move = move or Move(visible=ranks.move.visible)
         ranks.forgive_learned_limit(fault.limit if fault.learned_limit else "")
         # A signal must end the launcher at once during a backoff.
-        self._ending.wait_through(decision.wait_s)
+        self._ending.wait_or_raise(decision.wait_s)
         return None
 
     def _after_request(self, rank: int, request: Any) -> JobEnd | None:
@@ -174,10 +179,7 @@ class SingleNode:
         self._parts.recorder.asked(self._ranks.cycle, request, decision)
         if decision.action is Action.RESTART:
             return None
-        return self._end(decision, self._results.stopped())
+        return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
 
-    def _end(self, decision: Decision, result: RunResult) -> JobEnd:
-        return JobEnd(decision.exit_code, decision.reason, result)
-
-    def leave(self, end: JobEnd | None) -> None:
+    def leave(self, job_end: JobEnd | None) -> None:
         """Does nothing: torch's launcher closes the rendezvous."""

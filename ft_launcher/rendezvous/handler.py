@@ -178,7 +178,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return self._link.cut(now)
         return None
 
-    def attend(self, attends: bool) -> None:
+    def set_attended(self, attends: bool) -> None:
         """Sets whether the agent waits for the cycle's end now and takes it as soon as it arrives."""
         if self._link is not None:
             self._link.attended = attends

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher.agent.ending_signal import EndedBySignal, EndingSignal
+from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.cycle.cycle import CyclePhase
 from ft_launcher.processes.signals import SignalPipe
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
@@ -45,7 +46,7 @@ def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> Non
 def test_the_second_signal_and_ctrl_c_shorten_the_time_of_the_ranks(
     ending: EndingSignal, numbers: list[int], limits: list[float]
 ) -> None:
-    assert [ending.while_ranks_end(number) for number in numbers] == limits
+    assert [ending.note_and_limit(number) for number in numbers] == limits
     assert ending.number == numbers[0]
 
 
@@ -62,7 +63,8 @@ def test_the_exit_code_of_a_launcher_without_ranks(
     ending: EndingSignal, number: int, were_started: bool, code: int
 ) -> None:
     ending.ranks_were_started = were_started
-    assert ending.without_ranks(number).exit_code == code
+    assert ending.error_without_ranks(number).sigval == number
+    assert ending.exit_code == code
 
 
 def test_a_call_returns_or_raises_as_without_a_thread(ending: EndingSignal) -> None:
@@ -78,7 +80,7 @@ def test_a_signal_ends_the_wait_for_a_call(ending: EndingSignal) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         return over.wait()
 
-    with pytest.raises(EndedBySignal) as told:
+    with pytest.raises(SignalException) as told:
         ending.call(work)
     assert told.value.sigval == signal.SIGUSR1
     over.set()
@@ -87,6 +89,6 @@ def test_a_signal_ends_the_wait_for_a_call(ending: EndingSignal) -> None:
 def test_a_signal_ends_a_backoff(ending: EndingSignal) -> None:
     ending.ranks_were_started = True
     os.kill(os.getpid(), signal.SIGUSR1)
-    with pytest.raises(EndedBySignal) as told:
-        ending.wait_through(60)
-    assert told.value.exit_code == ExitCode.PREEMPTED
+    with pytest.raises(SignalException):
+        ending.wait_or_raise(60)
+    assert ending.exit_code == ExitCode.PREEMPTED
