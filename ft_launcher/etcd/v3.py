@@ -28,13 +28,16 @@ BACKEND = "etcd-v3"
 # etcd's default for clients.
 _PORT = 2379
 _PREFIX = "/ft_launcher"
+# torch's, for the record of its etcd-v2 backend. Longer than a node timeout: the records outlive a coordinator.
 _TTL_S = 7200
+# torch's default for its backends.
 _READ_TIMEOUT_S = 60
 _SOURCE = "--rdzv-conf"
 _WATCH_S = 10.0
 """One watch stream at most: a connection to a host that vanished would be silent for ever."""
 # Between two attempts to read again after etcd was lost, while a key is awaited.
 _RETRY_S = 0.5
+# Nodes that compete for a key pause for a random time up to this.
 _MAX_BACKOFF_S = 0.05
 
 

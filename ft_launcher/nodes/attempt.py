@@ -1,8 +1,9 @@
-"""Which attempt of a job this node takes part in, and who coordinates it: agreed on by compare-and-set of one record.
+"""Finds or opens the current attempt of a job, and elects its coordinator, by compare-and-set of the job's record.
 
-Each launch of a job is an attempt, with keys of its own in the store. The record names the current attempt. Nodes that
-arrive before its end join it, and replace its coordinator when that is silent. The first node that arrives after its
-end opens the next attempt. Nodes of an attempt whose record was replaced read its end from the new record.
+Each launch of a job is an attempt, with its own keys in the store. The record names the current attempt, the term of
+its coordinator, and how the attempt before it ended. Nodes that arrive before the end of an attempt join it; if its
+coordinator is lost, one of them takes over with the next term. The first node that arrives after the end opens the next
+attempt. Nodes that still belong to an attempt that was replaced read from the record how theirs ended.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class AttemptEnded(Exception):
-    """The attempt that this node takes part in is no longer the one in the job's record; `over` is its end."""
+    """The job's record is no longer that of this node's attempt; `over` says how that ended."""
 
     def __init__(self, over: Over) -> None:
         super().__init__(over.reason)
@@ -35,7 +36,7 @@ class AttemptEnded(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """The node that wants to coordinate, with rules, policy and times (seconds) that it would use."""
+    """A node that may become the coordinator, with the rules, the restart policy and the times (seconds) for that."""
 
     node: str
     rules: Rules
@@ -45,7 +46,7 @@ class Candidate:
 
 
 def enter_current(store: JobStore) -> bool:
-    """Sets the connection to the keys of the current attempt. Returns False if none goes on.
+    """Sets the connection to the keys of the current attempt. Returns False if there is none, or it is over.
 
     Raises:
         StoreLost: the store does not answer, or its record is not one of ours.
@@ -68,10 +69,10 @@ def check(store: JobStore) -> None:
 
 
 def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordination | None:
-    """Tries to become the coordinator: of a new attempt (`lost_term` 0), or in place of the one of that term.
+    """Tries to become the coordinator: of a new attempt (`lost_term` 0), or as successor of the one of that term.
 
     Returns:
-        The coordination, started; None if another node coordinates.
+        The coordination, whose threads run; None if another node is the coordinator.
 
     Raises:
         AttemptEnded: the attempt's record was replaced, or is lost.
@@ -96,7 +97,7 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
 
 
 def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> Coordination | None:
-    """Opens the first attempt, or the one after `last`, which is over. Returns None if another node was first."""
+    """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first."""
     # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
     # Before the record names the attempt, so that no key of it is ever written without a lease.
@@ -127,7 +128,7 @@ def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Forme
 def _write(
     me: Candidate, store: JobStore, head: Head | None, former: Formed | None, before: dict[str, Any]
 ) -> Coordination | None:
-    """Writes the record in place of `head`. Returns None if another node was first."""
+    """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between."""
     try:
         machine = Coordinator(me.node, me.rules, me.policy, time.monotonic(), former)
     except ProtocolError as error:
@@ -157,7 +158,7 @@ def _record(head: Head | None) -> Formed | None:
 
 
 def _must_be_of(attempt: str, found: Formed | None) -> Formed:
-    """Returns the record if it is that of this attempt; else raises AttemptEnded with the attempt's end."""
+    """Returns the record if it is that of this attempt. Otherwise raises AttemptEnded, with how the attempt ended."""
     if found is not None and found.attempt == attempt:
         return found
     lost = int(ExitCode.STORE_HOST_LOST)

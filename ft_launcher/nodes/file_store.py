@@ -1,7 +1,8 @@
-"""A job's store in a shared file system: torch's store with one file for each key, so that it does not grow.
+"""A job's store in a folder of a shared file system: torch's `Store` interface, with one file for each key.
 
-torch's own `FileStore` appends each write, beats too, to one file for as long as the job lasts. Must not know what is
-stored. A wait polls, as torch's does: a shared file system does not notify other hosts of changes.
+torch's own `FileStore` appends every write, also each beat, to one file, which grows for as long as the job lasts. A
+wait polls, as torch's does: a shared file system does not notify other hosts of changes. What the keys mean is not
+known here.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _SHORT_S, _LONG_S = 0.005, 0.05
 
 
 class FolderStore(Store):  # type: ignore[misc]
-    """The keys are files `=KEY` of a folder, which is made at the first write. Several hosts and threads may use it.
+    """A store whose keys are the files `=KEY` of a folder. Several hosts, processes and threads may use it.
 
-    Raises OSError where the file system refuses, and LookupError where time is up.
+    The first write makes the folder. Operations raise OSError if the file system refuses, and LookupError if the keys
+    they wait for are not set within the timeout.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,7 +57,7 @@ class FolderStore(Store):  # type: ignore[misc]
                 self._write(key, _bytes(value))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Waits until each key has been seen. `timeout`: instead of the store's."""
+        """Waits until each key has been set. `timeout`: instead of the store's."""
         if timeout is None:
             timeout = self.timeout
         self._await(keys, timeout)
@@ -97,13 +99,13 @@ class FolderStore(Store):  # type: ignore[misc]
     deleteKey = delete_key  # what torch's PrefixStore calls
 
     def remove_keys(self, prefix: str, but: str) -> None:
-        """Removes the keys that begin with `prefix`, and not with `but`."""
+        """Removes the keys that begin with `prefix`, except those that begin with `but`."""
         for file in self.folder.glob("=*"):
             if file.name.startswith(_name(prefix)) and not file.name.startswith(_name(but)):
                 file.unlink(missing_ok=True)
 
     def remove_all(self, key: str, value: bytes) -> None:
-        """Removes the folder, if a key still has this value."""
+        """Removes the folder with all keys, if `key` still has this value."""
         aside = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
         with contextlib.suppress(FileNotFoundError), self._locked():
             if self._read(key) != value:
@@ -113,7 +115,7 @@ class FolderStore(Store):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Holds the lock of all writers, on all hosts."""
+        """Context that holds the lock of writers: at most one at a time, over all hosts."""
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -1,9 +1,9 @@
-"""The rendezvous' store as agents use it: an inbox, answers by key, counters of beats, one record with a token.
+"""The job's store as the nodes use it: an inbox of messages, answers by key, beat counters, and the job's record.
 
-Uses what torch's backends have: a `RendezvousBackend` for the one record, and a `Store` with set, get, add, wait and
-check for the rest; further methods where a store has them. Decides nothing. A thread that waits needs a connection of
-its own, and waits long, since torch's TCPStore prints two lines each time a wait ends without its key.
-`store_connection.py` opens it.
+The record is in a `RendezvousBackend` of torch, which has compare-and-set. All else is in a `Store`, by set, get, add,
+wait and check, or by a faster method where the store has one. Decides nothing. A thread that waits needs its own
+connection. Its waits should be long: torch's TCPStore prints two lines whenever a wait ends without its key.
+`store_connection.py` opens the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_SENT = 1 << 53
 
 @dataclass(frozen=True)
 class Head:
-    """The one record of the job with the token that fences writers."""
+    """The job's record as it was read, with the token by which a write finds out that nobody else wrote since."""
 
     value: bytes
     token: Any
@@ -57,15 +57,15 @@ class ForeignCounter(Exception):
 
 
 class JobStore:
-    """One thread's connection.
+    """A connection to the job's store, for one thread.
 
     Args:
-        backend: holds the one record.
-        store: torch's store, or one like it.
-        connect: makes a new connection to the same: both of these.
-        prefix: keys of this job begin with it.
-        hosted_here: this process is the store's server.
-        lease_s: the backend's record is removed so long after it was written; 0: never.
+        backend: has the job's record.
+        store: torch's store, or one with the same methods.
+        connect: makes a new connection; returns both of these.
+        prefix: of all keys of this job.
+        hosted_here: whether this process is the store's server.
+        lease_s: seconds after its last write at which the backend removes the record; 0: never.
 
     `raw` is torch's store itself; `may_have_host`: another agent may be its server. `attempt` is the one whose keys
     are read and written.
@@ -86,7 +86,7 @@ class JobStore:
         self._seen: set[str] = set()
 
     def enter(self, attempt: str) -> None:
-        """Reads and writes the keys of this attempt of the job from now on; harmless when it does already."""
+        """Makes all further calls use the keys of this attempt. A second call with the same attempt changes nothing."""
         if attempt == self.attempt:
             return
         self.attempt = attempt
@@ -108,7 +108,7 @@ class JobStore:
     # Messages.
 
     def post(self, text: str) -> None:
-        """Puts a message into the inbox; again if its place was given up as lost in the meantime."""
+        """Puts a message into the inbox. Repeats it if a reader gave its place up as lost in the meantime."""
         with _lost():
             while True:
                 key = f"{_INBOX}/{self._store.add(_INBOX, 1)}"
@@ -118,7 +118,7 @@ class JobStore:
     def read_inbox(self, taken: int, limit_s: float, more: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
         """Waits up to `limit_s` seconds for messages after the first `taken`. Returns them and the values of `more`.
 
-        Messages that were given up are empty.
+        A place that was given up has an empty message.
 
         Raises:
             ForeignCounter: see there; `rescue` returns the messages, and the inbox goes on after `count`.

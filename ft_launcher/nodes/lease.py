@@ -1,8 +1,9 @@
-"""The lease of a node: how long its ranks may run without another answered beat. A timer of the kernel, not a thread.
+"""The lease of a node: how long its ranks may run after the last beat that the store answered. A timerfd of the kernel.
 
-It is a timer that the node's beats set anew. Each monitor of the node holds the same timer, and ends its rank when it
-runs out: whatever keeps this process from running (SIGSTOP, a page that must come from a file server, a lost
-interpreter lock), the timer runs. CLOCK_BOOTTIME goes on while the machine is suspended; the others do not wait either.
+Each answered beat sets the timer again. Every monitor of the node has a duplicate of the descriptor, and ends its rank
+when the timer expires. A thread would not do: the timer also expires while this process does not run (SIGSTOP, a page
+fault on a file server, a thread that keeps the interpreter lock). It counts by CLOCK_BOOTTIME, which includes the time
+for which the machine was suspended: the other nodes counted that time, too.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Lease:
-    """The lease of one node, from `begin` to `end`. Once it has run out, only `begin` starts another. Thread-safe.
+    """The lease of one node, from `begin` to `end`. After it has expired, only `begin` starts another. Thread-safe.
 
     Args:
-        limit_s: seconds that it lasts after an answered beat was sent.
+        limit_s: how long it lasts, from the moment at which the last answered beat was sent (seconds).
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -55,7 +56,7 @@ class Lease:
         return -1
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable once the lease has run out; -1 where the system has no such timer."""
+        """Returns a descriptor that is readable once the lease has expired; -1 where the system has no such timer."""
         return self._timer
 
     def now(self) -> float:
@@ -68,26 +69,28 @@ class Lease:
             self._set(sent_at + self.limit_s)
 
     def renew(self, sent_at: float) -> None:
-        """Extends the lease: the beat sent at `sent_at` was answered. Does nothing once it has run out, since other
-        nodes may have counted this one as lost."""
+        """Extends the lease, since the beat sent at `sent_at` was answered.
+
+        Does nothing after it has expired: the other nodes may have gone on without this one.
+        """
         with self._lock:
             if self._until is not None and self.now() < self._until < sent_at + self.limit_s:
                 self._set(sent_at + self.limit_s)
 
     def end(self) -> None:
-        """Stops the lease: no rank runs."""
+        """Stops the lease. Call it when no rank runs any more."""
         with self._lock:
             self._set(None)
 
     def silent_s(self) -> float | None:
-        """Returns seconds since the last answered beat once the lease has run out; None before."""
+        """Returns the seconds since the last answered beat if the lease has expired; None before that."""
         until, now = self._until, self.now()
         if until is None or now < until:
             return None
         return now - until + self.limit_s
 
     def close(self) -> None:
-        """Stops and closes the timer; the monitors' copies never become readable then."""
+        """Stops and closes the timer. The monitors' duplicates do not become readable any more."""
         with self._lock:
             self._set(None)
             if self._timer >= 0:

@@ -1,7 +1,7 @@
-"""Opens the job's store: finds its server, or starts it where this node is the host, for each backend of torch.
+"""Opens the job's store for each backend: connects to its server, or starts the server where this node is the host.
 
-Each step has a deadline, and a failure is one message. What the store contains is not known here. Uses torch's
-underscored `_matches_machine_hostname`.
+Each step has a deadline, and each failure is an error of one line that names the endpoint. What the store contains is
+not known here. Uses torch's underscored `_matches_machine_hostname`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_job_store(
     Args:
         backend: c10d, static, etcd-v2 or etcd-v3.
         parameters: as torch's registry passes them to a handler, with all of that backend's keys.
-        check: called before any wait, with whether this node may be the host.
+        check: called before any wait; its argument is whether this node may be the host.
 
     Raises:
         RendezvousConnectionError: it cannot be reached.
@@ -183,10 +183,10 @@ def _static_store(parameters: RendezvousParameters) -> TCPStore:
 
 
 def _must_be_a_store(host: str, port: int) -> None:
-    """Finds out by its first answer whether a server speaks another protocol; torch itself retries for a minute.
+    """Checks by the first answer of a server that it speaks the protocol of torch's store; torch retries for a minute.
 
     Raises:
-        RendezvousConnectionError: it does. No server, or one that has not answered yet, is not an error.
+        RendezvousConnectionError: it speaks another. No server, or one that has not answered yet, is not an error.
     """
     try:
         socket.create_connection((host, port), _REACH_S).close()
@@ -227,7 +227,7 @@ def _connect(host: str, port: int) -> TCPStore:
 
 
 def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
-    """As `_within`; where that takes a while, checks whether another program answers at the port."""
+    """As `_within`. If that takes longer than 2 s, checks that the server at the port is a store."""
     made = _begin(make, host)
     try:
         return _take(made, min(_DOUBT_S, limit_s))

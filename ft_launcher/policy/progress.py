@@ -10,6 +10,7 @@ from ft_launcher.attribution import RankEvidence, iteration
 from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
+# Storage that hangs must not hold up the restart.
 _PATIENCE_S = 5.0
 # The training writes this file. 18 digits always fit into 64 bits.
 _MOST_DIGITS = 18
@@ -48,7 +49,7 @@ def of_file(path: Path, patience_s: float = _PATIENCE_S) -> int | None:
 
     reader = threading.Thread(target=read, daemon=True, name="ft_checkpoint_iteration")
     reader.start()
-    reader.join(patience_s)  # storage that hangs must not hold up the restart
+    reader.join(patience_s)
     if found:
         return found[0]
     return None
