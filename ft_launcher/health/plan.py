@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ft_launcher
-from ft_launcher.health import mounts, storage
+from ft_launcher.health import storage
 from ft_launcher.health.check import State, worst
 from ft_launcher.health.endpoint import LINE
 from ft_launcher.health.reading import Order, Reading
@@ -60,7 +60,7 @@ class Plan:
             self._plan_gpus()
         if settings.enable_nic_healthcheck:
             self._plan_nics()
-        table = mounts.parse(_text(places.mountinfo))
+        table = storage.mounts_of(_text(places.mountinfo))
         self._plan_space(folders, table)
         if settings.enable_dist_storage_healthcheck:
             self._plan_mounts(table)
@@ -94,8 +94,8 @@ class Plan:
         }
         self._order("nic", work, "unknown")
 
-    def _plan_space(self, folders: Sequence[str], table: list[mounts.Mount]) -> None:
-        local = [folder for folder in folders if mounts.is_local(folder, table)]
+    def _plan_space(self, folders: Sequence[str], table: list[storage.Mount]) -> None:
+        local = [folder for folder in folders if storage.is_local(folder, table)]
         found = [
             storage.free_space(self._places.shm, needed=True),
             *(storage.free_space(folder, needed=False) for folder in local),
@@ -105,8 +105,8 @@ class Plan:
         if remote:
             self._order("space", {"folders": remote}, "unknown")
 
-    def _plan_mounts(self, table: list[mounts.Mount]) -> None:
-        found = [mount for mount in table if mount.kind in mounts.NETWORK]
+    def _plan_mounts(self, table: list[storage.Mount]) -> None:
+        found = [mount for mount in table if mount.kind in storage.NETWORK]
         if found:
             self._order("mounts", {"mounts": found}, "unhealthy")
         else:
