@@ -174,11 +174,11 @@ class HangDetector:
             return pulse_ns
         return min(self._wake_ns, pulse_ns)
 
-    def patience_ns(self) -> int:
+    def longest_delay_ns(self) -> int:
         """How long a message of the rank may stay unread: a small part of any limit, and 0 during an alarm."""
         if self._alarm is not None:
             return 0
-        return self.watch.limits.patience_ns
+        return self.watch.limits.longest_delay_ns
 
     # How it decides.
 
@@ -226,16 +226,16 @@ class HangDetector:
     def _judge_asked(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Judges a rank whose wrapper was asked to restart the training and has not begun to."""
         wrapper = self.watch.wrapper
-        at_ns = missed.at_ns + wrapper.patience_ns
+        at_ns = missed.at_ns + wrapper.slack_ns
         if now_ns < at_ns:
             return []
         if missed.limit == SOFT:
-            missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.said.hard_timeout_s, at_ns=at_ns)
+            missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.message.hard_timeout_s, at_ns=at_ns)
         return self._condemn_guarded(missed, now_ns)
 
     def _condemn_guarded(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's grace SIGTERM and SIGKILL."""
-        grace_ns = nanoseconds(self.watch.wrapper.said.grace_s)
+        grace_ns = nanoseconds(self.watch.wrapper.message.grace_s)
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [Signal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
@@ -273,7 +273,7 @@ class HangDetector:
         first = self.watch.first_deadline()
         if first is not None:
             if self._alarm is DetectorState.INTERRUPTED:
-                after_ns = self.watch.wrapper.patience_ns
+                after_ns = self.watch.wrapper.slack_ns
             else:
                 after_ns = 0
             wake_ns = first.at_ns + after_ns

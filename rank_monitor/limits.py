@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rank_monitor.batch_delay import LONGEST_NS
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import LimitsSet
-from rank_monitor.rest import LONGEST_NS
 
 # A rank is read at least this many times within its smallest limit.
 _PARTS = 4
@@ -80,7 +80,7 @@ class WatchLimits:
         return max(self._all(), default=None)
 
     @functools.cached_property
-    def patience_ns(self) -> int:
+    def longest_delay_ns(self) -> int:
         """How long a message may stay unread without harm to any limit, in nanoseconds."""
         return min([LONGEST_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
 

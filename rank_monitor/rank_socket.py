@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from rank_monitor.batch_delay import batch_delay_ns
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.channel import Peer
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.messages import Hello, Message, Refused
 from rank_monitor.loop import Loop
-from rank_monitor.rest import rest_ns
 
 # Each connection costs the monitor a descriptor, and any process of the same user can open one. Above this number the
 # oldest without a hello is closed.
@@ -42,7 +42,7 @@ class RankSocket:
         greeted: called with the peer's credentials, before its hello is passed on; raises ProtocolError to refuse it.
         lost: called when the rank's connection closed.
         complain: called with the reason when something is refused.
-        patience_ns: returns how long a message of the rank may stay unread.
+        longest_delay_ns: returns how long a message of the rank may stay unread.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class RankSocket:
         greeted: Callable[[Peer], None],
         lost: Callable[[], None],
         complain: Callable[[str], None],
-        patience_ns: Callable[[], int],
+        longest_delay_ns: Callable[[], int],
     ) -> None:
         self._loop = loop
         self._listener = listener
         self._beat, self._heard = beat, heard
         self._greeted, self._lost, self._complain = greeted, lost, complain
-        self._patience_ns = patience_ns
+        self._longest_delay_ns = longest_delay_ns
         self._client: socket.socket | None = None
         self._ungreeted: dict[socket.socket, Peer] = {}
         self._oldest_hello_ns: int | None = None
         self._sequence = 0
         self._beats = self._read_ns = 0
-        self.rests_until_ns: int | None = None
+        self.unread_until_ns: int | None = None
         """When `drain` is to be called next because the rank is left unread; None while it is not."""
 
     def begin(self, oldest_hello_ns: int) -> None:
@@ -101,13 +101,13 @@ class RankSocket:
         for _ in range(_MAX_BATCH):
             if not self._take_one():
                 break
-        self._rest()
+        self._delay_reading()
 
     def _on_client(self) -> None:
         self._take_one()  # one each time: to find nothing more costs more than to be called again
-        self._rest()
+        self._delay_reading()
 
-    def _rest(self) -> None:
+    def _delay_reading(self) -> None:
         """Stops watching the rank's connection for messages for a while, where heartbeats arrive steadily.
 
         The end of the connection is still seen: epoll reports EPOLLHUP without being asked for it (epoll_ctl(2)).
@@ -116,13 +116,13 @@ class RankSocket:
         if client is None:
             return
         self._read_ns, self._beats = time.monotonic_ns(), 0
-        rest = rest_ns(beats, self._read_ns - before_ns, self._patience_ns())
-        if (rest > 0) != (self.rests_until_ns is not None):
-            self._loop.watch(client.fileno(), self._on_client, readable=rest == 0)
-        if rest:
-            self.rests_until_ns = self._read_ns + rest
+        delay_ns = batch_delay_ns(beats, self._read_ns - before_ns, self._longest_delay_ns())
+        if (delay_ns > 0) != (self.unread_until_ns is not None):
+            self._loop.watch(client.fileno(), self._on_client, readable=delay_ns == 0)
+        if delay_ns:
+            self.unread_until_ns = self._read_ns + delay_ns
         else:
-            self.rests_until_ns = None
+            self.unread_until_ns = None
 
     def _take_one(self) -> bool:
         """Receives and handles one message. Returns whether there may be more."""
@@ -230,5 +230,5 @@ class RankSocket:
         self._loop.forget(connection.fileno())
         self._ungreeted.pop(connection, None)
         if connection is self._client:
-            self._client = self.rests_until_ns = None
+            self._client = self.unread_until_ns = None
         connection.close()

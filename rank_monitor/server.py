@@ -58,7 +58,7 @@ from rank_monitor.verdicts import NS_PER_S
 
 _RECENT_S = 0.5
 """The launcher asks for stacks right after a verdict; those that the verdict asked for are recent enough then."""
-_REST_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
+_READ_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 
 
@@ -98,7 +98,7 @@ class RankMonitorServer:
             self._greeted,
             self._lost,
             self._complain,
-            self._detector.patience_ns,
+            self._detector.longest_delay_ns,
         )
         self._lease = lease
         self._process: RankProcess | None = None
@@ -130,13 +130,13 @@ class RankMonitorServer:
         self._loop.wait(timeout_s)
 
     def _timeout_s(self) -> float | None:
-        due_ns, rests_until_ns = self._detector.next_deadline(), self._socket.rests_until_ns
-        if due_ns is None and rests_until_ns is None:
+        due_ns, unread_until_ns = self._detector.next_deadline(), self._socket.unread_until_ns
+        if due_ns is None and unread_until_ns is None:
             return None
         now_ns = time.monotonic_ns()
-        if rests_until_ns is not None and rests_until_ns < now_ns + _REST_EARLY_NS:
+        if unread_until_ns is not None and unread_until_ns < now_ns + _READ_EARLY_NS:
             return 0.0
-        return max(0, min(moment for moment in (due_ns, rests_until_ns) if moment is not None) - now_ns) / NS_PER_S
+        return max(0, min(moment for moment in (due_ns, unread_until_ns) if moment is not None) - now_ns) / NS_PER_S
 
     # The rank.
 

@@ -239,11 +239,11 @@ class RankWatch:
         if self.ended or self.start is None or self.wrapper.is_restarting:
             return []
         if self.wrapper.is_finalizing:
-            hard_s = self.wrapper.said.hard_timeout_s
+            hard_s = self.wrapper.message.hard_timeout_s
             return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=END_OF_FINALIZE)]
         # A process that sends no stamps (it could start no thread) owes none; one that is cut off may hang.
         has_stamps = self._stamp_ns is not None or not self.connected
-        owed, soft_s = self.wrapper.owed(has_stamps, self._stamp_ns or 0), self.wrapper.said.soft_timeout_s
+        owed, soft_s = self.wrapper.owed(has_stamps, self._stamp_ns or 0), self.wrapper.message.soft_timeout_s
         found = [self._deadline(SOFT, soft_s, since_ns, sign=sign) for sign, since_ns in owed]
         if self.detached:
             found += self._if_set("teardown", self._settings.teardown_timeout, self._detached_ns)
@@ -305,7 +305,7 @@ class WatchedWrapper:
     """The wrapper of a rank as the monitor knows it. At first there is none."""
 
     def __init__(self) -> None:
-        self.said = Guard(WrapperPhase.OVER, 0.0, 0.0, 0.0)
+        self.message = Guard(WrapperPhase.OVER, 0.0, 0.0, 0.0)
         self.began_ns = 0
         """When the iteration began, or the restart."""
         self.since_ns = 0
@@ -315,23 +315,23 @@ class WatchedWrapper:
     @property
     def is_there(self) -> bool:
         """Whether the rank can restart in process."""
-        return self.said.phase != WrapperPhase.OVER
+        return self.message.phase != WrapperPhase.OVER
 
     @property
     def is_restarting(self) -> bool:
         """Whether the wrapper is restarting: it has deadlines of its own, and nothing is judged."""
-        return self.said.phase == WrapperPhase.RESTARTING
+        return self.message.phase == WrapperPhase.RESTARTING
 
     @property
     def is_finalizing(self) -> bool:
         """Whether finalize and health check run after an interruption: only their end is expected."""
-        return self.said.phase == WrapperPhase.FINALIZING
+        return self.message.phase == WrapperPhase.FINALIZING
 
     @property
-    def patience_ns(self) -> int:
+    def slack_ns(self) -> int:
         """Nanoseconds from asking the wrapper to restart to the kill; 0 if there is no wrapper."""
         if self.is_there:
-            return nanoseconds(self.said.hard_timeout_s - self.said.soft_timeout_s)
+            return nanoseconds(self.message.hard_timeout_s - self.message.soft_timeout_s)
         return 0
 
     def greet(self, is_there: bool) -> None:
@@ -341,7 +341,7 @@ class WatchedWrapper:
                 phase = WrapperPhase.RESTARTING
             else:
                 phase = WrapperPhase.OVER
-            self.said = Guard(phase, 0.0, 0.0, 0.0)
+            self.message = Guard(phase, 0.0, 0.0, 0.0)
 
     def note(self, message: Guard, sent_ns: int) -> bool:
         """Takes over the state in `message`. Returns whether another iteration or a restart began.
@@ -350,8 +350,8 @@ class WatchedWrapper:
             ProtocolError: the values make no sense; nothing changed.
         """
         _check(message)
-        goes_on = {message.phase, self.said.phase} <= {WrapperPhase.RUNNING, WrapperPhase.UNGUARDED}
-        self.said, self.since_ns = message, sent_ns
+        goes_on = {message.phase, self.message.phase} <= {WrapperPhase.RUNNING, WrapperPhase.UNGUARDED}
+        self.message, self.since_ns = message, sent_ns
         if not goes_on:
             self.began_ns = sent_ns
         return not goes_on and self.is_there
@@ -367,7 +367,7 @@ class WatchedWrapper:
             has_stamps: whether stamps of the main thread can be expected.
             stamp_ns: when the main thread last executed bytecode, as far as known.
         """
-        if self.said.phase != WrapperPhase.RUNNING:
+        if self.message.phase != WrapperPhase.RUNNING:
             return []
         if has_stamps:
             signs = [(MAIN_THREAD, max(stamp_ns, self.since_ns))]

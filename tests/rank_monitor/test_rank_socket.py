@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from rank_monitor.batch_delay import LONGEST_NS
 from rank_monitor.contract.wire.messages import Heartbeat, Hello, Message, Sections
 from rank_monitor.loop import Loop
 from rank_monitor.rank_socket import RankSocket
-from rank_monitor.rest import LONGEST_NS
 from tests.rank_monitor.node import PATIENCE_S, bytes_of, until
 
 BETWEEN_S = 0.01
@@ -25,7 +25,7 @@ class Listening:
         self.beats: list[int] = []
         self.heard: list[Message] = []
         self.losses = 0
-        self.patience_ns = LONGEST_NS
+        self.longest_delay_ns = LONGEST_NS
         self.loop = Loop()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(b"")
@@ -39,7 +39,7 @@ class Listening:
             lambda _: None,
             self._lose,
             pytest.fail,
-            lambda: self.patience_ns,
+            lambda: self.longest_delay_ns,
         )
         self.socket.begin(0)
         self.rank = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -59,7 +59,7 @@ class Listening:
         time.sleep(BETWEEN_S)
         self.rank.send(bytes_of(Heartbeat()))
         self.loop.wait(0)
-        return self.socket.rests_until_ns is not None
+        return self.socket.unread_until_ns is not None
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def test_steady_heartbeats_are_read_together(listening: Listening) -> None:
 def test_when_nothing_came_meanwhile_the_next_message_is_read_as_it_comes(listening: Listening) -> None:
     until(listening.beat, "it never rested")
     listening.socket.drain()
-    assert listening.socket.rests_until_ns is None
+    assert listening.socket.unread_until_ns is None
     listening.rank.send(bytes_of(Sections(())))
     listening.loop.wait(PATIENCE_S)
     assert listening.heard[-1] == Sections(())
 
 
 def test_without_patience_every_message_is_read_as_it_comes(listening: Listening) -> None:
-    listening.patience_ns = 0
+    listening.longest_delay_ns = 0
     assert not any(listening.beat() for _ in range(10))
     assert len(listening.beats) == 10
 
@@ -110,4 +110,4 @@ def test_the_end_of_a_connection_is_seen_while_it_is_left_unread(listening: List
 
     until(lost, "the end was not seen")
     assert listening.heard[-1] == Sections(())
-    assert listening.socket.rests_until_ns is None
+    assert listening.socket.unread_until_ns is None

@@ -28,11 +28,11 @@ class CallWrapper:
 
     Args:
         state: of this rank; changes from iteration to iteration.
-        guard: the link to the monitor.
+        link: the link to the monitor.
     """
 
-    def __init__(self, state: State, guard: HangProtection) -> None:
-        self._state, self._guard = state, guard
+    def __init__(self, state: State, link: HangProtection) -> None:
+        self._state, self._link = state, link
         self._atomic = threading.RLock()
         self._unguarded = 0
 
@@ -48,7 +48,7 @@ class CallWrapper:
 
     def ping(self) -> None:
         """Reports progress of the training. After the first one of an iteration, further ones are expected."""
-        self._guard.ping()
+        self._link.ping()
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
@@ -65,13 +65,13 @@ class CallWrapper:
         iteration, self._unguarded = self._state.iteration, self._unguarded + 1
         try:
             if self._unguarded == 1:
-                self._guard.unguarded()
+                self._link.unguarded()
             yield
         finally:
             if iteration == self._state.iteration and self._unguarded:
                 self._unguarded -= 1
                 if self._unguarded == 0:
-                    self._guard.running()
+                    self._link.running()
 
     def begin(self) -> None:
         """Begins an iteration: contexts that an interrupted one left open are closed."""

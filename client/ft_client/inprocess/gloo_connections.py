@@ -55,9 +55,9 @@ def spare(port: int) -> None:
 def cut_gloo() -> list[str]:
     """Ends the waits in the gloo groups of this process: each of their connections reads end of file.
 
-    Only the receiving side is shut down, and what gloo then closes stays open until `let_go`, so that no send fails,
+    Only the receiving side is shut down, and what gloo then closes stays open until `release`, so that no send fails,
     here or at the peer, before end of file was read: gloo never wakes a wait for such a send. The peer reads end of
-    file when it cuts as well, else after `let_go`.
+    file when it cuts as well, else after `release`.
 
     Returns:
         What could not be found or cut, one sentence each.
@@ -74,7 +74,7 @@ def cut_gloo() -> list[str]:
     return left
 
 
-def let_go() -> None:
+def release() -> None:
     """Closes the copies of gloo's sockets that were cut. To be called when no thread waits there any more."""
     while _held:
         _held.popitem()[1].close()

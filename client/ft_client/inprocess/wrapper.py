@@ -113,24 +113,24 @@ class Wrapper:
             if call is not None:
                 call.soft_timeout(reason)
 
-        guard = MonitorLink(self.arguments, interrupted, coordination.logfile)
+        link = MonitorLink(self.arguments, interrupted, coordination.logfile)
         closed = None
         if is_respawned():
             entry = WrapperState.JOINING
         else:
             entry = WrapperState.INITIALIZED
-        guard.restarting()
-        guard.report(entry, state.rank or 0, 0, coordination.prefix, self.arguments.restart_limit_s)
+        link.restarting()
+        link.report(entry, state.rank or 0, 0, coordination.prefix, self.arguments.restart_limit_s)
         if is_respawned():
             closed = join(coordination.watched, state)
             if closed is None:  # all is done
-                guard.over()
+                link.over()
                 return None
-        call = Call(self.arguments, function, coordination, state, closed, guard)
+        call = Call(self.arguments, function, coordination, state, closed, link)
         try:
             return call.run()
         finally:
-            call = None  # the link keeps the guard, which must not keep the connections to the store
+            call = None  # the link keeps `interrupted`, which must not keep the connections to the store
 
 
 def _nccl_version() -> tuple[int, ...] | None:

@@ -157,9 +157,9 @@ class Iteration:
         elif self.end.complete(entry, entry.world_size):
             self._close_if_complete()
 
-    def missing(self, roll: Arrivals, of: Iterable[int]) -> list[int]:
+    def missing(self, arrivals: Arrivals, of: Iterable[int]) -> list[int]:
         """The members among `of` that have not arrived at a barrier and may still do so."""
-        gone = {entry.member for entry in [*roll.entries(), *discarded(self._store).entries()]}
+        gone = {entry.member for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
         members = self._members()
         return [member for member in of if member not in gone and (members is None or member in members)]
 
@@ -179,8 +179,8 @@ class Iteration:
         """Deletes every key of the iteration."""
         keys = [self.started, self.outcome, self.closed, self._note, f"{self._records}/count"]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
-        for roll in (self.start, self.returned, self.end):
-            keys += roll.keys()
+        for arrivals in (self.start, self.returned, self.end):
+            keys += arrivals.keys()
         for key in keys:
             self._store.delete_key(key)
 

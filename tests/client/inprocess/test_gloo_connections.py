@@ -140,7 +140,7 @@ def test_a_group_that_waits_for_a_peer_gets_another_in_its_place(monkeypatch: py
     while not ended.wait(0.05):
         assert time.monotonic() < deadline, "it waits for ever"
         gloo_connections.stand_in_for_peers(2)
-    gloo_connections.let_go()
+    gloo_connections.release()
 
 
 def test_nobody_stands_in_where_no_more_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.restart.failure import let_go, was_never_called
+from ft_client.inprocess.restart.failure import release_frames, was_never_called
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.standalone.store_host import own_address
 from tests.client.inprocess import corner_mains
@@ -217,10 +217,10 @@ def test_a_chain_of_exceptions_holds_nothing() -> None:
     except ValueError as error:
         kept: BaseException = error
     assert Large.alive == 2
-    let_go(kept)
+    release_frames(kept)
     assert Large.alive == 0
     kept.__cause__.__cause__ = kept  # type: ignore[union-attr]
-    let_go(kept)
+    release_frames(kept)
 
 
 def test_a_name_that_means_loopback_here_is_told_to_others_as_it_is() -> None:

@@ -52,7 +52,7 @@ class Call:
         coordination: the store of the call.
         state: of this rank at entry; changed in place.
         closed: for a rank that joined at a restart: how the previous iteration ended; else None.
-        guard: the link to the monitor.
+        link: the link to the monitor.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class Call:
         coordination: Coordination,
         state: State,
         closed: Closed | None,
-        guard: MonitorLink,
+        link: MonitorLink,
     ) -> None:
         self._arguments, self._coordination, self._state = arguments, coordination, state
-        self._closed, self._guard = closed, guard
+        self._closed, self._link = closed, link
         self._member = state.initial_rank or 0
         self._barrier_s = arguments.barrier_timeout.total_seconds()
         self._all_members = state.initial_world_size or state.world_size
         self._store = coordination.store
-        self._part = UserFunction(arguments, function, state, guard)
+        self._function = UserFunction(arguments, function, state, link)
         self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
         self._environment = IterationEnvironment()
-        self._escalating = Escalating(arguments, coordination.store, guard)
+        self._escalating = Escalating(arguments, coordination.store, link)
         first = state.iteration
         if closed is not None:
             first += 1
-        self._feed = StoreWatcher(coordination.watched, first, self._member, self._interrupt)
+        self._watcher = StoreWatcher(coordination.watched, first, self._member, self._interrupt)
         self._server: Any = None
         self._note = ""
         self._faulted = -1
@@ -88,17 +88,17 @@ class Call:
         Raises:
             BaseException: what ended the call on this rank.
         """
-        self._feed.start()
+        self._watcher.start()
         nested_restarter.send_to(self._tell)
         try:
             phase, event = self._play()
         finally:
-            self._part.close()
+            self._function.close()
             nested_restarter.send_to(None)
             self._environment.restore()
         if phase is RestartPhase.DONE:
-            return self._part.final_result()
-        raise self._part.final_error(event)
+            return self._function.final_result()
+        raise self._function.final_error(event)
 
     def _play(self) -> tuple[RestartPhase, RestartEvent]:
         """Runs the machine to its end. Returns the last phase and event.
@@ -120,7 +120,7 @@ class Call:
                 if is_lost:
                     event = self._lost(error)
                 else:
-                    event = self._part.end_by(error)
+                    event = self._function.end_by(error)
         return phase, event
 
     @property
@@ -136,11 +136,11 @@ class Call:
 
     def _interrupt(self, number: int) -> None:
         """Interrupts the main thread in iteration `number`. Called in the watcher's thread."""
-        self._part.known_fault = number
-        self._guard.fault_seen()
+        self._function.known_fault = number
+        self._link.fault_seen()
         self._escalating.interrupted()
         self._assigning.abandon(number)
-        self._part.interrupt()
+        self._function.interrupt()
 
     # One method for each `RestartAction`, in `_ACTIONS`. Before the function.
 
@@ -149,15 +149,15 @@ class Call:
         try:
             self._assigning.assign(self._state, self._closed)
         except RankDiscarded as error:
-            return self._part.end_by(error, RestartEvent.DISCARDED)
+            return self._function.end_by(error, RestartEvent.DISCARDED)
         except GatherAbandoned:
             return RestartEvent.INTERRUPTED
         except BaseException as error:
-            return self._part.end_by(error)
+            return self._function.end_by(error)
         return RestartEvent.ASSIGNED
 
     def _arrive(self) -> RestartEvent:
-        self._part.begin()
+        self._function.begin()
         self._server = None
         if self._coordination.must_serve(self._state):
             host = own_address(self._coordination.towards)
@@ -176,53 +176,53 @@ class Call:
         self._environment.set(state, self._note)
         if state.iteration:
             self._tell(WrapperState.HANDLING_COMPLETED)
-        self._guard.running()
+        self._link.running()
         if state.mode is Mode.ACTIVE:
             self._escalating.began()
-        return self._part.prepare()
+        return self._function.prepare()
 
     def _run(self) -> RestartEvent:
-        return self._part.run()
+        return self._function.run()
 
     def _announce(self) -> RestartEvent:
-        self._guard.restarting()
+        self._link.restarting()
         self._iteration.announce_return(self._entry(), self._state.active_world_size or 0)
         return self._next(self._arguments.completion_timeout.total_seconds())
 
     def _wait(self) -> RestartEvent:
-        self._guard.restarting()
+        self._link.restarting()
         return self._next(None)
 
     def _complete(self) -> RestartEvent:
-        self._part.complete()
-        self._guard.over()
+        self._function.complete()
+        self._link.over()
         self._tell(WrapperState.FINALIZED)
-        self._feed.join()
+        self._watcher.join()
         return RestartEvent.DONE
 
     # A fault.
 
     def _report(self) -> RestartEvent:
-        error, reached = self._part.fault, reported_iteration()
+        error, reached = self._function.fault, reported_iteration()
         if reached != NO_ITERATION:
             error += f" at iteration {reached}"
-        self._iteration.interrupt(self._record(Interruption.EXCEPTION, error, self._part.is_collateral))
+        self._iteration.interrupt(self._record(Interruption.EXCEPTION, error, self._function.is_collateral))
         return RestartEvent.FAILED
 
     def _recover(self) -> RestartEvent:
-        self._guard.restarting()
+        self._link.restarting()
         self._tell(WrapperState.HANDLING_STARTING)
         within_s = self._arguments.last_call_wait.total_seconds() + self._barrier_s
         deadline = time.monotonic() + within_s
         while self._faulted < self._state.iteration:
             event = self._next(deadline - time.monotonic())
             if event is RestartEvent.LATE:
-                self._part.end_by(InternalError(f"the abort took longer than {within_s:g} s"))
+                self._function.end_by(InternalError(f"the abort took longer than {within_s:g} s"))
             if event in (RestartEvent.LATE, RestartEvent.LOST, RestartEvent.DONE):
                 return event
-        self._guard.finalizing()
-        event = self._part.recover()
-        self._guard.restarting()
+        self._link.finalizing()
+        event = self._function.recover()
+        self._link.restarting()
         return event
 
     def _account(self) -> RestartEvent:
@@ -246,7 +246,7 @@ class Call:
     # Leaving.
 
     def _discard(self) -> RestartEvent:
-        self._feed.stopped = True
+        self._watcher.stopped = True
         record = self._record(Interruption.BASE_EXCEPTION)
         members.discard(self._store, self._iteration, self._member, self._all_members, record)
         return self._leave()
@@ -257,15 +257,15 @@ class Call:
             return self._leave()
 
     def _leave(self) -> RestartEvent:
-        self._guard.restarting()
-        self._feed.stopped = True
-        self._part.terminate()
-        self._feed.join(self._barrier_s)
-        if isinstance(self._part.error, RestartAbort):
-            self._tell(WrapperState.ABORTED, in_words(self._part.error))
+        self._link.restarting()
+        self._watcher.stopped = True
+        self._function.terminate()
+        self._watcher.join(self._barrier_s)
+        if isinstance(self._function.error, RestartAbort):
+            self._tell(WrapperState.ABORTED, in_words(self._function.error))
         else:
             self._tell(WrapperState.LEFT)
-        self._guard.over()
+        self._link.over()
         return RestartEvent.ENDED
 
     # Within.
@@ -273,7 +273,7 @@ class Call:
     def _tell(self, state: WrapperState, reason: str = "") -> None:
         """Reports a state to the monitor, and through it to the launcher."""
         prefix, limit_s = self._coordination.prefix, self._arguments.restart_limit_s
-        self._guard.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])
+        self._link.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])
 
     def _record(self, interruption: Interruption, error: str = "", is_collateral: bool = False) -> str:
         return InterruptionRecord(self._state.rank or 0, interruption, self._member, error, is_collateral).to_json()
@@ -286,15 +286,15 @@ class Call:
         if timeout_s is not None:
             timeout_s = max(0.0, timeout_s)
         try:
-            news = self._feed.news.get(timeout=timeout_s)
+            event = self._watcher.events.get(timeout=timeout_s)
         except queue.Empty:
             return RestartEvent.LATE
-        match news:
+        match event:
             case store_watcher.Started(note):
                 self._note = note
                 return RestartEvent.STARTED
             case store_watcher.End(reason):
-                return self._part.end_by(RestartAbort(reason))
+                return self._function.end_by(RestartAbort(reason))
             case store_watcher.FaultReported(number):
                 self._faulted = number
                 return RestartEvent.INTERRUPTED
@@ -305,12 +305,14 @@ class Call:
                 if closed.has(self._member):
                     return RestartEvent.CLOSED
                 without = RankDiscarded(f"the others went on without rank {self._state.rank}")
-                return self._part.end_by(without, RestartEvent.EXCLUDED)
+                return self._function.end_by(without, RestartEvent.EXCLUDED)
             case store_watcher.StoreGone(problem):
                 return self._lost(problem)
 
     def _lost(self, problem: BaseException) -> RestartEvent:
-        return self._part.end_by(InternalError(f"the store of the coordination is lost: {problem}"), RestartEvent.LOST)
+        return self._function.end_by(
+            InternalError(f"the store of the coordination is lost: {problem}"), RestartEvent.LOST
+        )
 
 
 _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {

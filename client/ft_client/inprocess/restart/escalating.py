@@ -28,13 +28,13 @@ class Escalating:
     Args:
         arguments: of the wrapper.
         store: of the call.
-        guard: the link to the monitor, which knows whether the function has called `ping()`.
+        link: the link to the monitor, which knows whether the function has called `ping()`.
     """
 
-    def __init__(self, arguments: Arguments, store: Store, guard: MonitorLink) -> None:
+    def __init__(self, arguments: Arguments, store: Store, link: MonitorLink) -> None:
         self._limits = limits_of(arguments)
         self._soft_s = arguments.soft_timeout.total_seconds()
-        self._store, self._guard = store, guard
+        self._store, self._link = store, link
         self._began: float | None = None
         self._life: Life | None = None
 
@@ -46,7 +46,7 @@ class Escalating:
         """Notes that the iteration is interrupted. From any thread."""
         if self._began is not None:
             ran_s = time.monotonic() - self._began
-            self._life = Life(ran_s, self._guard.has_pinged, reported_iteration(), self._soft_s)
+            self._life = Life(ran_s, self._link.has_pinged, reported_iteration(), self._soft_s)
 
     def why_end(self, number: int) -> str:
         """Counts the iteration before `number`, once. Returns why there is no further one; empty if there is one.

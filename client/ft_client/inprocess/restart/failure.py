@@ -60,7 +60,7 @@ def in_words(error: BaseException) -> str:
         return f"<no words: str() raised {type(problem).__name__}>"
 
 
-def let_go(error: BaseException | None) -> None:
+def release_frames(error: BaseException | None) -> None:
     """Frees what the frames of an exception refer to, such as a model, before the next call makes another one.
 
     The traceback keeps its lines.

@@ -55,15 +55,15 @@ def join(store: Store, state: State) -> Closed | None:
     return closed
 
 
-def expel(iteration: Iteration, roll: Arrivals, all_members: int) -> None:
+def expel(iteration: Iteration, arrivals: Arrivals, all_members: int) -> None:
     """Interrupts an iteration for all members that have not arrived at a barrier, and reports them as lost.
 
     Args:
         iteration: the present one.
-        roll: the arrivals at its start or end.
+        arrivals: the arrivals at its start or end.
         all_members: how many there were at entry.
     """
-    for member in iteration.missing(roll, iteration.everybody(all_members)):
+    for member in iteration.missing(arrivals, iteration.everybody(all_members)):
         _interrupt_for(iteration, [member])
         iteration.account(Entry(member, is_well=False))
 

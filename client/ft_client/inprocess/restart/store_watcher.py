@@ -54,7 +54,7 @@ class StoreGone:
     problem: Exception
 
 
-News = Started | End | FaultReported | Done | Closed | StoreGone
+StoreEvent = Started | End | FaultReported | Done | Closed | StoreGone
 
 
 class StoreWatcher(threading.Thread):
@@ -69,7 +69,7 @@ class StoreWatcher(threading.Thread):
 
     def __init__(self, store: Any, number: int, member: int, interrupt: Callable[[int], object]) -> None:
         super().__init__(name="ft_client in-process watcher", daemon=True)
-        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[StoreEvent] = queue.SimpleQueue()
         self.stopped = False
         """This rank leaves: the next key is the last to wait for."""
         self._store, self._number, self._member, self._interrupt = store, number, member, interrupt
@@ -83,7 +83,7 @@ class StoreWatcher(threading.Thread):
             try:
                 self._interrupt(self._number)
             finally:
-                self.news.put(StoreGone(problem))
+                self.events.put(StoreGone(problem))
         finally:
             del (
                 self._interrupt
@@ -96,18 +96,18 @@ class StoreWatcher(threading.Thread):
         if self.stopped:
             return False
         if started.startswith(GO):
-            self.news.put(Started(started.removeprefix(GO)))
+            self.events.put(Started(started.removeprefix(GO)))
         elif started.startswith(END):
-            self.news.put(End(started.removeprefix(END)))
+            self.events.put(End(started.removeprefix(END)))
         if self._await(iteration.outcome) == DONE:
-            self.news.put(Done())
+            self.events.put(Done())
             return False
         began = time.monotonic()
         self._interrupt(number)
         logger.debug("iteration %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
-        self.news.put(FaultReported(number))
+        self.events.put(FaultReported(number))
         closed = Closed.read(self._await(iteration.closed).encode())
-        self.news.put(closed)
+        self.events.put(closed)
         return not self.stopped and closed.has(self._member)
 
     def _await(self, key: str) -> str:

@@ -21,8 +21,8 @@ from ft_client.inprocess.restart.failure import (
     below_ours,
     in_words,
     is_about_lost_peer,
-    let_go,
     place_of,
+    release_frames,
     was_never_called,
 )
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
@@ -40,14 +40,14 @@ class UserFunction:
         arguments: of the wrapper.
         function: the user's, with its arguments.
         state: of this rank; what its function raised is noted there.
-        guard: the link to the monitor.
+        link: the link to the monitor.
 
     `known_fault`: the last iteration that this rank knows to be interrupted. `fault`: type and place of the last
     exception here; `is_collateral`: it was the consequence of a fault elsewhere. `error`: what ends this rank.
     """
 
     def __init__(
-        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, guard: MonitorLink
+        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, link: MonitorLink
     ) -> None:
         self.known_fault = -1
         self.fault = ""
@@ -55,8 +55,8 @@ class UserFunction:
         self.result: Any = None
         self.error: BaseException | None = None
         self._arguments, self._function, self._state = arguments, function, state
-        self._wrapper = CallWrapper(state, guard)
-        self._guard = guard
+        self._wrapper = CallWrapper(state, link)
+        self._link = link
         self._interrupter = Interrupter(self._grace_s, self._interrupted_again)
         self._cause: BaseException | None = None
         self._abort_ended: BaseException | None = None
@@ -182,7 +182,7 @@ class UserFunction:
         self._check_health(frozen)
 
     def _grace_s(self) -> float:
-        return self._arguments.interrupt_grace_s(self._guard.interrupt_grace_s())
+        return self._arguments.interrupt_grace_s(self._link.interrupt_grace_s())
 
     def _interrupted_again(self, waited_s: float, why: str, stack: str) -> None:
         logger.warning(
@@ -192,7 +192,7 @@ class UserFunction:
             why,
             stack,
         )
-        self._guard.interrupted_again(self._state.iteration, waited_s, why, stack)
+        self._link.interrupted_again(self._state.iteration, waited_s, why, stack)
 
     def _check_health(self, frozen: FrozenState) -> None:
         try:
@@ -236,7 +236,7 @@ class UserFunction:
             told = (type(error), error, below_ours(error.__traceback__))
             logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
         self.fault, self.is_collateral = place_of(error), lost_peer or not is_first
-        let_go(error)
+        release_frames(error)
         error.__traceback__ = below_ours(
             error.__traceback__
         )  # what is above refers to the call, for as long as it is kept

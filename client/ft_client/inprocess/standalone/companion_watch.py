@@ -16,7 +16,7 @@ from typing import Any
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.standalone import store_host
-from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.call_members import CallMembers
 from ft_client.inprocess.standalone.guarded_call import FINISHED, OVER, GuardedCall, MakeStore
 from ft_client.inprocess.standalone.node_beat import NodeBeat
 from ft_client.inprocess.standalone.sidecar import Sidecar
@@ -122,10 +122,10 @@ class CompanionWatch:
         if call.iterations_host:
             self._iteration_servers = {}  # those of the call before end here
             self._in_thread(functools.partial(self._serve_iterations, call, self._iteration_servers))
-        NodeBeat(call.member, lambda: self._attend(call), call.heartbeat_interval_s, self._say).start()
+        NodeBeat(call.member, lambda: self._members_of(call), call.heartbeat_interval_s, self._say).start()
         if call.member == 0:
             store_host.NodeJudge(
-                lambda: self._attend(call),
+                lambda: self._members_of(call),
                 call.heartbeat_timeout_s,
                 call.heartbeat_interval_s,
                 lambda members: self._give_up(call, members),
@@ -141,10 +141,10 @@ class CompanionWatch:
         self._ending = self._in_thread(lambda: self._tell_end(call))
 
     def _tell_end(self, call: GuardedCall) -> None:
-        attendance = self._attend(call)
-        attendance.end(call.member)
+        call_members = self._members_of(call)
+        call_members.end(call.member)
         if call.hosts_store:
-            attendance.wait_finished()
+            call_members.wait_finished()
             if self._line is not None:
                 channel.send(self._line, FINISHED)
 
@@ -168,12 +168,12 @@ class CompanionWatch:
 
     def _depart(self, call: GuardedCall, member: int, why: Interruption) -> None:
         store = call.connect(self._make_store, call.heartbeat_timeout_s)
-        Attendance(call.keys(store, _OWN), call.world_size).end(member)
+        CallMembers(call.keys(store, _OWN), call.world_size).end(member)
         depart(call.keys(store), member, InterruptionRecord(member, why).to_json(), call.barrier_timeout_s)
         self._say(f"the others know that rank {member} is gone")
 
     def _wait_until_all_ended(self, call: GuardedCall, ended: threading.Event) -> None:
-        self._attend(call, call.heartbeat_timeout_s).wait_finished()
+        self._members_of(call, call.heartbeat_timeout_s).wait_finished()
         ended.set()
 
     def _give_up(self, call: GuardedCall, members: list[int]) -> None:
@@ -183,7 +183,7 @@ class CompanionWatch:
 
     def _host_on(self, call: GuardedCall) -> None:
         self._say("the store is served as long as the others need it")
-        store_host.stay(call.port, self._attend(call), call.heartbeat_interval_s, call.barrier_timeout_s)
+        store_host.stay(call.port, self._members_of(call), call.heartbeat_interval_s, call.barrier_timeout_s)
 
     def _serve_iterations(self, call: GuardedCall, servers: dict[int, object]) -> None:
         keys = call.keys(call.connect(self._make_store))
@@ -193,10 +193,10 @@ class CompanionWatch:
     def _serve_on(self, call: GuardedCall) -> None:
         self._say("the stores of iterations are served until the others are through")
         with contextlib.suppress(RuntimeError):  # the store of the coordination ends with who hosts it
-            self._attend(call, call.heartbeat_timeout_s).wait_finished()
+            self._members_of(call, call.heartbeat_timeout_s).wait_finished()
 
-    def _attend(self, call: GuardedCall, limit_s: float = math.inf) -> Attendance:
-        return Attendance(call.keys(call.connect(self._make_store, limit_s), _OWN), call.world_size)
+    def _members_of(self, call: GuardedCall, limit_s: float = math.inf) -> CallMembers:
+        return CallMembers(call.keys(call.connect(self._make_store, limit_s), _OWN), call.world_size)
 
     def _in_thread(self, task: Callable[[], None], then: Callable[[], None] = lambda: None) -> threading.Thread:
         def run() -> None:

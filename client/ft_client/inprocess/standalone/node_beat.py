@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.call_members import CallMembers
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire import channel
 
@@ -40,46 +40,46 @@ class NodeBeat(threading.Thread):
     """A thread that adds one member to a call, then beats or waits for its turn, until the call is finished.
 
     Args:
-        attend: the call's attendance over a new connection; it is kept only while this one beats.
+        open_members: the call's members over a new connection; it is kept only while this one beats.
         interval_s: between two beats.
         say: called with a line for the log.
     """
 
     def __init__(
-        self, member: int, attend: Callable[[], Attendance], interval_s: float, say: Callable[[str], None]
+        self, member: int, open_members: Callable[[], CallMembers], interval_s: float, say: Callable[[str], None]
     ) -> None:
         super().__init__(name="node beat", daemon=True)
-        self._member, self._attend, self._interval_s, self._say = member, attend, interval_s, say
+        self._member, self._open_members, self._interval_s, self._say = member, open_members, interval_s, say
         self._node = this_node()
 
     def run(self) -> None:
         """Ends with a line in the log when the store is lost."""
         try:
-            attendance = self._attend()
-            attendance.come(self._member, self._node)
-            self._take_turns(attendance.token())
+            call_members = self._open_members()
+            call_members.join(self._member, self._node)
+            self._take_turns(call_members.token())
         except RuntimeError as lost:
             self._say(f"this rank's node is not vouched for from here: {lost}")
 
     def _take_turns(self, token: str) -> None:
-        name, in_vain = f"\0ft-beat-{token}", 0
-        while in_vain < _TRIES:
+        name, failed = f"\0ft-beat-{token}", 0
+        while failed < _TRIES:
             with socket.socket(socket.AF_UNIX) as end:
                 if _takes(end, name):
                     end.listen(socket.SOMAXCONN)
                     self._beat()
                     return
                 if _has_waited_for_the_end_of(end, name):
-                    in_vain = 0
+                    failed = 0
                 else:
-                    in_vain = in_vain + 1
+                    failed = failed + 1
         self._say("another user has the name by which companions of this node take turns: each of them beats")
         self._beat()
 
     def _beat(self) -> None:
-        attendance = self._attend()
-        for _ in attendance.until_finished(self._interval_s):
-            attendance.beat(self._node)
+        call_members = self._open_members()
+        for _ in call_members.until_finished(self._interval_s):
+            call_members.beat(self._node)
 
 
 def _takes(end: socket.socket, name: str) -> bool:

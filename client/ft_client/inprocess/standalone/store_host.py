@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.call_members import CallMembers
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc
 
@@ -121,7 +121,7 @@ class NodeJudge(threading.Thread):
     """A thread that watches the beats of a call's nodes, until the call is finished or the store lost.
 
     Args:
-        attend: returns the call's `Attendance` over a new connection.
+        open_members: returns the call's `CallMembers` over a new connection.
         timeout_s, interval_s: when a silent node is lost, and how often the counters are read.
         lost: called with the members of a lost node that have not finished.
         say: called with a line for the log.
@@ -129,14 +129,14 @@ class NodeJudge(threading.Thread):
 
     def __init__(
         self,
-        attend: Callable[[], Attendance],
+        open_members: Callable[[], CallMembers],
         timeout_s: float,
         interval_s: float,
         lost: Callable[[list[int]], None],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(name="node judge", daemon=True)
-        self._attend, self._interval_s, self._lost, self._say = attend, interval_s, lost, say
+        self._open_members, self._interval_s, self._lost, self._say = open_members, interval_s, lost, say
         self._timeout_s = timeout_s
         self._detector = LossDetector(timeout_s, interval_s + _SLACK_S)
         self._lost_at: dict[str, int] = {}
@@ -146,29 +146,29 @@ class NodeJudge(threading.Thread):
     def run(self) -> None:
         """Ends with a line in the log when the store is lost."""
         try:
-            attendance = self._attend()
-            for _ in attendance.until_finished(self._interval_s):
-                self._look(attendance)
+            call_members = self._open_members()
+            for _ in call_members.until_finished(self._interval_s):
+                self._look(call_members)
         except RuntimeError as lost:
             self._say(f"nodes are not judged any more: {lost}")
 
-    def _look(self, attendance: Attendance) -> None:
+    def _look(self, call_members: CallMembers) -> None:
         if not self._is_complete:
-            self._is_complete = attendance.everybody_came()
-            self._nodes = attendance.members()
-        counters = {node: attendance.beat(node, 0) for node in self._nodes}
+            self._is_complete = call_members.all_joined()
+            self._nodes = call_members.members()
+        counters = {node: call_members.beat(node, 0) for node in self._nodes}
         now = time.monotonic()
         # A node is watched from its first beat on; one that was lost, when it beats again.
         self._detector.watch([node for node, beats in counters.items() if beats != self._lost_at.get(node, 0)], now)
         for node in self._detector.read(counters, now):
             self._lost_at[node] = counters[node]
-            members = [member for member in self._nodes[node] if not attendance.has_ended(member)]
+            members = [member for member in self._nodes[node] if not call_members.has_ended(member)]
             if members:
                 self._say(f"node {node} with ranks {members} was silent for {self._timeout_s:g} s")
                 self._lost(members)
 
 
-def stay(port: int, attendance: Attendance, interval_s: float, patience_s: float) -> None:
+def stay(port: int, call_members: CallMembers, interval_s: float, patience_s: float) -> None:
     """Returns when nobody needs the store at `port` any more: all are through, or no other process is connected to it.
 
     Args:
@@ -176,11 +176,11 @@ def stay(port: int, attendance: Attendance, interval_s: float, patience_s: float
         patience_s: how long members that have not come yet are waited for.
     """
     give_up_at = time.monotonic() + patience_s
-    while not attendance.is_finished():
-        if not is_used(port) and (time.monotonic() > give_up_at or attendance.everybody_came()):
+    while not call_members.is_finished():
+        if not is_used(port) and (time.monotonic() > give_up_at or call_members.all_joined()):
             return
         with contextlib.suppress(RuntimeError):
-            attendance.wait_finished(datetime.timedelta(seconds=interval_s))
+            call_members.wait_finished(datetime.timedelta(seconds=interval_s))
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -100,10 +100,10 @@ def serve(settings: dict[str, Any], path: str, number: int, ready: Connection) -
 
     Args:
         number: of the monitor, for its log.
-        ready: told what went wrong; nothing: it listens.
+        ready: gets the text of an error, or an empty one when the socket listens.
     """
     try:
-        told = _heed_signals()
+        woken = _woken_by_signals()
         listener = _listen(Path(path))
     except OSError as error:
         ready.send(str(error))
@@ -112,7 +112,7 @@ def serve(settings: dict[str, Any], path: str, number: int, ready: Connection) -
         station = _Station(listener, from_json(MonitorSettings, settings, "the caller"), number)
         ready.send("")
         ready.close()
-        station.run(told)
+        station.run(woken)
     finally:
         with contextlib.suppress(OSError):
             Path(path).unlink()
@@ -129,10 +129,10 @@ class _Station:
         self._sidecar = Sidecar(template, folder, listener, number, self._start, _say, settings)
         self._rank: tuple[int, int] | None = None
 
-    def run(self, told: int) -> None:
-        """Serves until `told` is readable or the parent is gone."""
+    def run(self, woken: int) -> None:
+        """Serves until `woken` is readable or the parent is gone."""
         parent = parent_process()
-        ends = {told}
+        ends = {woken}
         if parent is not None:
             ends.add(parent.sentinel)
         try:
@@ -181,7 +181,7 @@ def _listen(path: Path) -> socket.socket:
     raise FileExistsError(f"another monitor listens at {path}")
 
 
-def _heed_signals() -> int:
+def _woken_by_signals() -> int:
     """SIGTERM makes the returned descriptor readable; Ctrl-C is the caller's, which ends this process."""
     woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGTERM, lambda *_: None)

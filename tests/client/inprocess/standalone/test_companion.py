@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import FileStore, PrefixStore
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
-from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.call_members import CallMembers
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection
@@ -65,7 +65,7 @@ def test_a_rank_whose_call_is_over_is_not(ranks: Nursery, server: Any) -> None:
     rank.leave()
     ranks.nothing_left()
     assert not records(PrefixStore("call", server))
-    assert Attendance(PrefixStore("call/companion", server), 2).has_ended(1)
+    assert CallMembers(PrefixStore("call/companion", server), 2).has_ended(1)
 
 
 @pytest.mark.parametrize("state", ["finalized", "left", "aborted"])
@@ -176,9 +176,9 @@ def test_a_silent_node_is_lost(ranks: Nursery, server: Any) -> None:
     rank = ranks.rank()
     timeouts = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "monitor_process_interval": 0.1}
     rank.do("start", member=0, world_size=2, address=address(server), timeouts=timeouts)
-    attendance = Attendance(PrefixStore("call/companion", server), 2)
-    attendance.come(1, "other-node")
-    attendance.beat("other-node")
+    call_members = CallMembers(PrefixStore("call/companion", server), 2)
+    call_members.join(1, "other-node")
+    call_members.beat("other-node")
     goes_without(PrefixStore("call", server), 1, Interruption.UNRESPONSIVE)
     rank.do("close")
     rank.leave()

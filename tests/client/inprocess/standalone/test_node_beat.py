@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore
 
-from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.call_members import CallMembers
 from ft_client.inprocess.standalone.node_beat import this_node
 from tests.client.inprocess.nursery import Nursery, until
 from tests.client.stranger import holding, needs_another_user
 
 
 def test_another_companion_goes_on(ranks: Nursery, server: Any) -> None:
-    attendance = Attendance(PrefixStore("call/companion", server), 3)
+    call_members = CallMembers(PrefixStore("call/companion", server), 3)
     started, node = [], this_node()
     timeouts = {"heartbeat_interval": 0.05}
     for member in (1, 2):
@@ -22,16 +22,16 @@ def test_another_companion_goes_on(ranks: Nursery, server: Any) -> None:
         address = ["127.0.0.1", server.port]
         companion, _ = rank.do("start", member=member, world_size=3, address=address, timeouts=timeouts)
         started.append((rank, companion))
-        until(lambda: sum(map(len, attendance.members().values())) == len(started), "it comes")
-        count = attendance.beat(node, 0)
-        until(lambda: attendance.beat(node, 0) > count, "the node beats")  # noqa: B023
-    assert attendance.members() == {node: [1, 2]}
+        until(lambda: sum(map(len, call_members.members().values())) == len(started), "it comes")
+        count = call_members.beat(node, 0)
+        until(lambda: call_members.beat(node, 0) > count, "the node beats")  # noqa: B023
+    assert call_members.members() == {node: [1, 2]}
     (first, companion), (second, _) = started
     first.do("close")
     first.leave()
     until(lambda: companion not in ranks.processes(), "the one that beats has ended")
-    count = attendance.beat(node, 0)
-    until(lambda: attendance.beat(node, 0) > count, "the other goes on")
+    count = call_members.beat(node, 0)
+    until(lambda: call_members.beat(node, 0) > count, "the other goes on")
     second.do("close")
     second.leave()
 
@@ -39,11 +39,11 @@ def test_another_companion_goes_on(ranks: Nursery, server: Any) -> None:
 @needs_another_user
 @pytest.mark.parametrize("listens", ["128", "0", "never"])
 def test_another_user_who_holds_the_name_silences_nobody(ranks: Nursery, server: Any, listens: str) -> None:
-    attendance = Attendance(PrefixStore("call/companion", server), 3)
-    with holding(f"ft-beat-{attendance.token()}", listens):
+    call_members = CallMembers(PrefixStore("call/companion", server), 3)
+    with holding(f"ft-beat-{call_members.token()}", listens):
         rank, node = ranks.rank(), this_node()
         address, timeouts = ["127.0.0.1", server.port], {"heartbeat_interval": 0.05}
         rank.do("start", member=1, world_size=3, address=address, timeouts=timeouts)
-        until(lambda: attendance.beat(node, 0) > 0, "the node beats")
+        until(lambda: call_members.beat(node, 0) > 0, "the node beats")
         rank.do("close")
         rank.leave()

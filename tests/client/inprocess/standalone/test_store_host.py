@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import PrefixStore
 
 from ft_client.inprocess.standalone import store_host
-from ft_client.inprocess.standalone.attendance import Attendance
+from ft_client.inprocess.standalone.call_members import CallMembers
 from ft_client.inprocess.standalone.store_host import NodeJudge
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
@@ -36,7 +36,7 @@ def test_rank_0_is_killed_and_the_store_goes_on(ranks: Nursery, port: int) -> No
     """While another is connected, although it never says that it is through."""
     rank = host(ranks, port)
     store = connection(port)
-    Attendance(PrefixStore("companion", store), 2).come(1, "other-node")
+    CallMembers(PrefixStore("companion", store), 2).join(1, "other-node")
     rank.kill()
     iteration = Iteration(store, 0)
     store.wait([iteration.outcome], WAIT)
@@ -57,17 +57,17 @@ def test_it_ends_when_all_are_through(ranks: Nursery, port: int) -> None:
     rank.do("close")
     rank.leave()
     until(lambda: list(ranks.processes().values()) == ["ft_companion"], "only the store's host is left")
-    Attendance(PrefixStore("companion", store), 2).end(1)
+    CallMembers(PrefixStore("companion", store), 2).end(1)
     ranks.nothing_left()
 
 
 def test_closing_waits_for_the_others(ranks: Nursery, port: int) -> None:
     rank = host(ranks, port)
     rank.say("close", others_s=60.0)
-    attendance = Attendance(PrefixStore("companion", connection(port)), 2)
-    until(lambda: attendance.has_ended(0), "it closes")
-    assert not attendance.is_finished()
-    attendance.end(1)
+    call_members = CallMembers(PrefixStore("companion", connection(port)), 2)
+    until(lambda: call_members.has_ended(0), "it closes")
+    assert not call_members.is_finished()
+    call_members.end(1)
     assert rank.answer() is None
     rank.leave()
 
@@ -108,22 +108,22 @@ def test_own_connections_are_no_use(server: Any) -> None:
 def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
     """Nodes that are through are not judged, nor one that never beat; one that beats again may be lost again."""
     lost: list[list[int]] = []
-    attendance = Attendance(PrefixStore("call", server), 6)
+    call_members = CallMembers(PrefixStore("call", server), 6)
     for member, node in enumerate(("a", "a", "b", "c", "d")):
-        attendance.come(member, node)
+        call_members.join(member, node)
     for node in ("a", "b", "d"):
-        attendance.beat(node)
-    attendance.end(2)
-    attendance.end(1)
+        call_members.beat(node)
+    call_members.end(2)
+    call_members.end(1)
     said = threading.Event()
-    judge = NodeJudge(lambda: Attendance(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
+    judge = NodeJudge(lambda: CallMembers(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
     judge.start()
-    until(lambda: lost or attendance.beat("d") == 0, "the silent node is lost, while another beats")
+    until(lambda: lost or call_members.beat("d") == 0, "the silent node is lost, while another beats")
     assert lost == [[0]]
-    attendance.beat("a")
-    until(lambda: len(lost) > 1 or attendance.beat("d") == 0, "it beat once more, and is lost again")
+    call_members.beat("a")
+    until(lambda: len(lost) > 1 or call_members.beat("d") == 0, "it beat once more, and is lost again")
     assert lost == [[0], [0]]
     for member in range(6):
-        attendance.end(member)
+        call_members.end(member)
     judge.join(60)
     assert not judge.is_alive() and said.is_set()

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from rank_monitor.batch_delay import batch_delay_ns
 from rank_monitor.hang_detector import DetectorState
 from rank_monitor.limits import WatchLimits
-from rank_monitor.rest import rest_ns
 from tests.rank_monitor.timeline import STARTED_S, Timeline, limited
 
 MS = 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("beats", "passed_ms", "patience_ms", "expected_ms"),
+    ("beats", "passed_ms", "longest_ms", "expected_ms"),
     [
         pytest.param(0, 250, 250, 0, id="nothing came"),
         pytest.param(1, 100, 250, 250, id="ten a second"),
@@ -29,8 +29,8 @@ MS = 1_000_000
         pytest.param(1, 100, 0, 0, id="an alarm"),
     ],
 )
-def test_rest(beats: int, passed_ms: float, patience_ms: int, expected_ms: int) -> None:
-    assert rest_ns(beats, round(passed_ms * MS), patience_ms * MS) == expected_ms * MS
+def test_batch_delay(beats: int, passed_ms: float, longest_ms: int, expected_ms: int) -> None:
+    assert batch_delay_ns(beats, round(passed_ms * MS), longest_ms * MS) == expected_ms * MS
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_rest(beats: int, passed_ms: float, patience_ms: int, expected_ms: int) 
     ],
 )
 def test_no_limit_is_missed_by_a_message_that_lies_unread(limits: dict[str, Any], expected_ms: int) -> None:
-    assert WatchLimits.configured(limited(**limits)).patience_ns == expected_ms * MS
+    assert WatchLimits.configured(limited(**limits)).longest_delay_ns == expected_ms * MS
 
 
 def test_nothing_lies_unread_during_an_alarm() -> None:
     line = Timeline(limited(initial_rank_heartbeat_timeout=10.0))
     line.attach()
-    assert line.detector.patience_ns() > 0
+    assert line.detector.longest_delay_ns() > 0
     line.until(STARTED_S + 9.95)
     assert line.detector.state is DetectorState.SUSPECT
-    assert line.detector.patience_ns() == 0
+    assert line.detector.longest_delay_ns() == 0

@@ -14,18 +14,18 @@ _SHORTEST_NS = 4_000_000
 _BEATS = 16
 
 
-def rest_ns(beats: int, passed_ns: int, patience_ns: int) -> int:
+def batch_delay_ns(beats: int, passed_ns: int, longest_delay_ns: int) -> int:
     """Nanoseconds until the rank's messages need to be read again; 0: each is to be read as it arrives.
 
     Args:
         beats: number of heartbeats that were just read.
         passed_ns: time since the previous reading.
-        patience_ns: upper limit of the result.
+        longest_delay_ns: upper limit of the result.
     """
     if beats == 0:
         return 0
     interval_ns = passed_ns // beats
-    rest = min(_BEATS * interval_ns, patience_ns)
-    if rest >= max(_SHORTEST_NS, interval_ns * 3 // 2):
-        return rest
+    delay_ns = min(_BEATS * interval_ns, longest_delay_ns)
+    if delay_ns >= max(_SHORTEST_NS, interval_ns * 3 // 2):
+        return delay_ns
     return 0

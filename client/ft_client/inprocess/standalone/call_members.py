@@ -22,7 +22,7 @@ FINISHED = "finished"
 _INTERVALS_PER_LOOK = 4
 
 
-class Attendance:
+class CallMembers:
     """The keys of one call.
 
     Args:
@@ -33,13 +33,13 @@ class Attendance:
     def __init__(self, store: Any, world_size: int) -> None:
         self._store, self._world_size = store, world_size
 
-    def come(self, member: int, node: str) -> None:
+    def join(self, member: int, node: str) -> None:
         """Adds a member on a node (a name without blanks). A second call for the same member does nothing."""
         if self._store.add(f"came/{member}", 1) == 1:
             self._store.append("nodes", f"{member} {node}\n")
             self._store.add("came", 1)
 
-    def everybody_came(self) -> bool:
+    def all_joined(self) -> bool:
         """Whether all members have been added."""
         return int(self._store.add("came", 0)) >= self._world_size
 
