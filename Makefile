@@ -19,7 +19,8 @@ PARALLEL := -n 4
 help:
 	@echo "make demo       train twice, once with faults, and compare the weights bit for bit"
 	@echo "make install    makes .venv; each of the others does so as well"
-	@echo "make test       the tests; TORCH=2.6.0 runs them with that release, in an environment of its own"
+	@echo "make test       the tests, with 3 of 10 that start whole jobs; FT_TEST_SHARE=1 runs all of them,"
+	@echo "                TORCH=2.6.0 runs them with that release, in an environment of its own"
 	@echo "make test-slow  the long tests"
 	@echo "make check      format, lint, types, import contract"
 	@echo "make format     rewrite the files in the project's format"
@@ -39,6 +40,8 @@ install: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/python scripts/demo/run.py
 
+# The share of tests that start whole jobs (tests/sampling.py); all of them where PYTEST_FLAGS select some.
+test: export FT_TEST_SHARE ?= $(if $(PYTEST_FLAGS),1,0.3)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)
 

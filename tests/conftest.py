@@ -1,5 +1,5 @@
 """How all tests run: hypothesis without a limit on time, SIGINT as in a shell's foreground, records of launchers in the
-tests' own folder, and which tests one worker of pytest-xdist runs together.
+tests' own folder, which tests are run, and which of them one worker of pytest-xdist runs together.
 
 pytest-xdist's own mark for that, `xdist_group`, does nothing with pytest 9.2.
 """
@@ -7,6 +7,7 @@ pytest-xdist's own mark for that, `xdist_group`, does nothing with pytest 9.2.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.patience import patient
+from tests.sampling import is_chosen
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by `&`, and all that starts from it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -74,14 +76,25 @@ EVERY_TORCH = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads it
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives a test as much more time as its deadlines get."""
+    """Gives a test as much more time as its deadlines get, and chooses the seed of `sampling.py`."""
     if config.getoption("timeout") is None:
         config.option.timeout = patient(float(config.getini("timeout")))
+    # The workers of pytest-xdist are children of this process, and take the same.
+    os.environ.setdefault("FT_TEST_SEED", str(secrets.randbelow(10**6)))
+
+
+def _share() -> float:
+    return float(os.environ.get("FT_TEST_SHARE", "1"))
+
+
+def pytest_report_header() -> str:
+    """Names the seed, so that a run can be repeated."""
+    return f"of the tests that start jobs: FT_TEST_SHARE={_share():g} FT_TEST_SEED={os.environ['FT_TEST_SEED']}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives the mark `every_torch`.
+    """Gives the mark `every_torch`, and leaves out what `sampling.py` does not choose.
 
     Raises:
         UsageError: a whole collection lacks a test that is named for it.
@@ -95,6 +108,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     everything = config.args == config.getini("testpaths") and not config.getoption("lf")
     if unused and everything:
         raise pytest.UsageError(f"EVERY_TORCH in tests/conftest.py names tests that do not exist: {sorted(unused)}")
+    share, seed = _share(), os.environ["FT_TEST_SEED"]
+    left_out = [item for item in items if not is_chosen(item.nodeid, seed, share)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_chosen(item.nodeid, seed, share)]
 
 
 @pytest.hookimpl(optionalhook=True)
