@@ -6,14 +6,18 @@ Called by the memberships, which know which of these it is. The signal may have 
 from __future__ import annotations
 
 import signal
+import time
+from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.cycle import stop_wait
-from ft_launcher.processes.signals import rank_signal
+from ft_launcher.processes.process_tree import catches
+from ft_launcher.processes.signals import RankSignal, rank_signal
+from ft_launcher.ranks.rank_context import RankContext
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes.wait import readable
 
 
 def preempt(ranks: Ranks, ending: EndingSignal, number: int) -> int:
@@ -24,11 +28,8 @@ def preempt(ranks: Ranks, ending: EndingSignal, number: int) -> int:
     """
     stop = ranks.parts.settings.stop
     ranks.monitors.end_cycle()
-    # To main processes only: data loaders must not end while their rank saves.
-    stop_wait.tell(ranks.processes, rank_signal(number, ranks.parts.named_signals, stop.preemption_signal))
-    # `stop_wait` reads the launcher's signals, so a second one is noticed during the grace.
-    by_themselves = stop_wait.wait(ranks.processes, stop.preemption_grace, ending.signals, ending.note_and_limit)
-    if by_themselves:
+    _signal_ranks(ranks.processes, rank_signal(number, ranks.parts.named_signals, stop.preemption_signal))
+    if _wait_for_exits(ranks.processes, stop.preemption_grace, ending):
         ranks.stop()
         return int(ExitCode.PREEMPTED)
     ranks.stop(limit_s=0.0)
@@ -52,5 +53,33 @@ def await_agreed_exits(ranks: Ranks, ending: EndingSignal) -> None:
 
     A signal to the launcher meanwhile is noted in `ending`.
     """
-    limit_s = ranks.parts.settings.stop.workers_stop_timeout
-    stop_wait.wait(ranks.processes, limit_s, ending.signals, ending.note_and_limit)
+    _wait_for_exits(ranks.processes, ranks.parts.settings.stop.workers_stop_timeout, ending)
+
+
+def _signal_ranks(processes: RankContext, asked: RankSignal) -> None:
+    """Sends each rank's main process the signal; SIGTERM if the rank has no handler and needs one.
+
+    Not to its tree: data loaders must not end while their rank saves.
+    """
+    pids = processes.pids()
+    for local_rank, pidfd in processes.pidfds.items():
+        handled = asked.always or catches(pids[local_rank], asked.number)
+        with suppress(ProcessLookupError):  # it has just ended, and another process took its end
+            signal.pidfd_send_signal(pidfd, asked.number if handled else signal.SIGTERM)
+            # A stopped process handles the signal only when it runs again.
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+
+
+def _wait_for_exits(processes: RankContext, limit_s: float, ending: EndingSignal) -> bool:
+    """Waits until all ranks have ended, at most `limit_s`; returns whether they have.
+
+    A signal to the launcher meanwhile is noted in `ending`, which says how long to wait from then on.
+    """
+    deadline = time.monotonic() + limit_s
+    while processes.pidfds and (left := deadline - time.monotonic()) > 0:
+        readable([*processes.pidfds.values(), *ending.descriptors()], left)
+        for number in ending.signals.read():
+            # A signal never lengthens the wait.
+            deadline = min(deadline, time.monotonic() + ending.note_and_limit(number))
+        processes.reap_all()
+    return not processes.pidfds

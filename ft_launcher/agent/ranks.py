@@ -21,9 +21,8 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence
 from ft_launcher.attribution.suspect_result import about_doubt
 from ft_launcher.cycle import node_evidence
-from ft_launcher.cycle.cause_wait import await_cause
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
-from ft_launcher.cycle.evidence import fault_in, gather
+from ft_launcher.cycle.evidence import await_cause, fault_in, gather
 from ft_launcher.cycle.in_process import InProcess
 from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy import progress

@@ -1,28 +1,32 @@
-"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank.
+"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank, and waits for what is
+missing before all ranks are stopped.
 
-Called by the node agent, and by in-process restart for one rank. What ranks wrote may be broken: errors in reading it
+Called by `agent/ranks.py`, and by in-process restart for one rank. What ranks wrote may be broken: errors in reading it
 are contained here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, attribute
 from ft_launcher.attribution.error_text import of_error_file, of_output
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
+from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.messages import RankException
 
 _MOST_OUTPUT = 16384
 """Bytes at the end of a rank's output in which its last traceback is looked for."""
+_CAUSE_WAIT_S = 3.0
+"""Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
 
 
 def gather(
@@ -81,6 +85,36 @@ def fault_in(
         log_contained("what the ranks wrote of the fault cannot be used", error)
     ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in ranks]
     return attribute(ends, node, stop_began, all_ranks)
+
+
+def await_cause(
+    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, told: int, hear: Callable[[], object]
+) -> None:
+    """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` seconds at most.
+
+    A rank that cleans up after an error, in a `finally` that destroys the process group for example, closes its
+    connections first: its peers fail before it has reported its error, and a stop would end it before it does.
+
+    Args:
+        workers: torch's, in the order of local ranks.
+        told: a descriptor, readable when the launcher got a signal, which ends the wait.
+        hear: takes the monitors' messages.
+    """
+    deadline = time.monotonic() + _CAUSE_WAIT_S
+    while ranks.pidfds and _is_unsaid(workers, ranks, monitors) and (left := deadline - time.monotonic()) > 0:
+        if told in readable([*ranks.pidfds.values(), *monitors.descriptors(), told], left):
+            return
+        ranks.reap_all()
+        hear()
+
+
+def _is_unsaid(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
+    """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
+    fault = fault_in(gather(workers, ranks, monitors), NodeEvidence(), all_ranks=False)
+    # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
+    if fault is None or fault.kind is not FaultKind.EXCEPTION:
+        return False
+    return fault.collateral or fault.local_rank in ranks.pidfds
 
 
 def _printed(end: RankExit, last_output: str, path: str) -> tuple[RankException | None, float | None]:
