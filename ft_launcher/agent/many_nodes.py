@@ -27,13 +27,13 @@ from ft_launcher.agent.results import Results
 from ft_launcher.attribution import Fault
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.nodes.link import Cut
-from ft_launcher.nodes.messages import CycleEnd, EndReason, Over, Place
+from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver, RankAssigned
 from ft_launcher.policy.job_policy import decision_of, doubt_in, fault_record, forgiven_limit, headline_in
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.ranks.devices import Move
 from ft_launcher.rendezvous.cycle_store import CycleStore
-from ft_launcher.rendezvous.handler import JobOver, NodeRendezvous
+from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace
 from rank_monitor.contract.errors import one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes.wait import readable
@@ -112,7 +112,7 @@ class ManyNodes:
         try:
             while not self._try_to_join(assign_ranks):
                 pass
-        except JobOver as over:
+        except NoPlace as over:
             raise NoFurtherCycle(self._over(over.over)) from None
         place, store = self._nodes.place, self._nodes.cycle_store
         assert place is not None and store is not None
@@ -138,7 +138,7 @@ class ManyNodes:
             # Before its first place this node may never have reached the store: not a lost host.
             if self._nodes.place is None:
                 raise
-            raise JobOver(Over(int(ExitCode.STORE_HOST_LOST), str(error))) from None
+            raise NoPlace(JobOver(int(ExitCode.STORE_HOST_LOST), str(error))) from None
         return True
 
     def _unhealthy(self, why: str) -> JobEnd:
@@ -156,7 +156,7 @@ class ManyNodes:
         assert place is not None
         return place.active, place.standby
 
-    def _record_last_end(self, answer: Place | Over) -> None:
+    def _record_last_end(self, answer: RankAssigned | JobOver) -> None:
         """Records why the last cycle ended, with the coordinator's decision.
 
         The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
@@ -172,7 +172,7 @@ class ManyNodes:
             recorder.failed(self._ended_cycle, found[0], decision, found[1])
         elif ended is not None and decision is not None:
             recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
-        elif isinstance(answer, Over):
+        elif isinstance(answer, JobOver):
             if answer.exit_code != ExitCode.OK:
                 recorder.job_over(ended, answer.reason, answer.exit_code)
         elif ended is not None:
@@ -253,7 +253,7 @@ class ManyNodes:
             self._await_agreed_exits()
         found = self._ranks.stop_and_attribute(hung=self._end.how == EndReason.HUNG)
         if self._end.exit_code is not None:
-            return self._over(Over(self._end.exit_code, self._end.reason))
+            return self._over(JobOver(self._end.exit_code, self._end.reason))
         self._keep_fault(found)
         return None
 
@@ -266,7 +266,7 @@ class ManyNodes:
         if self._ending.number is not None:
             self._end_by_signal()
         if end.exit_code is not None:
-            return self._over(Over(end.exit_code, end.reason))
+            return self._over(JobOver(end.exit_code, end.reason))
         self._keep_fault(None)
         return None
 
@@ -300,7 +300,7 @@ class ManyNodes:
         self._why_leaving = reason
         return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
 
-    def _over(self, over: Over) -> JobEnd:
+    def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it."""
         found, decision = self._found, decision_of(over.decision)
         is_preempted = over.exit_code == ExitCode.PREEMPTED
@@ -371,7 +371,7 @@ class ManyNodes:
         if self._ending.number is not None:
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
-            return self._over(Over(end.exit_code, end.reason))
+            return self._over(JobOver(end.exit_code, end.reason))
         self._parts.recorder.reform(self._ranks.cycle, end.reason)
         self._ranks.stop()
         return None

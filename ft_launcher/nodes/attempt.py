@@ -19,7 +19,7 @@ from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, Coordination
 from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import Head, JobStore
-from ft_launcher.nodes.messages import Formed, Over, decode, encode, over_of
+from ft_launcher.nodes.messages import Formed, JobOver, decode, encode, over_of
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class AttemptEnded(Exception):
     """The job's record is no longer that of this node's attempt; `over` says how that ended."""
 
-    def __init__(self, over: Over) -> None:
+    def __init__(self, over: JobOver) -> None:
         super().__init__(over.reason)
         self.over = over
 
@@ -163,9 +163,9 @@ def _must_be_of(attempt: str, found: Formed | None) -> Formed:
         return found
     lost = int(ExitCode.STORE_HOST_LOST)
     if found is None:
-        raise AttemptEnded(Over(lost, "the rendezvous' store has lost this job's records"))
+        raise AttemptEnded(JobOver(lost, "the rendezvous' store has lost this job's records"))
     try:
         over = over_of(replace(found, over=found.before.get(attempt, {})))
     except ProtocolError:
         over = None
-    raise AttemptEnded(over or Over(lost, "another job under this --rdzv-id has replaced this one's record"))
+    raise AttemptEnded(over or JobOver(lost, "another job under this --rdzv-id has replaced this one's record"))

@@ -20,14 +20,14 @@ from enum import Enum, auto
 from ft_launcher.nodes.fault_decision import FaultDecision, Policy
 from ft_launcher.nodes.formation import Formation, Rules
 from ft_launcher.nodes.messages import (
-    Arrive,
     CycleEnd,
     Ended,
     EndReason,
     Formed,
-    Gone,
-    Over,
-    Place,
+    JobOver,
+    JoinRequest,
+    Left,
+    RankAssigned,
     Reply,
     ToCoordinator,
     Work,
@@ -60,7 +60,7 @@ class Coordinator:
         self._preempted_by = 0
         self._ignored: set[str] = set()
         self._told: set[str] = set()
-        self._over = Over(int(ExitCode.OK), "")
+        self._over = JobOver(int(ExitCode.OK), "")
         if former is not None:
             self._take_over(former)
 
@@ -125,11 +125,11 @@ class Coordinator:
         """Processes one message of the inbox."""
         self.read += 1
         match message:
-            case Arrive():
+            case JoinRequest():
                 return self._arrived(message, now)
             case Ended():
                 return self._ended(message, now)
-            case Gone():
+            case Left():
                 return self._away_now(message.node, EndReason.LEFT, message.reason, now)
 
     def on_lost(self, node: str, now: float) -> list[Work]:
@@ -152,7 +152,7 @@ class Coordinator:
             ends += self._formation.deadlines(self.phase is Phase.FORMING)
         return min(ends, default=None)
 
-    def _arrived(self, arrival: Arrive, now: float) -> list[Work]:
+    def _arrived(self, arrival: JoinRequest, now: float) -> list[Work]:
         # A deposed coordinator arrives again under a new id; messages under the old one may still be in the inbox.
         if arrival.node in self._ignored:
             return []
@@ -163,7 +163,7 @@ class Coordinator:
             return []
         if arrival.rank >= self._rules.size.maximum:
             reason = f"node rank {arrival.rank} is not below the number of nodes, {self._rules.size.maximum}"
-            return [Reply(arrival.node, arrival.seq, Over(int(ExitCode.BAD_CONFIG), reason))]
+            return [Reply(arrival.node, arrival.seq, JobOver(int(ExitCode.BAD_CONFIG), reason))]
         if holder_of(arrival, self._roster.present()) is not None:
             self._rank_claims.keep(arrival, now)
             return self._settle_rank_claims(now)
@@ -259,9 +259,9 @@ class Coordinator:
 
     def _finish(self, how: EndReason, exit_code: int, reason: str) -> list[Work]:
         self._told |= self._roster.not_gone
-        return [self._cycle_end(how, reason, exit_code), *self._give_up(Over(exit_code, reason))]
+        return [self._cycle_end(how, reason, exit_code), *self._give_up(JobOver(exit_code, reason))]
 
-    def _give_up(self, over: Over) -> list[Work]:
+    def _give_up(self, over: JobOver) -> list[Work]:
         self.phase = Phase.OVER
         self._over = over
         self._roster.waiting |= self._rank_claims.take_all()
@@ -271,7 +271,7 @@ class Coordinator:
         self._told |= waiting.keys()
         return [formed, *self._answer(waiting, over)]
 
-    def _answer(self, nodes: dict[str, Arrive], over: Over) -> list[Work]:
+    def _answer(self, nodes: dict[str, JoinRequest], over: JobOver) -> list[Work]:
         return [Reply(node, arrival.seq, self._fault_decision.told(node, over)) for node, arrival in nodes.items()]
 
     # Beginnings.
@@ -280,7 +280,7 @@ class Coordinator:
         match self._formation.outcome(now):
             case None:
                 return []
-            case Over() as over:
+            case JobOver() as over:
                 return self._give_up(over)
             case members:
                 self.phase = Phase.RUNNING
@@ -291,7 +291,7 @@ class Coordinator:
     def _places(self) -> list[Work]:
         deputies = [node for node in self._roster.members if node != self._me][: self._rules.deputies]
         decided = self._fault_decision
-        place = Place(
+        place = RankAssigned(
             cycle=self._roster.cycle,
             rank=0,
             nodes=self.size,

@@ -19,7 +19,7 @@ from ft_launcher.nodes.beat_schedule import BeatReader, look_every
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.failures import Failures
 from ft_launcher.nodes.job_store import MOST_SENT, ForeignCounter, Head, JobStore
-from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, Formed, Gone, Reply, Work, decode, encode
+from ft_launcher.nodes.messages import CycleEnd, Ended, Formed, JoinRequest, Left, Reply, Work, decode, encode
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -177,7 +177,7 @@ class Coordination:
     def _wake(self) -> None:
         """Wakes the thread that reads the inbox: one that waits in torch when Python ends would abort the process."""
         with contextlib.suppress(StoreLost):
-            self._first.post(encode(Gone("", "")))
+            self._first.post(encode(Left("", "")))
 
     def _keep_at(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
         """Runs one of the loops until closed or deposed; after a failure again, on a new connection.
@@ -247,7 +247,7 @@ class Coordination:
         except ProtocolError as error:
             logger.warning("a record of another program in the rendezvous' store is left out: %s", error)
             message = None
-        if not isinstance(message, (Arrive, Ended, Gone)):
+        if not isinstance(message, (JoinRequest, Ended, Left)):
             self._machine.read += 1
             return []
         return self._machine.on(message, time.monotonic())

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from ft_launcher.nodes.messages import Formed, Over, Place
+from ft_launcher.nodes.messages import Formed, JobOver, RankAssigned
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 
-_A = TypeVar("_A", Place, Over)
+_A = TypeVar("_A", RankAssigned, JobOver)
 
 
 Fault = Mapping[str, Any]

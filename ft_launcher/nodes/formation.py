@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ft_launcher.nodes.fault_decision import FaultDecision
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Formed, Over
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Formed, JobOver, JoinRequest
 from ft_launcher.nodes.roster import Roster
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -129,7 +129,7 @@ class Formation:
                 grown_to = possible
         return self._is_due(grown_to, False, now)
 
-    def outcome(self, now: float) -> list[Arrive] | Over | None:
+    def outcome(self, now: float) -> list[JoinRequest] | JobOver | None:
         """Returns the members of the next cycle by rank, or why the job is over; None to wait."""
         roster, overdue = self._roster, now >= self._since + self._rules.join_s
         if not overdue and not roster.complete:
@@ -164,7 +164,7 @@ class Formation:
             return 0.0
         return self._rules.last_call_s
 
-    def _decide(self, now: float) -> Over | None:
+    def _decide(self, now: float) -> JobOver | None:
         """Has the policy decide on the fault that ended the cycle. Returns why the job is over, if it is."""
         roster = self._roster
         decision = self._fault_decision
@@ -174,9 +174,9 @@ class Formation:
         self._not_before = now + answer.wait_s
         if answer.exit_code is None:
             return None
-        return Over(answer.exit_code, answer.reason, answer.decision, decision.faulty_node)
+        return JobOver(answer.exit_code, answer.reason, answer.decision, decision.faulty_node)
 
-    def _chosen(self) -> list[Arrive]:
+    def _chosen(self) -> list[JoinRequest]:
         """The members of the next cycle; where ranks are to move, on other hardware."""
         arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
         if self._fault_decision.relocates:
@@ -185,10 +185,10 @@ class Formation:
             )
         return choose(arrivals, former, size)
 
-    def _too_few(self) -> Over:
+    def _too_few(self) -> JobOver:
         size = self._rules.size
         if self.preempted:
-            return Over(int(ExitCode.PREEMPTED), f"{self.preempted}, and the others are too few without it")
+            return JobOver(int(ExitCode.PREEMPTED), f"{self.preempted}, and the others are too few without it")
         text = f"{len(self._roster.waiting)} of at least {size.minimum} nodes came within {self._rules.join_s:g} s"
         if self._rules.hint:
             text = f"{text}; {self._rules.hint}"
@@ -196,10 +196,10 @@ class Formation:
             code = ExitCode.RENDEZVOUS_FAILED
         else:
             code = ExitCode.BELOW_MINIMUM
-        return Over(int(code), text)
+        return JobOver(int(code), text)
 
 
-def how_many(arrivals: Collection[Arrive], before: int, size: Size) -> int:
+def how_many(arrivals: Collection[JoinRequest], before: int, size: Size) -> int:
     """Returns how many of these nodes `choose` takes. `before`: members of the last cycle. Does not sort."""
     count, segment = size.active(len(arrivals), before), size.segment or 1
     if segment > 1:
@@ -210,7 +210,7 @@ def how_many(arrivals: Collection[Arrive], before: int, size: Size) -> int:
     return 0
 
 
-def choose(arrivals: Sequence[Arrive], former: Sequence[str], size: Size) -> list[Arrive]:
+def choose(arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size) -> list[JoinRequest]:
     """Returns the members of the next cycle by node rank; empty if there are too few.
 
     Former members keep their order, so that rank 0 stays where it was. Newcomers take the places of lost members, then
@@ -231,7 +231,7 @@ def choose(arrivals: Sequence[Arrive], former: Sequence[str], size: Size) -> lis
     return members
 
 
-def can_swap(arrivals: Collection[Arrive], former: Collection[str]) -> bool:
+def can_swap(arrivals: Collection[JoinRequest], former: Collection[str]) -> bool:
     """Whether any former member among these could change places with another."""
     # A node with another number of ranks would give other ranks to the members, and one that insists on its rank stays.
     alike = len({node.nprocs for node in arrivals}) == 1 and all(node.rank == NO_RANK for node in arrivals)
@@ -239,8 +239,8 @@ def can_swap(arrivals: Collection[Arrive], former: Collection[str]) -> bool:
 
 
 def choose_relocated(
-    arrivals: Sequence[Arrive], former: Sequence[str], size: Size, faulty_node: str, swap: bool
-) -> list[Arrive]:
+    arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size, faulty_node: str, swap: bool
+) -> list[JoinRequest]:
     """Returns the members of the next cycle, with the ranks of `faulty_node` on other hardware if there is some.
 
     `swap`: another member may change places with it.
@@ -262,7 +262,7 @@ def choose_relocated(
     return choose(arrivals, order, size)
 
 
-def _arrange(arrivals: Sequence[Arrive], former: Sequence[str], count: int) -> list[Arrive]:
+def _arrange(arrivals: Sequence[JoinRequest], former: Sequence[str], count: int) -> list[JoinRequest]:
     there, known = {node.node: node for node in arrivals}, set(former)
     back = set([node for node in former if node in there][:count])
     new = sorted((node for node in arrivals if node.node not in known), key=_first_order)[: count - len(back)]
@@ -271,9 +271,9 @@ def _arrange(arrivals: Sequence[Arrive], former: Sequence[str], count: int) -> l
     return [node for node in places if node is not None][:count] + list(waiting)
 
 
-def _segments(arrivals: Sequence[Arrive], former: Sequence[str], length: int) -> list[list[Arrive]]:
+def _segments(arrivals: Sequence[JoinRequest], former: Sequence[str], length: int) -> list[list[JoinRequest]]:
     """Returns whole segments of nodes of one group; those with former members come first, in their order."""
-    groups: dict[str, list[Arrive]] = defaultdict(list)
+    groups: dict[str, list[JoinRequest]] = defaultdict(list)
     for node in arrivals:
         groups[node.group].append(node)
     rank = {node: index for index, node in enumerate(former)}
@@ -286,7 +286,7 @@ def _segments(arrivals: Sequence[Arrive], former: Sequence[str], length: int) ->
     return sorted(blocks, key=lambda block: (min(rank.get(node.node, last) for node in block), _first_order(block[0])))
 
 
-def _first_order(node: Arrive) -> tuple[int, str, str]:
+def _first_order(node: JoinRequest) -> tuple[int, str, str]:
     rank = node.rank
     if rank == NO_RANK:
         # Above any node rank: nodes without one come after those that insist on theirs.

@@ -21,7 +21,16 @@ from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, Coordination
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.key_waiter import Awaited, Box, RingingBox
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.messages import Arrive, CycleEnd, EndReason, NodeMessage, Over, Place, decode, encode
+from ft_launcher.nodes.messages import (
+    CycleEnd,
+    EndReason,
+    JobOver,
+    JoinRequest,
+    NodeMessage,
+    RankAssigned,
+    decode,
+    encode,
+)
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -181,7 +190,7 @@ class Link:
         """Sends a message to the coordinator; returns at once."""
         self._outbox.put(message)
 
-    def ask(self, arrival: Arrive) -> None:
+    def ask(self, arrival: JoinRequest) -> None:
         """Sends an arrival; `answer` returns the reply to it. Returns at once."""
         self._node = arrival.node
         self._awaited.expect(reply_key(arrival.node, arrival.seq), self._answers)
@@ -208,7 +217,7 @@ class Link:
         """
         return self._connections.shared.open().another().raw
 
-    def entered(self, place: Place, deputies: int, hosted_by_user: bool = False) -> None:
+    def entered(self, place: RankAssigned, deputies: int, hosted_by_user: bool = False) -> None:
         """Notes that this node takes part in a cycle. Of its members, `deputies` watch the coordinator closely.
 
         `hosted_by_user`: the cycle's store is known to all from the command line.
@@ -375,7 +384,7 @@ class Link:
     def _post(self, message: NodeMessage) -> None:
         text = encode(message)
         self._connections.until_done(lambda store: store.post(text), "messages")
-        if isinstance(message, Arrive):  # an answer to an earlier one will not come: who was asked was deposed
+        if isinstance(message, JoinRequest):  # an answer to an earlier one will not come: who was asked was deposed
             key = reply_key(message.node, message.seq)
             self._connections.until_done(
                 lambda store: self._awaited.release(store, self._answers, before=key), "messages"
@@ -408,7 +417,7 @@ class Link:
         except AttemptEnded as ended:
             self._hear(store, ended.over)
 
-    def _hear(self, store: JobStore, over: Over) -> None:
+    def _hear(self, store: JobStore, over: JobOver) -> None:
         """Writes the end of this node's attempt to the keys that it awaits, since no coordinator will any more."""
         if over.exit_code == ExitCode.OK:
             how = EndReason.SUCCEEDED

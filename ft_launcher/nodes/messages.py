@@ -1,7 +1,8 @@
 """The messages between agents and coordinator, as JSON with a version. Knows no store and no clock.
 
-An agent sends `Arrive`, `Ended` and `Gone` to the inbox; the coordinator answers an arrival by `Place` or `Over`, and
-notifies all members of a cycle of its end by `CycleEnd`. `Formed` is its record for a node that takes over from it.
+An agent sends `JoinRequest`, `Ended` and `Left` to the inbox; the coordinator answers a request by `RankAssigned` or
+`JobOver`, and notifies all members of a cycle of its end by `CycleEnd`. `Formed` is its record for a node that takes
+over from it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.json_record import from_json
 
 # Nodes of one job may run different releases of the launcher; a record of another version is refused.
-VERSION = 1
+VERSION = 2
 NO_CYCLE = -1
 NO_RANK = -1
 # Any program can write to the store. The largest record, `Formed`, contains an arrival of each node.
@@ -41,7 +42,7 @@ class EndReason(str, Enum):
 
 
 @dataclass(frozen=True)
-class Arrive:
+class JoinRequest:
     """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `fault` its fault there.
 
     `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
@@ -72,7 +73,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Left:
     """A node leaves and will not come back under this id."""
 
     node: str
@@ -80,7 +81,7 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankAssigned:
     """A node's place in a cycle. `decision` is that of the restart policy; `fault_of` is the node it was about.
 
     Only the message to rank 0 contains the names of all: `active` by rank, and `standby`, those that wait.
@@ -98,7 +99,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Over:
+class JobOver:
     """The job is over for this node."""
 
     exit_code: int
@@ -155,13 +156,14 @@ class Reply:
     answer: Answer
 
 
-ToCoordinator: TypeAlias = "Arrive | Ended | Gone"
-Answer: TypeAlias = "Place | Over"
+ToCoordinator: TypeAlias = "JoinRequest | Ended | Left"
+Answer: TypeAlias = "RankAssigned | JobOver"
 Work: TypeAlias = "Formed | Reply | CycleEnd"
 """What the coordinator wants done, in order. `Formed` must be agreed on before anything after it is done."""
-NodeMessage: TypeAlias = "Arrive | Ended | Gone | Place | Over | CycleEnd | Formed"
+NodeMessage: TypeAlias = "JoinRequest | Ended | Left | RankAssigned | JobOver | CycleEnd | Formed"
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Arrive, Ended, Gone, Place, Over, CycleEnd, Formed)}
+_CLASSES = (JoinRequest, Ended, Left, RankAssigned, JobOver, CycleEnd, Formed)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _CLASSES}
 
 
 def encode(message: NodeMessage) -> str:
@@ -193,7 +195,7 @@ def decode(text: bytes) -> NodeMessage:
     return message
 
 
-def arrivals_of(formed: Formed) -> dict[str, Arrive]:
+def arrivals_of(formed: Formed) -> dict[str, JoinRequest]:
     """Returns the last arrivals of members and waiting nodes, by node.
 
     Raises:
@@ -202,15 +204,15 @@ def arrivals_of(formed: Formed) -> dict[str, Arrive]:
     missing = set(formed.members) - formed.arrivals.keys()
     if missing:
         raise ProtocolError(f"Formed: no arrival of {sorted(missing)}")
-    return {node: from_json(Arrive, values) for node, values in formed.arrivals.items()}
+    return {node: from_json(JoinRequest, values) for node, values in formed.arrivals.items()}
 
 
-def over_of(formed: Formed) -> Over | None:
+def over_of(formed: Formed) -> JobOver | None:
     """Returns the answer to all nodes once the job is over; None before.
 
     Raises:
         ProtocolError: it does not fit.
     """
     if formed.over:
-        return from_json(Over, formed.over)
+        return from_json(JobOver, formed.over)
     return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, EndReason, Formed, Over, Reply, arrivals_of
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, EndReason, Formed, JobOver, JoinRequest, Reply, arrivals_of
 from rank_monitor.contract.exit_codes import ExitCode
 
 # A node whose ranks failed arrives again; these nodes do not, or not soon.
@@ -26,8 +26,8 @@ class Roster:
 
     def __init__(self, former: Formed | None) -> None:
         self.cycle = NO_CYCLE
-        self.members: dict[str, Arrive] = {}
-        self.waiting: dict[str, Arrive] = {}
+        self.members: dict[str, JoinRequest] = {}
+        self.waiting: dict[str, JoinRequest] = {}
         if former is not None:
             self.cycle = former.cycle
             self.waiting = arrivals_of(former)
@@ -37,7 +37,7 @@ class Roster:
         self.failed: list[str] = []
 
     @property
-    def living(self) -> dict[str, Arrive]:
+    def living(self) -> dict[str, JoinRequest]:
         """The members that are not away."""
         return {node: arrival for node, arrival in self.members.items() if node not in self.away}
 
@@ -60,11 +60,11 @@ class Roster:
         """Whether the node is a member and not away."""
         return node in self.members and node not in self.away
 
-    def present(self) -> Iterable[Arrive]:
+    def present(self) -> Iterable[JoinRequest]:
         """Returns the waiting nodes and the living members."""
         return chain(self.waiting.values(), self.living.values())
 
-    def has(self, arrival: Arrive) -> bool:
+    def has(self, arrival: JoinRequest) -> bool:
         """Whether this arrival or a later one of its node is known: it is repeated if the store's answer was lost."""
         known = self.members.get(arrival.node), self.waiting.get(arrival.node)
         return any(earlier is not None and arrival.seq <= earlier.seq for earlier in known)
@@ -80,7 +80,7 @@ class Roster:
         self.away = {node: how for node, how in self.away.items() if how in _NOT_BACK}
         self.done = set()
 
-    def form(self, members: Iterable[Arrive]) -> None:
+    def form(self, members: Iterable[JoinRequest]) -> None:
         """Begins the next cycle with these members, by rank; the others go on waiting."""
         self.cycle += 1
         self.members = {arrival.node: replace(arrival, fault={}) for arrival in members}
@@ -98,9 +98,9 @@ class RankClaims:
     def __init__(self, me: str, rank_claim_s: float) -> None:
         self._me = me
         self._claim_s = rank_claim_s
-        self._since: dict[str, tuple[Arrive, float]] = {}
+        self._since: dict[str, tuple[JoinRequest, float]] = {}
 
-    def keep(self, arrival: Arrive, now: float) -> None:
+    def keep(self, arrival: JoinRequest, now: float) -> None:
         """Adds a node whose rank another node holds."""
         self._since[arrival.node] = (arrival, now)
 
@@ -108,7 +108,7 @@ class RankClaims:
         """Removes the claim of a node that is gone."""
         self._since.pop(node, None)
 
-    def take_all(self) -> dict[str, Arrive]:
+    def take_all(self) -> dict[str, JoinRequest]:
         """Removes and returns all claiming nodes."""
         taken = {node: arrival for node, (arrival, _) in self._since.items()}
         self._since = {}
@@ -118,13 +118,13 @@ class RankClaims:
         """Returns the times at which claims are refused."""
         return [since + self._claim_s for _, since in self._since.values()]
 
-    def settle(self, others: Iterable[Arrive], now: float) -> tuple[list[Arrive], list[Reply]]:
+    def settle(self, others: Iterable[JoinRequest], now: float) -> tuple[list[JoinRequest], list[Reply]]:
         """Returns the nodes whose rank is free now, and the refusals of those whose time is up.
 
         Args:
             others: the nodes that are not known to be gone.
         """
-        let_in, refused, there = list[Arrive](), list[Reply](), list(others)
+        let_in, refused, there = list[JoinRequest](), list[Reply](), list(others)
         for arrival, since in list(self._since.values()):
             holder = holder_of(arrival, there)
             if holder is None:
@@ -132,14 +132,14 @@ class RankClaims:
                 there.append(arrival)
             elif holder.node == self._me or now >= since + self._claim_s:
                 reason = f"node rank {arrival.rank} is taken by node {holder.name}; give each node its own --node-rank"
-                refused.append(Reply(arrival.node, arrival.seq, Over(int(ExitCode.BAD_CONFIG), reason)))
+                refused.append(Reply(arrival.node, arrival.seq, JobOver(int(ExitCode.BAD_CONFIG), reason)))
             else:
                 continue
             del self._since[arrival.node]
         return let_in, refused
 
 
-def holder_of(arrival: Arrive, others: Iterable[Arrive]) -> Arrive | None:
+def holder_of(arrival: JoinRequest, others: Iterable[JoinRequest]) -> JoinRequest | None:
     """Returns the node among `others` with the node rank that this arrival insists on; None if that is free."""
     if arrival.rank == NO_RANK:
         return None

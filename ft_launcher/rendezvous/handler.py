@@ -31,7 +31,7 @@ from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import Cut, Link
-from ft_launcher.nodes.messages import Arrive, CycleEnd, Ended, EndReason, Gone, Over, Place, decode
+from ft_launcher.nodes.messages import CycleEnd, Ended, EndReason, JobOver, JoinRequest, Left, RankAssigned, decode
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
@@ -42,10 +42,10 @@ from rank_monitor.contract.wire.foreign import parse_json
 _CONNECT_S = 30.0
 
 
-class JobOver(RendezvousClosedError):  # type: ignore[misc]
+class NoPlace(RendezvousClosedError):  # type: ignore[misc]
     """No further cycle follows for this node; `over` has the exit code and the reason."""
 
-    def __init__(self, over: Over) -> None:
+    def __init__(self, over: JobOver) -> None:
         super().__init__(over.reason)
         self.over = over
 
@@ -83,7 +83,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         backend: str,
         run_id: str,
         open_store: Callable[[], JobStore],
-        me: Arrive,
+        me: JoinRequest,
         settings: NodeSettings,
         ports: PortHolder,
         first_store: CycleStore | None = None,
@@ -93,7 +93,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self._link: Link | None = None
         self._closed = False
-        self.place: Place | None = None
+        self.place: RankAssigned | None = None
         self.cycle_store: CycleStore | None = None
 
     # torch's interface.
@@ -131,7 +131,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Waits for this node's place in the next cycle.
 
         Raises:
-            JobOver: there is no further cycle for this node.
+            NoPlace: there is no further cycle for this node.
             RendezvousConnectionError: the store is lost, or this node is cut off from it.
         """
         try:
@@ -143,10 +143,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                 )
                 # A signal may have ended the agent meanwhile: the thread with this call was left behind.
                 if self._closed:  # by another thread, while this one connected
-                    self._link.close(Gone(self._me.node, "its launcher ends"), settings.beat_s)
-                    raise JobOver(Over(int(ExitCode.OK), "this node has left"))
+                    self._link.close(Left(self._me.node, "its launcher ends"), settings.beat_s)
+                    raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
             while True:
-                place = self._ask_for_place(self._link)
+                place = self._ask_to_join(self._link)
                 info = self._enter(self._link, place)
                 if info is not None:
                     return info
@@ -222,7 +222,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             if limit_s is None:
                 limit_s = self._settings.close_s
             if self._link is not None:
-                self._link.close(Gone(self._me.node, reason), limit_s)
+                self._link.close(Left(self._me.node, reason), limit_s)
 
     # Becoming a member.
 
@@ -240,7 +240,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         me = Candidate(self._me.node, rules, settings.policy, settings.beat_s, settings.timeout_s)
         return become_coordinator(me, store, lost_term)
 
-    def _ask_for_place(self, link: Link) -> Place:
+    def _ask_to_join(self, link: Link) -> RankAssigned:
         if self.place:
             cycle = self.place.cycle
         else:
@@ -258,9 +258,9 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             answer = decode(text)
         except ProtocolError as error:
             raise RendezvousConnectionError(f"the coordinator's answer cannot be read: {error}") from None
-        if isinstance(answer, Over):
-            raise JobOver(answer)
-        assert isinstance(answer, Place)
+        if isinstance(answer, JobOver):
+            raise NoPlace(answer)
+        assert isinstance(answer, RankAssigned)
         self.place = answer
         link.entered(answer, self._settings.rules.deputies, self._is_hosted_by_user(answer))
         return answer
@@ -277,15 +277,15 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
         Raises:
             RendezvousConnectionError: this node is cut off.
-            JobOver: this node has left.
+            NoPlace: this node has left.
         """
         cut = link.cut(time.monotonic())
         if cut is not None:
             raise RendezvousConnectionError(cut.reason)
         if self._closed:
-            raise JobOver(Over(int(ExitCode.OK), "this node has left"))
+            raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
 
-    def _is_hosted_by_user(self, place: Place) -> bool:
+    def _is_hosted_by_user(self, place: RankAssigned) -> bool:
         """Whether the cycle's store is at the address that all nodes have from their command lines."""
         return place.cycle == 0 and self._first_store is not None
 
@@ -298,7 +298,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             self._must_be_linked(link)
         return b""
 
-    def _enter(self, link: Link, place: Place) -> RendezvousInfo | None:
+    def _enter(self, link: Link, place: RankAssigned) -> RendezvousInfo | None:
         """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
         if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store
@@ -329,7 +329,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return None
         return self._info(place, client)
 
-    def _info(self, place: Place, store: Store) -> RendezvousInfo:
+    def _info(self, place: RankAssigned, store: Store) -> RendezvousInfo:
         assert self.cycle_store is not None
         where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
         return RendezvousInfo(PrefixStore("ft_launcher_agents", store), place.rank, place.nodes, where)

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import NO_RANK, Arrive
+from ft_launcher.nodes.messages import NO_RANK, JoinRequest
 from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
 from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.processes import descriptor_limit
@@ -99,7 +99,7 @@ def _create_legacy(parameters: RendezvousParameters) -> RendezvousHandler:
 
 def this_node(
     nprocs: int, parameters: RendezvousParameters, members: MemberSettings, environ: Mapping[str, str], insists: bool
-) -> Arrive:
+) -> JoinRequest:
     """Returns this node's arrival, without number, cycle and fault.
 
     Args:
@@ -109,7 +109,7 @@ def this_node(
     rank = int(parameters.config.get("rank", 0))
     index = next((int(environ[key]) for key in _INDICES if environ.get(key, "").isdigit()), rank)
     topology = environ.get(_TOPOLOGY, "")
-    return Arrive(
+    return JoinRequest(
         # Random at the end: containers may share a host name, and their pids.
         node=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
         seq=0,

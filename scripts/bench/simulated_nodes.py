@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.messages import Arrive, EndReason
+from ft_launcher.nodes.messages import EndReason, JoinRequest
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import PortHolder
@@ -96,7 +96,7 @@ class OurNode:
             return CountedJobStore(store._backend, store.raw, store._connect, store._prefix, hosts)
 
         rules = Rules(Size(nodes, nodes), join_s=PATIENT_S)
-        me = Arrive(f"n{index:05d}", 0, f"n{index}", HOST, RANKS, f"{index:05d}")
+        me = JoinRequest(f"n{index:05d}", 0, f"n{index}", HOST, RANKS, f"{index:05d}")
         settings = NodeSettings(rules, _judge, BEAT_S, TIMEOUT_S)
         self._handler = NodeRendezvous("c10d", "job", connected, me, settings, PortHolder(HOST, None, None))
         self._fails = index == 0

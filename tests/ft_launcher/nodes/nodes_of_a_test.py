@@ -7,13 +7,13 @@ from typing import Any
 from ft_launcher.nodes.coordinator import Coordinator
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Arrive, Place, Reply, Work
+from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, JoinRequest, RankAssigned, Reply, Work
 
 
-def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> Arrive:
+def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> JoinRequest:
     """An arrival of the node of this name."""
     usual = {"address": "127.0.0.1", "nprocs": 2, "order": name, "rank": NO_RANK, "cycle": cycle}
-    return Arrive(name, seq, name, **(usual | fields))
+    return JoinRequest(name, seq, name, **(usual | fields))
 
 
 def judge(case: Case, now: float) -> PolicyAnswer:
@@ -35,4 +35,4 @@ def coordinator(minimum: int, maximum: int, me: str = "a", **rules: Any) -> Coor
 def places(work: list[Work]) -> dict[str, int]:
     """Ranks given in this work, by node."""
     replies = [one for one in work if isinstance(one, Reply)]
-    return {one.node: one.answer.rank for one in replies if isinstance(one.answer, Place)}
+    return {one.node: one.answer.rank for one in replies if isinstance(one.answer, RankAssigned)}

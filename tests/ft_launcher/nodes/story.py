@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ft_launcher.nodes.coordinator import Coordinator
-from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, Ended, EndReason, Formed, Gone, Over, Place, Reply, Work
+from ft_launcher.nodes.messages import (
+    NO_CYCLE,
+    CycleEnd,
+    Ended,
+    EndReason,
+    Formed,
+    JobOver,
+    Left,
+    RankAssigned,
+    Reply,
+    Work,
+)
 from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, node
 
 
@@ -44,7 +55,7 @@ class Story:
 
     def left(self, name: str) -> list[str]:
         """A node says that it leaves."""
-        return self.told(self.machine.on(Gone(name, "bye"), self.now))
+        return self.told(self.machine.on(Left(name, "bye"), self.now))
 
     def lost(self, name: str) -> list[str]:
         """A node has been silent for too long."""
@@ -77,12 +88,12 @@ class Story:
                     self.formed = one
                 case CycleEnd():
                     lines.append(f"end {one.cycle}: {one.how}" + ("" if one.exit_code is None else f" {one.exit_code}"))
-                case Reply(name, seq, Place(cycle, rank, count)):
+                case Reply(name, seq, RankAssigned(cycle, rank, count)):
                     assert seq == self._seq[name]
                     members[rank], self._cycle[name] = name, cycle
                     if len(members) == count:
                         lines.append(f"cycle {cycle}: {''.join(members[rank] for rank in range(count))}")
-                case Reply(name, seq, Over(code)):
+                case Reply(name, seq, JobOver(code)):
                     assert seq == self._seq[name]
                     lines.append(f"over for {name}: {code}")
         return lines

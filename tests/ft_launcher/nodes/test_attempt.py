@@ -15,7 +15,7 @@ from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.messages import Formed, Gone, Over, decode
+from ft_launcher.nodes.messages import Formed, JobOver, Left, decode
 from ft_launcher.nodes.messages import encode as text_of
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
@@ -23,7 +23,7 @@ from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 __all__ = ["server"]
 
 BEAT_S, TIMEOUT_S = 0.1, 60.0
-OVER = Over(7, "it failed")
+OVER = JobOver(7, "it failed")
 LOST = 82
 
 
@@ -119,7 +119,7 @@ def test_nodes_of_the_last_attempt_hear_its_end(store: JobStore, work: list[Coor
     try:
         assert decode(late.answer(1, PATIENT_S) or b"") == OVER
     finally:
-        late.close(Gone("b", "the test ends"), 5.0)
+        late.close(Left("b", "the test ends"), 5.0)
 
 
 @pytest.mark.parametrize("removed", [True, False], ids=["lost", "replaced twice"])

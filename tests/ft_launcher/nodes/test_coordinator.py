@@ -6,7 +6,7 @@ import pytest
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import EndReason, Place, Reply
+from ft_launcher.nodes.messages import EndReason, RankAssigned, Reply
 from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
@@ -142,7 +142,7 @@ def restarted_by(story: Story, **faults: dict[str, object]) -> tuple[str, object
     for name, fault in faults.items():
         story._seq[name] += 1
         work += story.machine.on(node(name, story._seq[name], 0, fault=fault), story.now)
-    place = next(one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, Place))
+    place = next(one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, RankAssigned))
     return place.fault_of, place.reason
 
 
@@ -514,7 +514,7 @@ def test_a_take_over_from_itself_does_not_forget_itself() -> None:
 def test_rank_0_alone_learns_the_names_of_all() -> None:
     machine = coordinator(2, 3, held_back=1)
     work = [one for name in "abc" for one in machine.on(node(name), 0.0)] + machine.on_tick(30.0)
-    places = {one.node: one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, Place)}
+    places = {one.node: one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, RankAssigned)}
     assert {name: (place.active, place.standby) for name, place in places.items()} == {
         "a": (["a", "b"], ["c"]),
         "b": ([], []),

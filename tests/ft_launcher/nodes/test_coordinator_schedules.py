@@ -22,8 +22,8 @@ from ft_launcher.nodes.messages import (
     Ended,
     EndReason,
     Formed,
-    Gone,
-    Place,
+    Left,
+    RankAssigned,
     Reply,
     ToCoordinator,
     Work,
@@ -99,11 +99,11 @@ class World:
                     if told is None:
                         assert again, "a process that is gone gets no answer"
                     elif told.seq == seq and told.state == "waiting":
-                        told.state = "in" if isinstance(answer, Place) else "over"
-                        told.cycle = answer.cycle if isinstance(answer, Place) else told.cycle
+                        told.state = "in" if isinstance(answer, RankAssigned) else "over"
+                        told.cycle = answer.cycle if isinstance(answer, RankAssigned) else told.cycle
                     else:
                         assert again or told.state in ("dead", "asleep"), "an answer only for one that waits"
-                    if isinstance(answer, Place):
+                    if isinstance(answer, RankAssigned):
                         assert answer.cycle == self.cycle
                         placed.append((answer.rank, name))
         if placed:
@@ -114,7 +114,7 @@ class World:
     def say_the_same(self, name: str, seq: int, answer: Answer) -> None:
         """Whoever tells a node its place or its end again says what was said before, with the decision."""
         before = self.answers.get((name, seq))
-        if isinstance(before, Place) and isinstance(answer, Place):
+        if isinstance(before, RankAssigned) and isinstance(answer, RankAssigned):
             assert replace(before, deputy=answer.deputy) == answer, "another deputy, but nothing else"
         elif type(before) is type(answer):
             assert before == answer
@@ -143,7 +143,7 @@ class World:
             self.post(Ended(one.name, one.cycle, EndReason.PREEMPTED, "told to end"))
             one.state = "dead"
             if one.seq % 2:
-                self.post(Gone(one.name, "bye"))
+                self.post(Left(one.name, "bye"))
 
     def succeed(self, one: Simulated) -> None:
         if one.state == "in":
@@ -166,7 +166,7 @@ class World:
     def leave(self, one: Simulated) -> None:
         if one.state != "out":
             one.state = "dead"
-            self.post(Gone(one.name, "bye"))
+            self.post(Left(one.name, "bye"))
 
     def ask(self, one: Simulated) -> None:
         if one.state == "in":

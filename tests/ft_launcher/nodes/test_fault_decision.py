@@ -9,7 +9,7 @@ import pytest
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import Answer, Ended, EndReason, Over, Reply, Work
+from ft_launcher.nodes.messages import Answer, Ended, EndReason, JobOver, Reply, Work
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
@@ -50,7 +50,7 @@ def test_what_a_waiting_node_has_to_hear_outlives_the_coordinator() -> None:
     story.taken_over(by="s")
     story.machine.on(Ended("a", 1, EndReason.SUCCEEDED, ""), story.now)
     told = answers(story.machine.on(Ended("s", 1, EndReason.SUCCEEDED, ""), story.now))
-    assert told["b"] == Over(0, "all ranks succeeded", {"action": "restart"}, "b")
+    assert told["b"] == JobOver(0, "all ranks succeeded", {"action": "restart"}, "b")
 
 
 def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:

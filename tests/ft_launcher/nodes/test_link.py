@@ -15,7 +15,7 @@ from ft_launcher.nodes.coordinator_service import BEAT, TERM, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import CoordinatorWatch, Link
-from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, EndReason, Formed, Gone, Place, encode
+from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.nodes.nodes_of_a_test import node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
@@ -39,7 +39,7 @@ def link(store: JobStore, lease: Lease) -> Iterator[Link]:
     store.publish({BEAT: "b"})
     link = Link("a", store.another(), lambda term, store: None, lease, beat_s=0.2, timeout_s=60.0)
     yield link
-    link.close(Gone("a", "the test ends"), 5.0)
+    link.close(Left("a", "the test ends"), 5.0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before
 
 def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(link: Link, lease: Lease, store: JobStore) -> None:
     """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
-    link.entered(Place(0, 0, 2, "", False), deputies=0)
+    link.entered(RankAssigned(0, 0, 2, "", False), deputies=0)
     link.attended = True
     store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"

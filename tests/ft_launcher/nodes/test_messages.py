@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from ft_launcher.nodes.messages import (
     MAX_BYTES,
     VERSION,
-    Arrive,
     CycleEnd,
     Ended,
     Formed,
-    Gone,
+    JobOver,
+    JoinRequest,
+    Left,
     NodeMessage,
-    Over,
-    Place,
+    RankAssigned,
     arrivals_of,
     decode,
     encode,
@@ -33,11 +33,11 @@ json_values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionar
 objects = st.dictionaries(words, json_values, max_size=4)
 
 messages: st.SearchStrategy[NodeMessage] = st.one_of(
-    st.builds(Arrive, words, numbers, words, words, numbers, words, numbers, words, numbers, objects),
+    st.builds(JoinRequest, words, numbers, words, words, numbers, words, numbers, words, numbers, objects),
     st.builds(Ended, words, numbers, words, words, numbers),
-    st.builds(Gone, words, words),
-    st.builds(Place, numbers, numbers, numbers, words, st.booleans(), objects, words),
-    st.builds(Over, numbers, words, objects, words),
+    st.builds(Left, words, words),
+    st.builds(RankAssigned, numbers, numbers, numbers, words, st.booleans(), objects, words),
+    st.builds(JobOver, numbers, words, objects, words),
     st.builds(CycleEnd, numbers, words, words, st.none() | numbers),
     st.builds(Formed, numbers, words, numbers, numbers, st.lists(words), words, objects, objects, objects),
 )
@@ -54,7 +54,9 @@ def test_any_bytes_are_a_message_or_a_protocol_error(text: bytes) -> None:
         decode(text)
 
 
-kinds = st.sampled_from(["Arrive", "Ended", "Gone", "Place", "Over", "CycleEnd", "Formed", "Other", None])
+kinds = st.sampled_from(
+    ["JoinRequest", "Ended", "Left", "RankAssigned", "JobOver", "CycleEnd", "Formed", "Other", None]
+)
 
 
 @given(kinds, st.sampled_from([VERSION, VERSION + 1, None]), objects, messages, st.data())
@@ -81,11 +83,11 @@ def test_any_object_is_a_message_or_a_protocol_error(
         (b"[" * 100_000, "no JSON"),
         (b"[]", "not an object"),
         (b"{}", "version None"),
-        (b'{"v":2,"kind":"Gone"}', "version 2"),
-        (b'{"v":1,"kind":"Gon"}', "unknown kind"),
-        (b'{"v":1,"kind":"Gone","node":"a"}', "reason"),
-        (b'{"v":1,"kind":"Gone","node":"a","reason":1}', "reason"),
-        (b'{"v":1,"kind":"Gone","node":"a","reason":"","more":1}', "more"),
+        (b'{"v":3,"kind":"Left"}', "version 3"),
+        (b'{"v":2,"kind":"Gon"}', "unknown kind"),
+        (b'{"v":2,"kind":"Left","node":"a"}', "reason"),
+        (b'{"v":2,"kind":"Left","node":"a","reason":1}', "reason"),
+        (b'{"v":2,"kind":"Left","node":"a","reason":"","more":1}', "more"),
         (b" " * (MAX_BYTES + 1), "bytes is above"),
     ],
 )

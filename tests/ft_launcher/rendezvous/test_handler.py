@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.nodes.messages import EndReason
-from ft_launcher.rendezvous.handler import JobOver
+from ft_launcher.rendezvous.handler import NoPlace
 from rank_monitor.contract.exit_codes import ExitCode
 from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until
 
@@ -27,7 +27,7 @@ def nothing_stays() -> Iterator[None]:
 
 
 def over(made: Site, name: str, begin: bool = False) -> tuple[int, str]:
-    with pytest.raises(JobOver) as info:
+    with pytest.raises(NoPlace) as info:
         (made.begin(name) if begin else made.join(name)).result(PATIENT_S)
     return info.value.over.exit_code, info.value.over.reason
 
@@ -79,7 +79,7 @@ def test_the_job_is_over_for_members_spares_and_the_late(hosted: bool) -> None:
         for name in "ab":
             made.nodes[name].tell(EndReason.SUCCEEDED, "")
         assert made.end("ab") == {(0, "succeeded", 0)}
-        with pytest.raises(JobOver):
+        with pytest.raises(NoPlace):
             spare.result(PATIENT_S)
         if hosted:  # on a store apart a node that comes now cannot be told from a new launch: see the next test
             assert over(made, "late", begin=True) == (0, "all ranks succeeded")
@@ -156,7 +156,7 @@ def test_a_store_of_the_cycle_that_nobody_reaches_ends_the_job(monkeypatch: pyte
             first = made.join("a")
         for future in (first, other):
             with pytest.raises(
-                JobOver, match=r"3 cycles in a row could not begin: node b: .* cannot be reached"
+                NoPlace, match=r"3 cycles in a row could not begin: node b: .* cannot be reached"
             ) as info:
                 future.result(PATIENT_S)
             assert info.value.over.exit_code == ExitCode.RENDEZVOUS_FAILED
