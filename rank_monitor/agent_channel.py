@@ -51,27 +51,29 @@ class AgentChannel:
     Args:
         loop: where the descriptor is watched.
         connection: this end, not blocking.
-        told: called with each message of the agent; raises ProtocolError for one that makes no sense.
-        gone: called when the other end closed.
-        complain: called with what is wrong with a message.
+        on_message: called with each message of the agent; raises ProtocolError if that is invalid.
+        on_close: called when the other end closed.
+        complain: called with the reason why a message is refused.
     """
 
     def __init__(
         self,
         loop: Loop,
         connection: socket.socket,
-        told: Callable[[Received], None],
-        gone: Callable[[], None],
+        on_message: Callable[[Received], None],
+        on_close: Callable[[], None],
         complain: Callable[[str], None],
     ) -> None:
         self._loop, self._connection = loop, connection
-        self._told, self._gone, self._complain = told, gone, complain
+        self._on_message = on_message
+        self._on_close = on_close
+        self._complain = complain
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
         self._sequence = 0
         self._budgets: dict[type[Message], ByteBudget] = {}
         loop.watch(connection.fileno(), self._on_ready)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message now, or queues it until the agent reads."""
         self._sequence += 1
         try:
@@ -97,7 +99,7 @@ class AgentChannel:
             while self._unsent and channel.send(self._connection, self._unsent[0]):
                 self._unsent.popleft()
         except OSError:
-            pass  # it is gone: reading tells so
+            pass  # it is gone, as reading will show
         self._loop.watch(self._connection.fileno(), self._on_ready, writable=bool(self._unsent))
 
     def _on_ready(self) -> None:
@@ -109,11 +111,11 @@ class AgentChannel:
             taken = b"", []
         if taken is None:
             return
-        if not taken[0] and channel.closed(self._connection):  # else an empty message, which is none
-            self._gone()
+        if not taken[0] and channel.closed(self._connection):  # an empty message is invalid
+            self._on_close()
             return
         try:
-            self._told(codec.decode(taken[0]))
+            self._on_message(codec.decode(taken[0]))
         except ProtocolError as error:
             self._complain(f"from the agent: {error}")
         except Exception as error:  # values that make no sense: a monitor that ended by them would watch nothing

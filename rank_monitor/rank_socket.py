@@ -224,7 +224,7 @@ class RankSocket:
         try:
             channel.send(connection, codec.encode(message, self._sequence, time.monotonic_ns()))
         except OSError:
-            pass  # it is gone: reading tells so
+            pass  # it is gone, as reading will show
 
     def _close(self, connection: socket.socket) -> None:
         self._loop.forget(connection.fileno())

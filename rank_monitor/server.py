@@ -89,7 +89,7 @@ class RankMonitorServer:
         log.level, log.name = settings.log_level, f"RankMonitorServer:{local_rank}"
         self._detector = HangDetector(settings)
         self._loop = Loop()
-        self._agent = AgentChannel(self._loop, agent, self._told, self._agent_gone, self._complain)
+        self._agent = AgentChannel(self._loop, agent, self._on_agent_message, self._agent_gone, self._complain)
         self._socket = RankSocket(
             self._loop,
             listener,
@@ -108,7 +108,7 @@ class RankMonitorServer:
 
     def run(self) -> None:
         """Serves until the agent sends `Bye`. If its channel closes without that, kills every process of the job."""
-        self._agent.tell(Ready(os.getpid()))
+        self._agent.send(Ready(os.getpid()))
         try:
             while not self._done:
                 self.serve_once()
@@ -168,7 +168,7 @@ class RankMonitorServer:
                 pid = self._process.pid
             else:
                 pid = watch.client_pid
-            self._agent.tell(Connected(pid, watch.attached))
+            self._agent.send(Connected(pid, watch.attached))
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
         # A guarded rank's watchdog wakes by the answer.
         if (isinstance(message, (Attach, Guard)) or short_of_stamps) and watch.start is not None:
@@ -240,7 +240,7 @@ class RankMonitorServer:
 
     # The agent.
 
-    def _told(self, received: Received) -> None:
+    def _on_agent_message(self, received: Received) -> None:
         now_ns = time.monotonic_ns()
         match received.message:
             case CycleStart() as start:
@@ -263,7 +263,7 @@ class RankMonitorServer:
                 snapshot = self._snapshot(token, time.monotonic_ns())
                 if stacks:
                     snapshot = self._with_stacks(snapshot)
-                self._agent.tell(snapshot)
+                self._agent.send(snapshot)
             case Bye():
                 self._done = True
             case other:
@@ -305,7 +305,7 @@ class RankMonitorServer:
         start = self._detector.watch.start
         if start is None:
             return
-        self._agent.tell(Fenced(start.cycle, start.rank))
+        self._agent.send(Fenced(start.cycle, start.rank))
         self._signal(signal.SIGKILL)
         self._log.warning("This node was silent for too long, and others may go on without it: its ranks are killed.")
         self._job.end_cycle(start.cycle, self._log)
@@ -321,11 +321,11 @@ class RankMonitorServer:
                     if self._process is not None and start is not None:
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
                 case SendVerdict(verdict):
-                    self._agent.tell(self._with_process(verdict))
+                    self._agent.send(self._with_process(verdict))
                     lines.append(verdict.line)
                 case Interrupt(verdict):
                     self._socket.reply(InterruptAsked(verdict.limit, verdict.reason))
-                    self._agent.tell(self._with_process(verdict))
+                    self._agent.send(self._with_process(verdict))
                     lines.append(f"{verdict.line} Asking for a restart in process.")
                 case Signal(number):
                     self._signal(signal.SIGCONT)

@@ -119,7 +119,7 @@ def forget_groups() -> None:
     _forget_names()  # which keeps them as well
     _forget_hooks()
     # A group of gloo takes 10 ms to end, so that all end at once: each thread lets go of the last reference.
-    # The number: an aborted group and one that came meanwhile have the same name.
+    # The number, too: an aborted group and one that was made meanwhile have the same name.
     held = [[group] for group in _aborted]
     _aborted.clear()
     gloo_connections.release()

@@ -30,7 +30,7 @@ class _Report(Callback):
     reported: ClassVar[WrapperState]
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Returns `state`, after it told `reported`."""
+        """Reports the state `reported` to the launcher, and returns `state`."""
         if _sink is not None:
             _sink(self.reported)
         return state

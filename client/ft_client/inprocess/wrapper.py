@@ -59,7 +59,7 @@ class Wrapper:
         Calling it raises:
             RuntimeError: this is not the main thread, a wrapped function calls it, or the store cannot be reached.
             TypeError: the arguments do not fit the function.
-            ValueError: torch.distributed is initialised already; RANK or WORLD_SIZE is missing or silly.
+            ValueError: torch.distributed is initialised already; RANK or WORLD_SIZE is missing or invalid.
             RankDiscarded, RestartAbort, BaseException: what ended this rank's part.
         """
         if not callable(function):

@@ -51,8 +51,8 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
         _write_error_file(f"{type(error).__name__}: {message}", text)
     link = process.current()
     if link is not None:
-        told = RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time())
-        link.post(told, time.monotonic_ns(), _PATIENCE_S)
+        exception = RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time())
+        link.post(exception, time.monotonic_ns(), _PATIENCE_S)
 
 
 def _report_output(text: str) -> None:

@@ -43,7 +43,8 @@ def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
     with observing(store, member, is_dead=True) as first:
         wishes = joining(store)
         wishes.sign(Entry(member, is_well=False))
-        told, number = len(wishes.entries()), first
+        wish_count = len(wishes.entries())
+        number = first
         while True:
             closed = closing_of(store, number)
             if closed is None:
@@ -51,7 +52,7 @@ def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
             number += 1
             if member in closed.joined_members:
                 _depart_from(store, number, member, record, timeout_s)
-            if closed.taken >= told:
+            if closed.taken >= wish_count:
                 return
 
 

@@ -186,7 +186,7 @@ class WrapperState(_Text):
     FINALIZED = "finalized"
     """The function is done on all ranks."""
     LEFT = "left"
-    """This rank leaves and has told the others."""
+    """This rank leaves and has reported that to the others."""
     ABORTED = "aborted"
     """This rank gives up."""
 

@@ -150,12 +150,13 @@ class MonitorLink:
 
     def state(self) -> list[tuple[Message, int]]:
         """The whole state of the wrapper for a monitor; the phases after stamp and ping, by which it judges them."""
-        link, pinged_ns, told = self._link, self._pinged_ns, list[tuple[Message, int]]()
+        link, pinged_ns = self._link, self._pinged_ns
+        progress: list[tuple[Message, int]] = []
         if link is not None and link.stamp_ns is not None:
-            told.append((Progress(link.stamp_ns), monotonic_ns()))
+            progress.append((Progress(link.stamp_ns), monotonic_ns()))
         if pinged_ns:
-            told.append((Ping(), pinged_ns))
-        states = (self._log_to, *told, *self._phases, self._restarter)
+            progress.append((Ping(), pinged_ns))
+        states = (self._log_to, *progress, *self._phases, self._restarter)
         return [state for state in states if state is not None]
 
     def asked(self, message: InterruptAsked, sent_ns: int) -> None:

@@ -233,8 +233,8 @@ class UserFunction:
                 words,
             )
         else:
-            told = (type(error), error, below_ours(error.__traceback__))
-            logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=told)
+            exc_info = (type(error), error, below_ours(error.__traceback__))
+            logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=exc_info)
         self.fault, self.is_collateral = place_of(error), lost_peer or not is_first
         release_frames(error)
         error.__traceback__ = below_ours(

@@ -36,10 +36,10 @@ class Sidecar:
     """Starts the monitor; a rank may have connected before.
 
     Args:
-        template: which forks it.
-        folder: the runtime folder; removed in the end.
+        template: forks the monitor.
+        folder: the runtime folder; removed by `close`.
         listener: where the rank connects.
-        start: the rank, as its monitor is told of it.
+        start: describes the rank to its monitor.
         say: called with a line for the log.
         settings: of the monitor; None: the defaults.
     """
