@@ -55,13 +55,13 @@ def run(
     sizes = [ranks for ranks in scenario.sizes if not ranks_wanted or ranks in ranks_wanted]
     names = [FLOOR, *(launcher.name for launcher in taking_part)]
     results = {(ranks, name): Outcome() for ranks in sizes for name in names}
-    for index in range(math.ceil(repeat / scenario.trials)):
-        turn = index % len(taking_part) if taking_part else 0
+    for _ in range(math.ceil(repeat / scenario.trials)):
         for ranks in sizes:
             results[ranks, FLOOR].tried += 1
             scenario.floor(ranks, results[ranks, FLOOR])
-            for launcher in taking_part[turn:] + taking_part[:turn]:
+            for launcher in taking_part:
                 measure(scenario, launcher, ranks, results[ranks, launcher.name])
+        taking_part = taking_part[1:] + taking_part[:1]
     return results
 
 
@@ -97,7 +97,9 @@ def main() -> int:
     peers = list(dict.fromkeys(["torchrun", *options.peers.split(",")]))
     if "nvrx" in peers:
         make_nvrx_environment()
-    launchers = [*([] if options.no_ours else [OURS]), *(PEERS[name] for name in peers)]
+    launchers = [PEERS[name] for name in peers]
+    if not options.no_ours:
+        launchers.insert(0, OURS)
     wanted = [s for s in SCENARIOS if not options.scenarios or set(s.keys) & set(options.scenarios)]
     whole: dict[str, Any] = {"machine": machine(), "repeat": options.repeat, "scenarios": []}
     tables, silent = [], False

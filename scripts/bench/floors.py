@@ -34,12 +34,12 @@ def torch_process(by_signal: bool) -> tuple[float, float]:
         assert stdin and stdout
         imported = int(stdout.readline())
 
-        def end() -> None:
-            child.kill() if by_signal else stdin.close()
-
-        last = time.monotonic_ns()
-        dead = deaths([child.pid], end)[child.pid]
-        last = last if by_signal else int(stdout.readline())
+        if by_signal:
+            last = time.monotonic_ns()
+            dead = deaths([child.pid], child.kill)[child.pid]
+        else:
+            dead = deaths([child.pid], stdin.close)[child.pid]
+            last = int(stdout.readline())
     return (imported - start) / 1e9, (dead - last) / 1e9
 
 

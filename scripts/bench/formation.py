@@ -24,7 +24,7 @@ from .ports import free_port
 from .scenario import Outcome
 
 PROCESSES = 4
-CYCLES = 10
+CYCLES, CYCLES_OF_TORCH = 10, 2
 IDLE_S = 20.0
 BEAT_S = 2.0
 MOST_OF_TORCH = 256
@@ -89,15 +89,18 @@ class Nodes:
 
 def cycles(launcher: Launcher, nodes: int, outcome: Outcome) -> None:
     """Some cycles of one job, and a time in which nothing happens."""
-    kind = "ours" if launcher.name == OURS.name else "torch"
-    if kind == "torch" and nodes > MOST_OF_TORCH:
+    if launcher.name == OURS.name:
+        kind, cycles_of_job = "ours", CYCLES
+    elif nodes <= MOST_OF_TORCH:
+        kind, cycles_of_job = "torch", CYCLES_OF_TORCH
+    else:
         return  # the first formation of 256 took minutes
     with ExitStack() as stack:
         simulated = Nodes(kind, nodes, stack)
         first_s, _ = simulated.form()
         outcome.add("first_s", first_s)
         took, spent = [], Counter[str]()
-        for _ in range(CYCLES if kind == "ours" else 2):
+        for _ in range(cycles_of_job):
             seconds, operations = simulated.form()
             took.append(seconds)
             spent += operations

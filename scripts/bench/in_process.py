@@ -44,7 +44,9 @@ def restarts(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
 
 def restarts_of_variant(launcher: Launcher, ranks: int, settings: str, group: str, outcome: Outcome) -> None:
     """One job. No rank raises before all are in the function, with their group."""
-    prefix = "default_" if settings == "default" else ""
+    prefix = ""
+    if settings == "default":
+        prefix = "default_"
     if group == "gloo":
         metrics = {"enter": f"{prefix}gloo_restart_ms", "ready": f"{prefix}gloo_ready_ms"}
     else:

@@ -51,7 +51,9 @@ def trainers_store() -> Any:
 
 def restart(settings: str, group: str, restarts: int) -> None:
     """P8: each iteration, another rank raises, when all others are in a loop of short steps."""
-    store = trainers_store() if group == "gloo" and not OURS else None
+    store = None
+    if group == "gloo" and not OURS:
+        store = trainers_store()
 
     def train(call: Any = None) -> None:
         iteration = call.iteration
@@ -63,7 +65,10 @@ def restart(settings: str, group: str, restarts: int) -> None:
             return
         if iteration % WORLD == RANK:
             wait_for(f"go.{iteration}")
-            time.sleep(random.uniform(0.5, 1.5) if settings == "default" else random.uniform(0.2, 0.4))
+            if settings == "default":
+                time.sleep(random.uniform(0.5, 1.5))
+            else:
+                time.sleep(random.uniform(0.2, 0.4))
             stamp("raise", iteration)
             raise RuntimeError("a fault for the benchmark")
         deadline = time.monotonic() + GIVE_UP_S

@@ -117,11 +117,8 @@ class Job:
             whole = new[: new.rfind(b"\n") + 1]
             self._read_bytes += len(whole)
             self._stamps += [Stamp(**json.loads(line)) for line in whole.splitlines()]
-        return [
-            s
-            for s in self._stamps
-            if s.event == (event or s.event) and s.cycle == (s.cycle if cycle is None else cycle)
-        ]
+        found = (stamp for stamp in self._stamps if event in ("", stamp.event))
+        return [stamp for stamp in found if cycle in (None, stamp.cycle)]
 
     def wait_ranks(self, event: str, cycle: int = 0, deadline_s: float = 60.0, count: int | None = None) -> list[Stamp]:
         """The stamps of `event` in `cycle` once `count` ranks (all) wrote it; a failure if a later cycle began without.

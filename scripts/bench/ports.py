@@ -13,12 +13,11 @@ def free_port(count: int = 1) -> int:
     """The first of `count` ports in a row on 127.0.0.1 that nobody uses now."""
     while True:
         with ExitStack() as held:
-            port = 0
+            first = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = int(first.getsockname()[1])
             try:
-                for offset in range(count):
-                    taken = held.enter_context(socket.socket())
-                    taken.bind(("127.0.0.1", port + offset if offset else 0))
-                    port = port or int(taken.getsockname()[1])
+                for offset in range(1, count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port + offset)))
             except (OSError, OverflowError):
                 continue
             return port

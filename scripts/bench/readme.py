@@ -56,9 +56,13 @@ def cell(scenario: dict[str, Any], ranks: int, launcher: str, metric: str, unit:
     values = rows[0]["metrics"].get(metric, {"n": 0})
     tried = rows[0]["tried"]
     if not values["n"]:
-        return f"0 of {tried} recovered" if metric == "recover_s" else "failed"
+        if metric == "recover_s":
+            return f"0 of {tried} recovered"
+        return "failed"
     text = f"{values['median']:.3g} {unit}".rstrip()
-    return text if values["n"] >= tried else f"{text} ({values['n']} of {tried})"
+    if values["n"] < tried:
+        return f"{text} ({values['n']} of {tried})"
+    return text
 
 
 def main() -> None:

@@ -88,17 +88,21 @@ def loss(
     launcher: Launcher, agents: int, outcome: Outcome, timeout_s: float = TIMEOUT_S, beat_s: float = BEAT_S
 ) -> None:
     """P4: the last of two or three agents is lost: the other goes on alone, or a spare takes its place."""
-    spare = agents == 3
+    if agents == 3:
+        nodes, goes_on, spares = "2", 2 * RANKS, ["--ft-spares=1"]
+    else:
+        nodes, goes_on, spares = "1:2", RANKS, []
     flags: list[str] = []
+    waited = 0.0
     if launcher.module == OURS.module:
-        flags = [f"--ft-node-timeout={timeout_s}", f"--ft-node-beat={beat_s}", *(["--ft-spares=1"] if spare else [])]
-    with Nodes(launcher, agents, "2" if spare else "1:2", ["crash", "0"], flags, 1) as job:
+        flags = [f"--ft-node-timeout={timeout_s}", f"--ft-node-beat={beat_s}", *spares]
+        waited = timeout_s
+    with Nodes(launcher, agents, nodes, ["crash", "0"], flags, 1) as job:
         ready = job.wait_ranks("ready", count=2 * RANKS)
         members = {s.pid for s in ready}
         lost = next(node for node in job.others if members & set(descendants(node.pid)))
         at = job.lose(lost)
-        back = job.wait_ranks("ready", 1, count=2 * RANKS if spare else RANKS, deadline_s=120)
-        waited = timeout_s if launcher.module == OURS.module else 0.0
+        back = job.wait_ranks("ready", 1, count=goes_on, deadline_s=120)
         outcome.add("beyond_timeout_s", (max(s.t for s in back) - at) / 1e9 - waited)
         for cycle in (0, 1):
             job.tell(f"go.{cycle}")

@@ -46,15 +46,16 @@ def render(scenario: Scenario, results: Results) -> str:
     """The scenario's part of the table: medians, (min..max), how many of how many, and ratios."""
     launchers = list(dict.fromkeys(name for _, name in results))
     peers = [name for name in launchers if name not in (FLOOR, OURS)]
-    ratios = ["ours/floor", *(f"{name}/ours" for name in peers)] if OURS in launchers else []
-    rows = [["ranks", "metric", *launchers, *ratios]]
+    pairs: list[tuple[str, str]] = []
+    if OURS in launchers:
+        pairs = [(OURS, FLOOR), *((name, OURS) for name in peers)]
+    rows = [["ranks", "metric", *launchers, *(f"{above}/{below}" for above, below in pairs)]]
     metrics = dict.fromkeys(metric for outcome in results.values() for metric in outcome.values)
     for ranks in dict.fromkeys(ranks for ranks, _ in results):
         for metric in metrics:
             outcomes = {name: results.get((ranks, name), Outcome()) for name in launchers}
             cells = [cell(outcome, metric) for outcome in outcomes.values()]
             medians = {name: median(outcome, metric) for name, outcome in outcomes.items()}
-            pairs = [(OURS, FLOOR), *((name, OURS) for name in peers)] if ratios else []
             rows.append([str(ranks), metric, *cells, *(ratio(medians.get(a), medians.get(b)) for a, b in pairs)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -69,7 +70,9 @@ def cell(outcome: Outcome, metric: str) -> str:
     values = outcome.values.get(metric, [])
     count = f"{len(values)}/{outcome.tried}"
     if not values:
-        return count if outcome.failures else "-"
+        if outcome.failures:
+            return count
+        return "-"
     return f"{short(statistics.median(values))} ({short(min(values))}..{short(max(values))}) {count}"
 
 

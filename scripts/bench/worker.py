@@ -77,7 +77,9 @@ def crash(crashes: int, ignore_sigterm: bool = False) -> None:
     wait_for(f"go.{CYCLE}")
     if crashes <= CYCLE:
         return
-    victim = 0 if ignore_sigterm else CYCLE % WORLD
+    victim = CYCLE % WORLD
+    if ignore_sigterm:
+        victim = 0
     if victim == RANK:
         time.sleep(0.2)
         stamp("crash")
@@ -198,7 +200,10 @@ def bare_collectives(count: int) -> None:
     """The two collectives of a report with nothing around them."""
     dist.all_reduce(torch.zeros(count + 2, dtype=torch.float64), op=dist.ReduceOp.MIN)
     row = torch.zeros(4, dtype=torch.float64)
-    dist.gather(row, [torch.empty_like(row) for _ in range(WORLD)] if RANK == 0 else None)
+    if RANK == 0:
+        dist.gather(row, [torch.empty_like(row) for _ in range(WORLD)])
+    else:
+        dist.gather(row)
 
 
 def rerun(steps: int) -> None:
