@@ -59,7 +59,7 @@ class EndingSignal:
         if not numbers:
             return []
         self.note(numbers[0])
-        return [CyclePhase.TOLD_TO_END]
+        return [CyclePhase.SIGNALLED]
 
     # For waits.
 

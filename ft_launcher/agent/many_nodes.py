@@ -132,7 +132,7 @@ class ManyNodes:
             self._ending.call(assign_ranks)
         except (DistStoreError, DistNetworkError) as error:
             # The node that hosts the cycle's store may have died since: the coordinator forms another cycle.
-            self._nodes.tell(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
+            self._nodes.report_end(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
             return False
         except RendezvousConnectionError as error:
             # Before its first place this node may never have reached the store: not a lost host.
@@ -203,7 +203,7 @@ class ManyNodes:
             case CyclePhase.FENCED:
                 self._after_fence()
                 return None
-            case CyclePhase.TOLD_TO_END:
+            case CyclePhase.SIGNALLED:
                 self._end_by_signal()
         raise AssertionError(f"a cycle never ends in {phase}")
 
@@ -221,7 +221,7 @@ class ManyNodes:
                 how = EndReason.AGREED
             elif hung:
                 how = EndReason.HUNG
-            self._nodes.tell(how, "a rank failed")
+            self._nodes.report_end(how, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
         found = ranks.stop_and_attribute(hung)
@@ -279,7 +279,7 @@ class ManyNodes:
         # Ctrl-C is no preemption: it ends this node, and the others learn of it when the node leaves.
         number = self._ending.number
         if number != signal.SIGINT and self._ranks.running():
-            self._nodes.tell(EndReason.PREEMPTED, f"told to end by signal {number}", number=number or 0)
+            self._nodes.report_end(EndReason.PREEMPTED, f"told to end by signal {number}", number=number or 0)
         raise preemption.end_ranks(self._ranks, self._ending)
 
     def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
@@ -293,7 +293,7 @@ class ManyNodes:
             case _:
                 decision = Decision(Action.RESTART, reason)
         if how is not EndReason.LEFT:
-            self._nodes.tell(how, reason, decision.exit_code or 0)
+            self._nodes.report_end(how, reason, decision.exit_code or 0)
         self._parts.recorder.asked(self._ranks.cycle, request, decision)
         if decision.action is Action.RESTART:
             return None
@@ -338,7 +338,7 @@ class ManyNodes:
         self._ranks.stop(signal.SIGKILL, 0.0)
         self._parts.recorder.fenced(self._ranks.cycle, sorted(self._ranks.global_ranks()), silent_s, lease.limit_s)
         reason = f"its launcher stood still for {silent_s:.1f} s, and its monitors ended its ranks"
-        self._nodes.tell(EndReason.LOST, reason)
+        self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
         self._nodes.wake()
         self._keep_fault(None)
@@ -351,13 +351,13 @@ class ManyNodes:
         """
         result = self._results.succeeded()
         # Reported before the wait: the coordinator ends the cycle when the last node has.
-        self._nodes.tell(EndReason.SUCCEEDED, "")
+        self._nodes.report_end(EndReason.SUCCEEDED, "")
         stop = self._parts.settings.stop
         try:
             end = self._await_end(stop.exit_barrier_timeout)
-        except SignalException as told:
-            self._ending.note(int(told.sigval))
-            logger.warning("%s; the training is complete here, so this is no failure", told)
+        except SignalException as error:
+            self._ending.note(int(error.sigval))
+            logger.warning("%s; the training is complete here, so this is no failure", error)
             end = None
         if end is not None and end.how != EndReason.SUCCEEDED:
             return self._after_failure_elsewhere(end)

@@ -85,7 +85,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             reserve.await_enough(self._ending.wait)
             if self._ending.number is not None:
                 # A signal wins over whatever ended the cycle meanwhile: who sent it will not wait for a restart.
-                phase = CyclePhase.TOLD_TO_END
+                phase = CyclePhase.SIGNALLED
             job_end = self._membership.after(phase)
             if job_end is not None:
                 return job_end

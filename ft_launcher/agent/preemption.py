@@ -40,7 +40,7 @@ def end_ranks(ranks: Ranks, ending: EndingSignal) -> SignalException:
     """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends."""
     assert ending.number is not None
     number = ending.number
-    ranks.parts.recorder.told(number)
+    ranks.parts.recorder.signalled(number)
     if number == signal.SIGINT:
         # Ctrl-C reaches the ranks as SIGINT, as it would from the terminal: they are in sessions of their own.
         ranks.stop(signal.SIGINT)

@@ -207,7 +207,7 @@ class Ranks:
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
         events = self.hear()
         # What a rank sent just before its death may still be with its monitor; the answer to a snapshot comes after it.
-        if self.in_process.needs_words(ended):
+        if self.in_process.needs_messages(ended):
             self.monitors.snapshots()
             events += self.hear()
         for local_rank in ended:
@@ -309,9 +309,9 @@ class Ranks:
 
     # End of a cycle that failed.
 
-    def await_cause(self, told: int) -> None:
-        """Waits, within a bound, for the error of the rank whose peers have lost it. `told`: a descriptor ends it."""
-        await_cause(self.group.workers, self.processes, self.monitors, told, lambda: self.hear(is_over=True))
+    def await_cause(self, interrupt: int) -> None:
+        """Waits, within a bound, for the error of the rank whose peers have lost it; a descriptor interrupts it."""
+        await_cause(self.group.workers, self.processes, self.monitors, interrupt, lambda: self.hear(is_over=True))
 
     @property
     def have_agreed(self) -> bool:

@@ -128,7 +128,7 @@ class SingleNode:
                 self._parts.recorder.reform(self._ranks.cycle)
                 self._ranks.stop()
                 return None
-            case CyclePhase.TOLD_TO_END:
+            case CyclePhase.SIGNALLED:
                 raise preemption.end_ranks(self._ranks, self._ending)
         raise AssertionError(f"{phase}: no other node goes on without this one, and no lease runs out")
 
@@ -138,9 +138,9 @@ class SingleNode:
         if self._group.group_world_size > 1:
             try:
                 self._ending.call(self._exit_barrier)
-            except SignalException as told:
-                self._ending.note(int(told.sigval))
-                logger.warning("%s; the training is complete, so this is no failure", told)
+            except SignalException as error:
+                self._ending.note(int(error.sigval))
+                logger.warning("%s; the training is complete, so this is no failure", error)
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)
 

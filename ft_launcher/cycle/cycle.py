@@ -27,7 +27,7 @@ class CyclePhase(Enum):
     FAILED = auto()
     """A rank failed, or the restart in process did, or all ranks are zombies whose end will not be reported."""
 
-    TOLD_TO_END = auto()
+    SIGNALLED = auto()
     """The launcher got a signal that ends it."""
 
     REFORM = auto()

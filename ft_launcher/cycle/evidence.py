@@ -88,7 +88,7 @@ def fault_in(
 
 
 def await_cause(
-    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, told: int, hear: Callable[[], object]
+    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, interrupt: int, hear: Callable[[], object]
 ) -> None:
     """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` seconds at most.
 
@@ -102,7 +102,7 @@ def await_cause(
     """
     deadline = time.monotonic() + _CAUSE_WAIT_S
     while ranks.pidfds and _is_unsaid(workers, ranks, monitors) and (left := deadline - time.monotonic()) > 0:
-        if told in readable([*ranks.pidfds.values(), *monitors.descriptors(), told], left):
+        if interrupt in readable([*ranks.pidfds.values(), *monitors.descriptors(), interrupt], left):
             return
         ranks.reap_all()
         hear()

@@ -20,7 +20,7 @@ from ft_launcher.cycle import node_evidence
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather
 from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
-from ft_launcher.cycle.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
+from ft_launcher.cycle.rung_steps import EndRank, Joined, NotifyLoss, Restarted, StartAgain, StayAway, Step, TakeOver
 from ft_launcher.cycle.rungs import Rungs
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.policy.restart_policy import final_codes
@@ -71,7 +71,7 @@ class InProcess:
         """For each call, by the prefix of its keys: the store servers of its iterations."""
         self._oom_kills = node_evidence.oom_kills()
         self._events: list[Event] = []
-        self._told: list[LossNotified] = []
+        self._notified: list[LossNotified] = []
         self._ends: dict[int, RankEvidence] = {}
         """The last death of each rank."""
         self._open: set[int] = set()
@@ -115,21 +115,21 @@ class InProcess:
             self._open.add(local_rank)
         return RankLost(local_rank)
 
-    def needs_words(self, ended: Iterable[int]) -> bool:
+    def needs_messages(self, ended: Iterable[int]) -> bool:
         """Whether the last messages of the ranks are needed before `attend`: monitors may not have passed them on yet.
 
         Args:
             ended: local ranks whose process ended.
         """
-        self._told += self._departures.take()
-        words = (self._rungs.needs_word(rank) or self._rungs.may_have_declared(rank) for rank in ended)
-        return bool(self._told) or any(words)
+        self._notified += self._departures.take()
+        missing = (self._rungs.needs_message(rank) or self._rungs.may_have_declared(rank) for rank in ended)
+        return bool(self._notified) or any(missing)
 
     def attend(self) -> list[Event]:
         """Carries out what is due; returns the events since the last call."""
-        told, self._told = self._told, []
-        for one in told:
-            self._do(self._rungs.told(one.local_rank, one.problem, time.monotonic()))
+        losses, self._notified = self._notified, []
+        for loss in losses:
+            self._do(self._rungs.loss_notified(loss.local_rank, loss.problem, time.monotonic()))
         self._do(self._rungs.tick(time.monotonic()))
         events, self._events = self._events, []
         return events
@@ -175,8 +175,8 @@ class InProcess:
             else:
                 rank = int(self._workers[step.local_rank].global_rank)
             match step:
-                case Tell():
-                    self._departures.tell(step, self._ends[step.local_rank].pid)
+                case NotifyLoss():
+                    self._departures.notify(step, self._ends[step.local_rank].pid)
                 case StartAgain(local_rank):
                     self._start_again(local_rank, rank)
                 case StayAway(_, reason):

@@ -12,7 +12,7 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from ft_launcher.cycle.rung_steps import Tell
+from ft_launcher.cycle.rung_steps import NotifyLoss
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.processes.process_tree import SessionTree
 from rank_monitor.contract.iterations.rank_departure import depart, withdraw
@@ -39,7 +39,7 @@ class RankLossNotifier:
 
     def __init__(self, threads: StoreThreads, stop_s: float) -> None:
         self._threads, self._stop_s = threads, stop_s
-        self._told: queue.SimpleQueue[LossNotified] = queue.SimpleQueue()
+        self._notified: queue.SimpleQueue[LossNotified] = queue.SimpleQueue()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
@@ -48,7 +48,7 @@ class RankLossNotifier:
         """Readable when `take` has something."""
         return self._bell.fileno()
 
-    def tell(self, order: Tell, pid: int) -> None:
+    def notify(self, order: NotifyLoss, pid: int) -> None:
         """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
 
         def speak(keys: Keys) -> None:
@@ -61,7 +61,7 @@ class RankLossNotifier:
             SessionTree(pid).stop(signal.SIGTERM, self._stop_s)
 
         def end(problem: str) -> None:
-            self._told.put(LossNotified(order.local_rank, problem))
+            self._notified.put(LossNotified(order.local_rank, problem))
             with contextlib.suppress(OSError):
                 self._ring.send(b"!")
 
@@ -72,7 +72,7 @@ class RankLossNotifier:
         with contextlib.suppress(OSError):
             # Only empties the socket: the queue has the contents.
             self._bell.recv(64)
-        return [self._told.get_nowait() for _ in range(self._told.qsize())]
+        return [self._notified.get_nowait() for _ in range(self._notified.qsize())]
 
     def close(self) -> None:
         """Closes the descriptors; threads that end later are ignored."""

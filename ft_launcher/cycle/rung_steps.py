@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True)
-class Tell:
+class NotifyLoss:
     """Notify the others that a rank is gone. `joins`: it was not let in yet. `limit_s`: how long they may take.
 
     `member` is its rank at entry of the wrapped call, `prefix` that of the call's keys.
@@ -72,4 +72,4 @@ class EndRank:
     reason: str
 
 
-Step: TypeAlias = Tell | StartAgain | StayAway | Joined | Restarted | EndRank | TakeOver
+Step: TypeAlias = NotifyLoss | StartAgain | StayAway | Joined | Restarted | EndRank | TakeOver

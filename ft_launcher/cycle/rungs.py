@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ft_launcher.cycle.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
+from ft_launcher.cycle.rung_steps import EndRank, Joined, NotifyLoss, Restarted, StartAgain, StayAway, Step, TakeOver
 from rank_monitor.contract.wire.messages import Restarter, WrapperState
 
 # In these states the rank is inside the wrapped function or on its way back into it.
@@ -30,9 +30,9 @@ _RESTARTED = frozenset({WrapperState.HANDLING_COMPLETED, WrapperState.FINALIZED}
 MOST_STARTS = 3
 """How often a rank is started again alone between two restarts."""
 # Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach rung 2.
-_UNTOLD_LIMIT_S = 600.0
+_DEFAULT_LIMIT_S = 600.0
 _NOBODY = "no rank of this node goes on"
-_LAST_WORD_S = 5.0
+_LAST_MESSAGE_S = 5.0
 """From a rank's report that it leaves to its end, which has the exit code (seconds)."""
 
 
@@ -40,12 +40,12 @@ _LAST_WORD_S = 5.0
 class _WrapperSlot:
     """What is known of a local rank.
 
-    `said`: the last message of its wrapper. `is_new`: started again, and not let in yet. `is_lost`: rung 1 handles its
+    `last`: the last message of its wrapper. `is_new`: started again, and not let in yet. `is_lost`: rung 1 handles its
     death. `due`: the deadline after which rung 1 has failed here, and `why_due` the reason; `is_ended`: it was killed
     for that. `starts`: how often it was started again since the last restart; `is_next`: it is to be started again.
     """
 
-    said: Restarter | None = None
+    last: Restarter | None = None
     exit_code: int | None = None
     is_new: bool = False
     is_lost: bool = False
@@ -57,8 +57,8 @@ class _WrapperSlot:
 
     @property
     def state(self) -> str:
-        if self.said:
-            return self.said.state
+        if self.last:
+            return self.last.state
         return ""
 
     @property
@@ -93,14 +93,14 @@ class Rungs:
         """Whether a fault is dealt with in process."""
         return self._since is not None
 
-    def needs_word(self, local_rank: int) -> bool:
+    def needs_message(self, local_rank: int) -> bool:
         """Whether the last message of a rank that ended is needed: its monitor may not have passed it on yet."""
         slot = self._slots[local_rank]
         return self._enabled and (slot.is_new or slot.state not in ("", WrapperState.FINALIZED))
 
     def may_have_declared(self, local_rank: int) -> bool:
         """Whether a rank without a message may have sent one that its monitor still has: other ranks have wrappers."""
-        return self._enabled and not self._slots[local_rank].state and any(slot.said for slot in self._slots)
+        return self._enabled and not self._slots[local_rank].state and any(slot.last for slot in self._slots)
 
     def next_check(self) -> float | None:
         """When `tick` is to be called (monotonic seconds); None: no deadline runs."""
@@ -109,21 +109,21 @@ class Rungs:
     def heard(self, local_rank: int, message: Restarter, now: float) -> list[Step]:
         """Takes a message of a rank's wrapper; a repeated message changes nothing."""
         slot = self._slots[local_rank]
-        if not self._enabled or slot.exit_code is not None or message == slot.said:
+        if not self._enabled or slot.exit_code is not None or message == slot.last:
             return []
-        slot.said, steps = message, list[Step]()
+        slot.last, steps = message, list[Step]()
         if slot.is_new and message.state in AT_WORK:
             slot.is_new = False
             steps.append(Joined(local_rank, message.iteration))
         if message.state == WrapperState.INITIALIZED:
-            steps += self._tell_again(message)
+            steps += self._notify_again(message)
         if message.state == WrapperState.HANDLING_STARTING:
             self._begin(message.iteration, now)
             self._expect(local_rank, message, now)
         elif message.state == WrapperState.ABORTED:
-            slot.due, slot.why_due = now + _LAST_WORD_S, self._gave_up(local_rank)
+            slot.due, slot.why_due = now + _LAST_MESSAGE_S, self._gave_up(local_rank)
         elif message.state == WrapperState.LEFT and not self._any_goes_on():
-            slot.due, slot.why_due = now + _LAST_WORD_S, _NOBODY
+            slot.due, slot.why_due = now + _LAST_MESSAGE_S, _NOBODY
         else:
             slot.due = None
         if message.state == WrapperState.HANDLING_COMPLETED:
@@ -133,7 +133,7 @@ class Rungs:
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
         """Takes a rank's end; returns the steps of rung 1, or None where the end counts as without wrappers."""
         slot = self._slots[local_rank]
-        is_declared = self.needs_word(local_rank)
+        is_declared = self.needs_message(local_rank)
         slot.exit_code, slot.due = exit_code, None
         # Without a wrapper nobody else can recover, and a final code is a request to the launcher.
         if not is_declared or exit_code in self._final_codes:
@@ -146,8 +146,8 @@ class Rungs:
         slot.is_lost = steps is not None
         return steps
 
-    def told(self, local_rank: int, problem: str, now: float) -> list[Step]:
-        """Takes the outcome of a `Tell`: the others took note, or `problem` says why not."""
+    def loss_notified(self, local_rank: int, problem: str, now: float) -> list[Step]:
+        """Takes the outcome of a `NotifyLoss`: the others took note, or `problem` says why not."""
         slot = self._slots[local_rank]
         if not problem:
             slot.is_next, steps = slot.state != WrapperState.LEFT, self._restarted(now)
@@ -172,54 +172,54 @@ class Rungs:
         # A rank that the others went on without is killed first; only if that does not end it, rung 2 takes over.
         if slot.is_ended or not self._is_left_behind(slot):
             return [TakeOver(number, slot.why_due)]
-        slot.is_ended, slot.due = True, now + _LAST_WORD_S
+        slot.is_ended, slot.due = True, now + _LAST_MESSAGE_S
         return [EndRank(number, slot.why_due)]
 
     # Deaths.
 
     def _newcomer_died(self, local_rank: int) -> list[Step]:
         """Returns the steps for a death before the rank was let in: the others go on."""
-        said = self._slots[local_rank].said
-        if said is None:
+        last = self._slots[local_rank].last
+        if last is None:
             self._slots[local_rank].is_next = True
             return self._start_next()
-        if said.state != WrapperState.JOINING or self._is_finished(said.prefix):
+        if last.state != WrapperState.JOINING or self._is_finished(last.prefix):
             return []
-        return [self._tell(local_rank, said)]
+        return [self._notify(local_rank, last)]
 
     def _member_died(self, local_rank: int, now: float) -> list[Step] | None:
         slot = self._slots[local_rank]
-        said = slot.said
-        assert said is not None
-        if said.state == WrapperState.ABORTED:
+        last = slot.last
+        assert last is not None
+        if last.state == WrapperState.ABORTED:
             return [TakeOver(local_rank, self._gave_up(local_rank))]
-        if said.state == WrapperState.LEFT:
-            if self._any_goes_on() or self._is_finished(said.prefix):
+        if last.state == WrapperState.LEFT:
+            if self._any_goes_on() or self._is_finished(last.prefix):
                 return []
             return [TakeOver(local_rank, _NOBODY)]
-        if self._is_left_behind(slot) and self._is_finished(said.prefix):
+        if self._is_left_behind(slot) and self._is_finished(last.prefix):
             return []
-        why_not = self._why_not(said)
+        why_not = self._why_not(last)
         if slot.exit_code == 0 and (why_not or self._all_ended_well()):
             return None
         if why_not:
             return [TakeOver(local_rank, f"{self._name(local_rank)} is gone, and {why_not}")]
-        self._begin(said.iteration, now)
-        return [self._tell(local_rank, said)]
+        self._begin(last.iteration, now)
+        return [self._notify(local_rank, last)]
 
-    def _tell(self, local_rank: int, said: Restarter) -> Tell:
-        limit_s = said.limit_s or _UNTOLD_LIMIT_S
-        return Tell(local_rank, said.member, said.prefix, limit_s, said.state == WrapperState.JOINING)
+    def _notify(self, local_rank: int, last: Restarter) -> NotifyLoss:
+        limit_s = last.limit_s or _DEFAULT_LIMIT_S
+        return NotifyLoss(local_rank, last.member, last.prefix, limit_s, last.state == WrapperState.JOINING)
 
-    def _tell_again(self, message: Restarter) -> list[Step]:
+    def _notify_again(self, message: Restarter) -> list[Step]:
         """Notifies a further call of the wrapped function of ranks that are gone: its start would wait for them."""
         steps = list[Step]()
         for number, slot in enumerate(self._slots):
             is_gone = slot.is_lost and slot.exit_code is not None
-            if is_gone and slot.said and message.prefix and slot.said.prefix != message.prefix:
-                slot.said = replace(slot.said, prefix=message.prefix)
-                limit_s = message.limit_s or _UNTOLD_LIMIT_S
-                steps.append(Tell(number, slot.said.member, message.prefix, limit_s, joins=False))
+            if is_gone and slot.last and message.prefix and slot.last.prefix != message.prefix:
+                slot.last = replace(slot.last, prefix=message.prefix)
+                limit_s = message.limit_s or _DEFAULT_LIMIT_S
+                steps.append(NotifyLoss(number, slot.last.member, message.prefix, limit_s, joins=False))
         return steps
 
     def _start_next(self) -> list[Step]:
@@ -233,7 +233,7 @@ class Rungs:
 
     def _start_again(self, local_rank: int) -> list[Step]:
         slot = self._slots[local_rank]
-        if not self._rejoin or self._is_finished(slot.said.prefix if slot.said else None):
+        if not self._rejoin or self._is_finished(slot.last.prefix if slot.last else None):
             return []
         # It ended well without having taken part: another start would do the same.
         if slot.is_new and slot.exit_code == 0:
@@ -243,14 +243,14 @@ class Rungs:
         slot.starts += 1
         return [StartAgain(local_rank)]
 
-    def _why_not(self, said: Restarter) -> str:
-        """Why rung 1 cannot handle the death of a rank whose last message is `said`; empty: it can."""
-        if not said.prefix:
+    def _why_not(self, last: Restarter) -> str:
+        """Why rung 1 cannot handle the death of a rank whose last message is `last`; empty: it can."""
+        if not last.prefix:
             return "its wrapper uses a store in which the launcher cannot tell the others"
         for number, other in enumerate(self._slots):
-            if other.said is said or other.is_lost or other.is_new or other.state in _GONE:
+            if other.last is last or other.is_lost or other.is_new or other.state in _GONE:
                 continue
-            if other.said is None or other.state not in AT_WORK or other.said.prefix != said.prefix:
+            if other.last is None or other.state not in AT_WORK or other.last.prefix != last.prefix:
                 return f"{self._name(number)} is not in the wrapped function"
         if self._any_goes_on():
             return ""
@@ -258,16 +258,16 @@ class Rungs:
 
     # Restarts.
 
-    def _expect(self, local_rank: int, said: Restarter, now: float) -> None:
+    def _expect(self, local_rank: int, last: Restarter, now: float) -> None:
         """Starts the deadline by which the rank must come to the end of a restart."""
-        slot, limit_s = self._slots[local_rank], said.limit_s or _UNTOLD_LIMIT_S
+        slot, limit_s = self._slots[local_rank], last.limit_s or _DEFAULT_LIMIT_S
         slot.due = now + limit_s
         slot.why_due = f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
 
     def _expect_silent_ones(self, message: Restarter, now: float) -> None:
         """Starts the deadline of ranks that have not even reported that they handle the fault."""
         for number, slot in enumerate(self._slots):
-            if slot.goes_on and slot.said and slot.due is None and slot.said.iteration < message.iteration:
+            if slot.goes_on and slot.last and slot.due is None and slot.last.iteration < message.iteration:
                 self._expect(number, message, now)
 
     def _begin(self, iteration: int, now: float) -> None:
@@ -281,7 +281,7 @@ class Rungs:
         Messages of one rank arrive in order, those of two in any: one may handle the next fault already, or the one
         after it, before the message that another has recovered from the first.
         """
-        going_on = [slot.said for slot in self._slots if slot.goes_on and slot.said]
+        going_on = [slot.last for slot in self._slots if slot.goes_on and slot.last]
         reached = min((word.iteration for word in going_on), default=self._failed)
         if self._since is None or (going_on and reached <= self._failed):
             return []
@@ -305,24 +305,24 @@ class Rungs:
 
     def _is_left_behind(self, slot: _WrapperSlot) -> bool:
         """Whether others came to the end of a restart without this rank."""
-        said = slot.said
-        if said is None or said.state not in AT_WORK:
+        last = slot.last
+        if last is None or last.state not in AT_WORK:
             return False
-        same_call = [other.said for other in self._slots if other.said and other.said.prefix == said.prefix]
-        return any(other.state in _RESTARTED and other.iteration > said.iteration for other in same_call)
+        same_call = [other.last for other in self._slots if other.last and other.last.prefix == last.prefix]
+        return any(other.state in _RESTARTED and other.iteration > last.iteration for other in same_call)
 
     def _any_goes_on(self) -> bool:
         return any(slot.goes_on for slot in self._slots)
 
     def _is_finished(self, prefix: str | None) -> bool:
         """Whether a rank has reported that this call is done; None: any call."""
-        finalized = [slot.said for slot in self._slots if slot.said and slot.state == WrapperState.FINALIZED]
-        return any(prefix in (None, said.prefix) for said in finalized)
+        finalized = [slot.last for slot in self._slots if slot.last and slot.state == WrapperState.FINALIZED]
+        return any(prefix in (None, last.prefix) for last in finalized)
 
     def _gave_up(self, local_rank: int) -> str:
-        said = self._slots[local_rank].said
-        if said is not None and said.reason:
-            why = f": {said.reason}"
+        last = self._slots[local_rank].last
+        if last is not None and last.reason:
+            why = f": {last.reason}"
         else:
             why = ""
         return f"the wrapper of {self._name(local_rank)} gave up{why}"

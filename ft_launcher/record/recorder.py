@@ -367,7 +367,7 @@ class Recorder:
         report.show(f"ft_launcher: {why}; ends what the ranks left running: {_named(commands)}")
         self.journal.write("background_ended", cycle=cycle, pids=sorted(commands), signal=number)
 
-    def told(self, number: int) -> None:
+    def signalled(self, number: int) -> None:
         """A signal ends the launcher."""
         report.show(f"ft_launcher: got {signal_name(number)}; the ranks are told to end")
         self.journal.write("signal", signal=number)

@@ -200,7 +200,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return self._link.take_end(self.place.cycle)
         return None
 
-    def tell(self, how: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
+    def report_end(self, how: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
         """Reports how the cycle ended on this node; returns at once. `number`: of the preempting signal."""
         if self._link is not None and self.place is not None:
             self._link.send(Ended(self._me.node, self.place.cycle, how.value, reason, exit_code, number))
@@ -325,7 +325,9 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                 client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         except (RuntimeError, OSError) as error:
             where = f"{self.cycle_store.host}:{self.cycle_store.port}"
-            self.tell(EndReason.FAILED, f"the store of the cycle at {where} cannot be reached ({one_line(error)})")
+            self.report_end(
+                EndReason.FAILED, f"the store of the cycle at {where} cannot be reached ({one_line(error)})"
+            )
             return None
         return self._info(place, client)
 

@@ -56,8 +56,8 @@ def test_every_source_is_attended_when_one_is_readable(sources: list[Source]) ->
 
 def test_the_ending_of_the_first_source_stands(sources: list[Source]) -> None:
     sources[1].bring(RankEnded(0, 1))
-    sources[0].bring(CyclePhase.TOLD_TO_END)
-    assert CycleLoop(1, sources).run() is CyclePhase.TOLD_TO_END
+    sources[0].bring(CyclePhase.SIGNALLED)
+    assert CycleLoop(1, sources).run() is CyclePhase.SIGNALLED
 
 
 def test_a_check_that_is_due_wakes_the_loop_without_a_descriptor(sources: list[Source]) -> None:

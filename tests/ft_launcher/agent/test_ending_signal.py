@@ -31,7 +31,7 @@ def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> Non
     os.kill(os.getpid(), signal.SIGUSR2)
     assert ending.wait(60) == signal.SIGUSR2
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert ending.attend(ending.descriptors()) == [CyclePhase.TOLD_TO_END]
+    assert ending.attend(ending.descriptors()) == [CyclePhase.SIGNALLED]
     assert ending.number == signal.SIGUSR2
 
 

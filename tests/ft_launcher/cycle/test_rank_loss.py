@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
-from ft_launcher.cycle.rung_steps import Tell
+from ft_launcher.cycle.rung_steps import NotifyLoss
 from ft_launcher.cycle.store_threads import StoreThreads
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import DONE, Iteration, joining
@@ -50,8 +50,8 @@ def dead() -> int:
     return process.pid
 
 
-def tell(joins: bool = False, limit_s: float = DEADLINE_S) -> Tell:
-    return Tell(1, 5, PREFIX, limit_s, joins)
+def notify(joins: bool = False, limit_s: float = DEADLINE_S) -> NotifyLoss:
+    return NotifyLoss(1, 5, PREFIX, limit_s, joins)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -63,13 +63,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 def taken(departures: RankLossNotifier) -> LossNotified:
     assert readable([departures.fileno()], DEADLINE_S)
-    (told,) = departures.take()
-    return told
+    (loss_notified,) = departures.take()
+    return loss_notified
 
 
 def test_the_others_take_note(departures: RankLossNotifier, server: TCPStore, dead: int) -> None:
     iteration = Iteration(PrefixStore(PREFIX, server), 0)
-    departures.tell(tell(), dead)
+    departures.notify(notify(), dead)
     until(lambda: bool(iteration.records()))
     assert iteration.records() == ['{"rank": 5, "interruption": "TERMINATED"}']
     for member in range(5):
@@ -80,15 +80,15 @@ def test_the_others_take_note(departures: RankLossNotifier, server: TCPStore, de
 
 
 def test_they_do_not_in_time(departures: RankLossNotifier, dead: int) -> None:
-    departures.tell(tell(limit_s=0.1), dead)
-    told = taken(departures)
-    assert told.local_rank == 1 and told.problem
+    departures.notify(notify(limit_s=0.1), dead)
+    loss_notified = taken(departures)
+    assert loss_notified.local_rank == 1 and loss_notified.problem
 
 
 def test_a_wish_to_join_is_taken_back(departures: RankLossNotifier, server: TCPStore, dead: int) -> None:
     store = PrefixStore(PREFIX, server)
     joining(store).sign(Entry(5))
-    departures.tell(tell(joins=True), dead)
+    departures.notify(notify(joins=True), dead)
     until(lambda: [entry.is_well for entry in joining(store).entries()] == [True, False])
     store.set(Iteration(store, 0).outcome, DONE)
     assert taken(departures) == LossNotified(1, "")
@@ -99,18 +99,18 @@ def test_the_end_of_the_cycle_ends_a_wait(
     departures: RankLossNotifier, threads: StoreThreads, server: TCPStore, dead: int, joins: bool
 ) -> None:
     store = PrefixStore(PREFIX, server)
-    departures.tell(tell(joins, limit_s=3600.0), dead)
+    departures.notify(notify(joins, limit_s=3600.0), dead)
     until(lambda: bool(joining(store).entries() if joins else Iteration(store, 0).end.entries()))
     threads.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
-    assert [told.problem for told in departures.take()] == ["the cycle is over"]
+    assert [loss_notified.problem for loss_notified in departures.take()] == ["the cycle is over"]
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
     monkeypatch.setattr("ft_launcher.cycle.store_threads._CONNECT_S", 0.1)
     threads = StoreThreads(HOST, 1)
     gone = RankLossNotifier(threads, stop_s=0.0)
-    gone.tell(tell(), dead)
+    gone.notify(notify(), dead)
     assert taken(gone).problem
     threads.close()
     gone.close()
@@ -122,7 +122,7 @@ def test_what_the_rank_left_is_ended(departures: RankLossNotifier, server: TCPSt
     left = int(rank.stdout.readline())
     rank.wait()
     server.set(f"{PREFIX}/0/outcome", DONE)
-    departures.tell(tell(), rank.pid)
+    departures.notify(notify(), rank.pid)
     assert taken(departures) == LossNotified(1, "")
     until(lambda: not _lives(left))
 

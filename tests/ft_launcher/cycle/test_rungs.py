@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ft_launcher.cycle.rung_steps import EndRank, Joined, Restarted, StartAgain, StayAway, Step, TakeOver, Tell
+from ft_launcher.cycle.rung_steps import EndRank, Joined, NotifyLoss, Restarted, StartAgain, StayAway, Step, TakeOver
 from ft_launcher.cycle.rungs import MOST_STARTS, Rungs
 from rank_monitor.contract.wire.messages import Restarter
 
@@ -41,9 +41,9 @@ class Node:
         self.now += 1
         return self.rungs.died(local_rank, exit_code, self.now)
 
-    def told(self, local_rank: int, problem: str = "") -> list[Step]:
+    def loss_notified(self, local_rank: int, problem: str = "") -> list[Step]:
         self.now += 1
-        return self.rungs.told(local_rank, problem, self.now)
+        return self.rungs.loss_notified(local_rank, problem, self.now)
 
     def restart(self, *local_ranks: int, iteration: int = 1) -> list[Step]:
         """These deal with a fault to the end."""
@@ -58,8 +58,8 @@ def node() -> Iterator[Node]:
     return node
 
 
-def tell(local_rank: int, joins: bool = False) -> Tell:
-    return Tell(local_rank, 4 + local_rank, PREFIX, LIMIT_S, joins)
+def notify(local_rank: int, joins: bool = False) -> NotifyLoss:
+    return NotifyLoss(local_rank, 4 + local_rank, PREFIX, LIMIT_S, joins)
 
 
 def taken_over(steps: list[Step] | None) -> str:
@@ -84,7 +84,7 @@ def test_rung_one_takes_a_death_in_the_wrapped_function(states: list[str], code:
     node = Node()
     for iteration, state in enumerate(states):
         node.say(state, iteration=iteration)
-    assert node.die(1, code) == [tell(1)]
+    assert node.die(1, code) == [notify(1)]
     assert node.rungs.lost == {1}
 
 
@@ -101,7 +101,7 @@ def test_a_death_outside_of_it_is_as_without_wrappers(node: Node, state: str, co
 def test_off(node: Node) -> None:
     node = Node(enabled=False)
     node.say("initialized")
-    assert not node.rungs.needs_word(1)
+    assert not node.rungs.needs_message(1)
     assert node.die(1) is None
 
 
@@ -131,20 +131,20 @@ def test_all_must_be_in_the_same_call(what: str) -> None:
 def test_the_last_one() -> None:
     node = Node(2)
     node.say("initialized")
-    assert node.die(0) == [tell(0)]
+    assert node.die(0) == [notify(0)]
     assert "no rank of this node goes on" in taken_over(node.die(1))
 
 
 def test_ranks_that_end_without_a_word_and_well_are_a_success() -> None:
     node = Node(2)
     node.say("initialized")
-    assert node.die(0, 0) == [tell(0)]
+    assert node.die(0, 0) == [notify(0)]
     assert node.die(1, 0) is None
 
 
 def test_the_others_could_not_be_told(node: Node) -> None:
     node.die(1)
-    assert "the store is gone" in taken_over(node.told(1, "the store is gone"))
+    assert "the store is gone" in taken_over(node.loss_notified(1, "the store is gone"))
 
 
 def test_a_rank_that_leaves_is_lost_whatever_its_code(node: Node) -> None:
@@ -178,6 +178,14 @@ def test_a_wrapper_that_gives_up_ends_rung_one_with_the_exit_code_if_that_comes_
     assert due is not None and node.rungs.tick(due - 0.1) == []
     assert "rank 5 gave up" in taken_over(node.rungs.tick(due))
     assert "rank 5 gave up" in taken_over(node.die(1, 1))
+
+
+def test_the_reason_with_which_a_wrapper_gave_up_is_passed_on() -> None:
+    node = Node()
+    node.say("handling_starting")
+    gave_up = Restarter("aborted", 5, 0, PREFIX, LIMIT_S, reason="the same error 3 times")
+    node.rungs.heard(1, gave_up, node.now)
+    assert "rank 5 gave up: the same error 3 times" in taken_over(node.die(1, 1))
 
 
 # The limit.
@@ -261,8 +269,8 @@ def test_a_silent_rank_without_which_the_others_went_on(node: Node) -> None:
     due = node.rungs.next_check()
     assert node.rungs.is_restarting and due is not None
     assert [type(step) for step in node.rungs.tick(due)] == [EndRank]
-    assert node.die(1) == [tell(1)]
-    assert [type(step) for step in node.told(1)] == [Restarted, StartAgain]
+    assert node.die(1) == [notify(1)]
+    assert [type(step) for step in node.loss_notified(1)] == [Restarted, StartAgain]
     assert not node.rungs.is_restarting
 
 
@@ -278,9 +286,9 @@ def test_a_late_rank_that_is_killed_when_all_is_done(node: Node) -> None:
 
 
 def test_a_rank_is_started_again_after_the_restart(node: Node) -> None:
-    assert node.die(1) == [tell(1)]
+    assert node.die(1) == [notify(1)]
     node.say("handling_starting", 0, 2)
-    assert node.told(1) == []
+    assert node.loss_notified(1) == []
     assert node.say("handling_completed", 0, iteration=1) == []
     assert [type(step) for step in node.say("handling_completed", 2, iteration=1)] == [Restarted, StartAgain]
 
@@ -288,29 +296,29 @@ def test_a_rank_is_started_again_after_the_restart(node: Node) -> None:
 def test_or_when_the_others_are_told_if_that_is_later(node: Node) -> None:
     node.die(1)
     node.restart(0, 2)
-    assert node.told(1) == [StartAgain(1)]
+    assert node.loss_notified(1) == [StartAgain(1)]
 
 
 def test_it_takes_part_from_the_next_restart_on(node: Node) -> None:
     node.die(1)
     node.restart(0, 2)
-    node.told(1)
+    node.loss_notified(1)
     node.rungs.started(1)
-    assert node.rungs.lost == {1} and node.rungs.needs_word(1)
+    assert node.rungs.lost == {1} and node.rungs.needs_message(1)
     assert node.say("joining", 1) == []
     assert node.rungs.lost == {1}
     node.say("handling_starting", 0, 2, iteration=1)
     assert node.say("handling_completed", 1, iteration=2) == [Joined(1, 2)]
     assert node.rungs.lost == set()
     assert [type(step) for step in node.say("handling_completed", 0, 2, iteration=2)] == [Restarted]
-    assert node.die(1) == [tell(1)]
+    assert node.die(1) == [notify(1)]
 
 
 def newcomer(node: Node, *states: str) -> None:
     """Local rank 1 died, was started again, and said this."""
     node.die(1)
     node.restart(0, 2)
-    assert node.told(1) == [StartAgain(1)]
+    assert node.loss_notified(1) == [StartAgain(1)]
     node.rungs.started(1)
     for state in states:
         node.say(state, 1)
@@ -328,20 +336,20 @@ def test_one_that_dies_before_it_says_a_word_is_started_again_so_many_times(node
 
 def test_one_that_asked_to_join_withdraws_first(node: Node) -> None:
     newcomer(node, "joining")
-    assert node.die(1) == [tell(1, joins=True)]
-    assert node.told(1) == [StartAgain(1)]
+    assert node.die(1) == [notify(1, joins=True)]
+    assert node.loss_notified(1) == [StartAgain(1)]
 
 
 def test_one_whose_wish_cannot_be_taken_back_stays_away(node: Node) -> None:
     newcomer(node, "joining")
     node.die(1)
-    assert node.told(1, "no answer") == [StayAway(1, "its wish to join could not be taken back: no answer")]
+    assert node.loss_notified(1, "no answer") == [StayAway(1, "its wish to join could not be taken back: no answer")]
 
 
 def test_one_that_ends_well_before_it_is_let_in_is_not_wanted_again(node: Node) -> None:
     newcomer(node, "joining")
-    assert node.die(1, 0) == [tell(1, joins=True)]
-    assert [type(step) for step in node.told(1)] == [StayAway]
+    assert node.die(1, 0) == [notify(1, joins=True)]
+    assert [type(step) for step in node.loss_notified(1)] == [StayAway]
 
 
 @pytest.mark.parametrize("code", [0, -9])
@@ -360,7 +368,7 @@ def test_one_that_was_let_in_and_discarded(node: Node) -> None:
 
 def test_newcomers_are_no_ranks_that_go_on(node: Node) -> None:
     newcomer(node, "joining")
-    assert node.die(0) == [tell(0)]
+    assert node.die(0) == [notify(0)]
     assert "no rank" in taken_over(node.die(2))
 
 
@@ -369,13 +377,13 @@ def test_without_rejoin_it_stays_lost() -> None:
     node.say("initialized")
     node.die(1)
     node.restart(0, 2)
-    assert node.told(1) == []
+    assert node.loss_notified(1) == []
 
 
 def test_when_all_is_done_nobody_is_started_again(node: Node) -> None:
     node.die(1)
     node.say("finalized", 0, 2)
-    assert node.told(1) == []
+    assert node.loss_notified(1) == []
     assert not node.rungs.is_restarting
 
 
@@ -391,13 +399,13 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
     """They will not come to its start; one that is back will."""
     node = Node(ranks=3, rejoin=False)
     node.say("initialized")
-    assert node.die(1) == [tell(1)]
-    node.told(1)
+    assert node.die(1) == [notify(1)]
+    node.loss_notified(1)
     node.restart(0, 2)
     node.say("finalized", 0, 2, iteration=1)
     found = node.say("initialized", 0, 2, prefix="call/1")
-    assert found == [Tell(1, 5, "call/1", LIMIT_S, joins=False)]
-    assert node.told(1) == []
+    assert found == [NotifyLoss(1, 5, "call/1", LIMIT_S, joins=False)]
+    assert node.loss_notified(1) == []
 
 
 def test_a_rank_that_dies_before_its_word_is_heard_may_have_said_it() -> None:

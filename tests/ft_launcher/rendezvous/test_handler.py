@@ -49,7 +49,7 @@ def test_the_same_members_form_again_after_each_failure(hosted: bool) -> None:
         made.form("abc", begin=True)
         for cycle in range(5):
             failing = "abc"[cycle % 3]
-            made.nodes[failing].tell(EndReason.FAILED, "boom")
+            made.nodes[failing].report_end(EndReason.FAILED, "boom")
             assert made.end("abc") == {(cycle, "failed", None)}
             made.nodes[failing].bring({"kind": "exit"})
             assert made.form("bca") == {"a": 0, "b": 1, "c": 2}
@@ -77,7 +77,7 @@ def test_the_job_is_over_for_members_spares_and_the_late(hosted: bool) -> None:
         spare = made.begin("s")
         made.until_known(3)
         for name in "ab":
-            made.nodes[name].tell(EndReason.SUCCEEDED, "")
+            made.nodes[name].report_end(EndReason.SUCCEEDED, "")
         assert made.end("ab") == {(0, "succeeded", 0)}
         with pytest.raises(NoPlace):
             spare.result(PATIENT_S)
@@ -88,7 +88,7 @@ def test_the_job_is_over_for_members_spares_and_the_late(hosted: bool) -> None:
 def test_who_comes_when_the_job_is_over_on_a_store_apart_opens_the_next_attempt() -> None:
     with site(1, 1, hosted=False) as made:
         made.form("a", begin=True)
-        made.nodes["a"].tell(EndReason.SUCCEEDED, "")
+        made.nodes["a"].report_end(EndReason.SUCCEEDED, "")
         made.end("a")
         made.nodes["a"].leave("done")
         assert made.form("b", begin=True) == {"b": 0}
