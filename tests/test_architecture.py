@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ import pytest
 
 from rank_monitor import stacks
 from rank_monitor.contract.settings import config
+from tests.program import run
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"ft_launcher": "ft_launcher", "rank_monitor": "rank_monitor", "ft_client": "client/ft_client"}
@@ -405,4 +405,4 @@ def test_the_monitor_runs_on_a_bare_interpreter() -> None:
     names = [module.name for module in MODULES if within(module.name, "rank_monitor") and "__main__" not in module.name]
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "".join(f"import {name}\n" for name in names)
     code += "assert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
+    run([sys.executable, "-I", "-S", "-c", code], check=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.program import run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,7 +25,7 @@ def project_files() -> list[Path]:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: cannot tell the project's files from others")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = run(command, folder=ROOT, check=True).stdout
     files = [ROOT / name for name in names.split("\0") if name]
     return [file for file in files if file.is_file() and file != Path(__file__) and b"\0" not in file.read_bytes()]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +13,7 @@ import pytest
 from ft_client.preemption import DistributedSignalHandler, PreemptionGuard
 from tests.client import preempted
 from tests.client.rerun.ranks import Ranks
+from tests.program import python
 
 LIMIT_S = 240.0
 
@@ -82,8 +81,8 @@ def test_a_real_time_signal() -> None:
 
 
 def test_alone_and_without_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], check=False, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.returncode, done.stdout.split()) == (0, ["0", "1", "2", "3", "saved"]), done.stderr
+    done = python(ALONE, limit_s=LIMIT_S)
+    assert done.stdout.split() == ["0", "1", "2", "3", "saved"], done.stderr
     assert done.stderr.splitlines() == [
         "Signal handler installed for 15",
         "Received signal 15, initiating graceful stop",
@@ -121,7 +120,7 @@ print(survives(False), survives(True), survives(True, worker_init_fn=by_hand))
 
 
 def test_loader_workers_outlive_a_signal_but_not_their_parents() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADERS], check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    done = python(LOADERS, limit_s=LIMIT_S)
     assert done.stdout.split() == ["True", "False", "True"], done.stderr
 
 

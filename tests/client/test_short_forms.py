@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import ft_client as ft
 from rank_monitor.contract.wire.messages import Attach, Detach, IterationReached, Sections
 from tests.client.fake_monitor import FakeMonitor
+from tests.program import python
 
 
 def opened(monitor: FakeMonitor, count: int) -> list[list[str]]:
@@ -21,8 +20,7 @@ def opened(monitor: FakeMonitor, count: int) -> list[list[str]]:
 def test_importing_the_package_loads_none_of_its_rooms() -> None:
     code = "import sys; before = set(sys.modules); import ft_client as ft; print(sorted(set(sys.modules) - before))"
     code += "; assert 'RankMonitorClient' in dir(ft)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    loaded = set(ast.literal_eval(done.stdout))
+    loaded = set(ast.literal_eval(python(code).stdout))
     assert {name for name in loaded if name.startswith("ft_client")} == {"ft_client", "ft_client.lazy_names"}
     assert not loaded & {"rank_monitor", "socket", "dataclasses", "torch"}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Job
 from tests.faults.training import Plan, Strike
+from tests.program import python
 
 HOLD = 3
 PLAN = Plan((Strike("exception", "between", HOLD + 1, rank=1),), hold=HOLD)
@@ -74,6 +73,6 @@ print(reserve.await_enough(wait), len(waits))
 @pytest.mark.parametrize(("limit", "waits"), [("lowered", 3), ("always tight", 0)])
 def test_without_a_reserve_it_waits(limit: str, waits: int) -> None:
     """For a limit that was lowered, with one line, until it is told to end; not for one that was there before."""
-    done = subprocess.run([sys.executable, "-c", WAITS, limit], capture_output=True, text=True, timeout=60, check=True)
+    done = python(WAITS, limit)
     assert done.stdout.split() == ["False", str(waits)]
     assert done.stderr.count("it waits") == min(waits, 1)

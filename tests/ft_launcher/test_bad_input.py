@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from tests.ft_launcher.conftest import main
+from tests.program import run
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_apart(words: list[str]) -> tuple[object, str, str]:
     """Exit code, stdout and stderr of the launcher as a process of its own."""
     command = [sys.executable, "-m", "ft_launcher", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run(command, limit_s=120)
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -180,7 +180,7 @@ def test_a_long_tmpdir_is_no_bad_input(place: Path) -> None:
     long.mkdir(parents=True)
     command = [sys.executable, "-m", "ft_launcher", "train.py"]
     variables = {**os.environ, "TMPDIR": str(long)}
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    ended = run(command, environ=variables, limit_s=120)
     assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
     assert not list(long.iterdir())
 
@@ -196,7 +196,7 @@ def test_no_free_disk(place: Path, option: str, code: int) -> None:
     mount = f"mount -t tmpfs -o size=4k,nr_inodes=1 none {full} && exec "
     launcher = f"{sys.executable} -m ft_launcher {option.format(full=full)} train.py"
     command = ["unshare", "--mount", "sh", "-c", mount + launcher]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run(command, limit_s=120)
     assert ended.returncode == code, ended.stderr
     assert "No space left on device" in ended.stderr and "Traceback" not in ended.stderr
     assert ended.stdout == ("trained\n" if code == 0 else "")
@@ -222,7 +222,7 @@ def test_a_disk_of_logs_that_is_full_is_no_reason_to_leave(place: Path) -> None:
     (place / "fills.py").write_text(FILLS_THE_DISK_OF_LOGS)
     launcher = f"{sys.executable} -m ft_launcher --max-restarts=1 --log-dir={full}/logs fills.py {full}"
     command = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=1m none {full} && exec {launcher}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run(command, limit_s=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "trained\n"
     assert f"health check space: {full}/logs is full: 0 bytes are free; the node takes part" in ended.stderr

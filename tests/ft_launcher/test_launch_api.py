@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from ft_launcher import LaunchConfig, launch
 from ft_launcher.python_api import job_of
 from ft_launcher.settings import options
 from rank_monitor.contract.errors import ConfigError
+from tests.program import python
 
 
 def train(*args: Any) -> int:
@@ -195,4 +195,4 @@ def test_the_package_is_lazy() -> None:
         "from ft_launcher import EtcdServer, LaunchConfig, launch; assert 'torch' in sys.modules;"
         "from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer as E; assert E is EtcdServer"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    python(code, limit_s=120)

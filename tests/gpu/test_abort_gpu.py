@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+
+from tests.program import python
 
 pytestmark = pytest.mark.gpu
 
@@ -62,7 +61,6 @@ print("done")
 def test_a_stuck_device() -> None:
     if not torch.distributed.is_nccl_available():
         pytest.skip(f"needs NCCL: torch {torch.__version__} has none")
-    done = subprocess.run([sys.executable, "-c", RANK], check=False, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
+    done = python(RANK, limit_s=DEADLINE_S)
     assert done.stdout.splitlines()[-1] == "done"
     print(done.stdout)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import shutil
 import struct
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.program import run
 
 _SOURCE = Path(__file__).with_name("clock.c")
 
@@ -28,7 +29,7 @@ class Clock:
         self._file, self._library = folder / f"{name}.clock", folder / f"{name}.clock.so"
         self._file.write_bytes(struct.pack("q", 0))
         words = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(self._library)]
-        subprocess.run([*words, str(_SOURCE), "-ldl"], check=True)
+        run([*words, str(_SOURCE), "-ldl"], check=True)
 
     @property
     def environ(self) -> Mapping[str, str]:

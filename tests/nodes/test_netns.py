@@ -17,6 +17,7 @@ import pytest
 from tests.faults.job import lives
 from tests.nodes.conftest import require
 from tests.nodes.netns import Network, unavailable
+from tests.program import ROOT, run
 
 ECHO = """
 import socketserver
@@ -149,8 +150,7 @@ network = Network(Path({str(tmp_path)!r}), "n0").__enter__()
 print(network.proc_net("n0").parent.name, flush=True)
 os.kill(os.getpid(), 9)
 """
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", maker], cwd=root, capture_output=True, text=True, check=False)
+    done = run([sys.executable, "-c", maker], folder=ROOT)
     assert done.returncode == -9, done.stderr
     deadline = time.monotonic() + ANSWERS_S
     while lives(int(done.stdout)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rank_monitor.stacks import MAX_FRAMES, is_whole, main_thread_frames
+from tests.program import run
 
 TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/threading.py", line 331 in wait
@@ -104,5 +104,5 @@ wait.set()
 def test_as_this_interpreter_writes_it(tmp_path: Path) -> None:
     script, stacks = tmp_path / "own_stacks.py", tmp_path / "stacks"
     script.write_text(STACKS_OF_ITS_OWN)
-    subprocess.run([sys.executable, str(script), str(stacks)], check=True, timeout=60)
+    run([sys.executable, script, stacks], check=True)
     assert main_thread_frames(stacks.read_text()) == ["own_stacks.py:5 in dump", "own_stacks.py:9 in <module>"]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.faults.job import ROOT, free_port
-from tests.patience import patient
+from tests.program import run
 
 SCRIPTS = ROOT / "scripts" / "slurm"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -72,4 +72,4 @@ def marked(word: str) -> dict[int, list[str]]:
 
 def _dev_cluster(word: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["bash", SCRIPTS / "dev_cluster.sh", word]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=patient(_LIMIT_S), check=False)
+    return run(command, environ=environ, limit_s=_LIMIT_S)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.program import run
 from tests.slurm.cluster import SCRIPTS
 
 SCRIPT = SCRIPTS / "after_attempt.py"
@@ -24,11 +24,10 @@ def end(code: int, reason: str) -> dict[str, Any]:
     return {"event": "job_end", "exit_code": code, "reason": reason}
 
 
-def follows(run: Path, name: str, *words: str, flag: str = "") -> str:
-    command = [sys.executable, str(SCRIPT), str(run), str(run / name), *words]
+def follows(folder: Path, name: str, *words: str, flag: str = "") -> str:
+    command = [sys.executable, str(SCRIPT), str(folder), str(folder / name), *words]
     environ = {"FAULT_TOL_FINISHED_FLAG_FILE": flag} if flag else {}
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    return done.stdout.strip()
+    return run(command, environ=environ, check=True).stdout.strip()
 
 
 def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:

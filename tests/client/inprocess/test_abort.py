@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from ft_client.inprocess import abort, gloo_connections
 from ft_client.inprocess.abort import AbortPersistentCheckpointProcesses, AbortTorchDistributed, AbortTransformerEngine
 from ft_client.inprocess.state import State
+from tests.program import python, run
 
 ROOT = Path(__file__).resolve().parents[3]
 STATE = State(3, 4, iteration=2).freeze()
@@ -45,14 +45,11 @@ OF_FOUR = ["all_reduce", "recv", "agreement", "init"]
 Story = tuple[list[str], list[list[int]]]
 
 
-def run(world: int, rounds: int, operations: list[str]) -> dict[str, dict[int, Story]]:
+def aborted(world: int, rounds: int, operations: list[str]) -> dict[str, dict[int, Story]]:
     """For each operation and rank: what the main thread met in each round, and threads and descriptors after each."""
     program = [sys.executable, "-m", "tests.client.inprocess.aborted_ranks", str(world), str(rounds), *operations]
     quiet = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "fatal", "RES_OPTIONS": LOOK_UP_ONCE}
-    done = subprocess.run(
-        program, check=False, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=DEADLINE_S * 4
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(program, folder=ROOT, environ=quiet, limit_s=DEADLINE_S * 4, check=True)
     told: dict[str, dict[int, Story]] = {operation: {} for operation in operations}
     for operation, rank, met, counts in map(json.loads, done.stdout.splitlines()):
         told[operation][rank] = (met, counts)
@@ -69,12 +66,12 @@ def check(ranks: dict[int, Story], rounds: int) -> None:
 
 @pytest.fixture(scope="module")
 def of_two() -> dict[str, dict[int, Story]]:
-    return run(2, 2, ALL)
+    return aborted(2, 2, ALL)
 
 
 @pytest.fixture(scope="module")
 def of_four() -> dict[str, dict[int, Story]]:
-    return run(4, 2, OF_FOUR)
+    return aborted(4, 2, OF_FOUR)
 
 
 @pytest.mark.timeout(DEADLINE_S * 5)
@@ -94,7 +91,7 @@ def test_three_of_four_are_freed(operation: str, of_four: dict[str, dict[int, St
 @pytest.mark.parametrize("operation", ["all_reduce", "ddp", "init"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_fifty_times_in_a_row(operation: str, world: int) -> None:
-    check(run(world, 50, [operation])[operation], 50)
+    check(aborted(world, 50, [operation])[operation], 50)
 
 
 @pytest.fixture
@@ -125,7 +122,7 @@ AbortTorchDistributed()(State(0, 1).freeze())
 forget_groups()
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+    python(code, limit_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("port", ["", "none", "-1"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from ft_client.inprocess import exception
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.state import State
+from tests.program import python
 
 STATE = State(1, 4).freeze()
 LONG, SHORT = datetime.timedelta(seconds=60), datetime.timedelta(milliseconds=20)
@@ -59,5 +58,4 @@ try:
 except TimeoutError:
     print("late")
 """
-    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
-    assert done.stdout == "late\n"
+    assert python(code).stdout == "late\n"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from ft_client import inprocess
+from tests.program import python
 
 
 def test_no_torch_until_it_is_needed() -> None:
@@ -22,7 +20,7 @@ inprocess.finalize.ThreadedFinalize, inprocess.health_check.CudaHealthCheck()
 assert "torch" not in sys.modules
 assert inprocess.Wrapper and inprocess.store.TCPStore
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    python(code)
 
 
 def test_public_names() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+
+from tests.program import python, run
 
 pl: Any = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 
@@ -221,7 +222,7 @@ def test_a_trainer_of_the_other_lightning(job: Job, monitor: FakeMonitor) -> Non
 def test_who_imports_the_other_lightning_gets_callbacks_of_it() -> None:
     code = "import sys, pytorch_lightning as pl\nfrom ft_client.integrations.lightning import FaultToleranceCallback\n"
     code += "assert issubclass(FaultToleranceCallback, pl.Callback) and 'lightning.pytorch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    python(code, limit_s=120)
 
 
 BOTH_ARE_THERE = {"lightning": "2.6.6", "pytorch-lightning": "2.6.6"}
@@ -256,9 +257,9 @@ def test_an_old_one_on_the_path_is_told(tmp_path: Path) -> None:
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.1.4\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     code += "from ft_client.integrations.lightning import FaultToleranceCallback"
-    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1
-    assert run.stderr.rstrip().splitlines()[-1].startswith("ImportError: lightning 2.1.4 is too old"), run.stderr
+    done = run([sys.executable, "-c", code])
+    assert done.returncode == 1
+    assert done.stderr.rstrip().splitlines()[-1].startswith("ImportError: lightning 2.1.4 is too old"), done.stderr
 
 
 def test_stragglers_report_to_the_loggers(job: Job, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import program
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "scripts" / "examples" / "rerun.py"
 
 
 def run(folder: Path, *words: str) -> tuple[int, str]:
     command = [sys.executable, str(EXAMPLE), f"--folder={folder}", *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = program.run(command, limit_s=120)
     return done.returncode, done.stdout + done.stderr
 
 

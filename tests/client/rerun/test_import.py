@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from ft_client import rerun
+from tests.program import python
 
 
 def test_nothing_is_loaded_until_it_is_needed() -> None:
@@ -19,7 +17,7 @@ assert not [name for name in sys.modules if name.startswith("ft_client.rerun.")]
 for name in rerun.__all__:
     getattr(rerun, name)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    python(code)
 
 
 def test_public_names() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from ft_client import straggler
+from tests.program import python
 
 
 def test_nothing_is_loaded_until_it_is_needed() -> None:
     code = "import sys, ft_client.straggler as s; assert 'Detector' in dir(s)\n"
     code += "assert not [name for name in sys.modules if name.startswith(('ft_client.straggler.', 'torch', 'numpy'))]"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    python(code)
 
 
 def test_public_names() -> None:

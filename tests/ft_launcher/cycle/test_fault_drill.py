@@ -25,6 +25,7 @@ from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire import channel
 from tests.nodes.conftest import require
 from tests.nodes.netns import unavailable
+from tests.program import run
 
 GONE_S = 30.0
 FAULTS = ("kind:kill_monitor", "kind:sleep")
@@ -168,5 +169,5 @@ def test_a_network_is_cut() -> None:
     """The loopback of a namespace of its own."""
     require(unavailable())
     words = ["unshare", "--net", "sh", "-ec", 'ip link set lo up; exec "$@"', "sh", sys.executable, "-c", CUT]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    done = run(words, limit_s=120)
     assert done.stdout == "True False\n", done.stderr

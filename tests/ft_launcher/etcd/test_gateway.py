@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from ft_launcher.etcd.v3 import EtcdV3Store, create_backend
 from rank_monitor.contract.errors import ConfigError
 from tests.etcd_server import HOST, EtcdServer, running_etcd
 from tests.faults.job import free_port
+from tests.program import python, run
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -keyout key -out cert"
     )
     command = ["openssl", *words.split(), "-addext", f"subjectAltName=IP:{HOST}"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    run(command, folder=folder, check=True)
     return folder
 
 
@@ -197,7 +197,7 @@ def test_wrong_settings_are_the_users_to_mend(settings: dict[str, str], told: st
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module can be imported without it, as everything of ours can."""
     code = "import sys; sys.modules['etcd3gw'] = None; import ft_launcher.etcd.v3"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python(code)
     monkeypatch.setitem(sys.modules, "etcd3gw", None)
     with pytest.raises(ConfigError, match=r"needs the package etcd3gw.*ft-launcher\[etcd\]"):
         connect(HOST)

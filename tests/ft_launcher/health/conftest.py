@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading
 from rank_monitor.contract.settings.config import HealthSettings
+from tests.program import run
 
 Record = Callable[..., Places]
 """Rows of GPUs -> a node with a driver that says so."""
@@ -71,7 +71,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs a C compiler for the library that answers with recorded readings")
     folder = tmp_path_factory.mktemp("nvml")
     command = ["cc", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(_SOURCE)]
-    subprocess.run(command, check=True, timeout=120)
+    run(command, limit_s=120, check=True)
     return folder
 
 

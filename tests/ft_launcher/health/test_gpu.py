@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ft_launcher.health.reading import Reading
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
+from tests.program import run
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_wedged_driver(recorded: Record, tmp_path: Path) -> None:
 def test_a_driver_without_its_library(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pynvml")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    if subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout.count("libnvidia-ml"):
+    if run(["ldconfig", "-p"]).stdout.count("libnvidia-ml"):
         pytest.skip("there is a driver here")
     found = states(dataclasses.replace(places, nvidia=(str(tmp_path),)))
     assert [state for state, _ in found] == ["unknown", "unknown"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import descriptors
 from tests.ft_launcher.health.hanging_mount import hanging
+from tests.program import run
 
 ROOT = Path(__file__).resolve().parents[3]
 Check = Callable[..., Reading]
@@ -87,7 +87,7 @@ def test_all_run_at_the_same_time(places: Places, tmp_path: Path) -> None:
     """The command ends only once the storage check's file was seen, and the other way round it would never be."""
     seen = f"cd {tmp_path}; until ls -A | grep -q ft_health; do :; done; exit 0"
     settings = HealthSettings(node_check=seen, storage_health_check_path=(str(tmp_path),), health_timeout=60.0)
-    subprocess.run(["touch", tmp_path / ".ft_health_of_this_test"], check=True)
+    (tmp_path / ".ft_health_of_this_test").touch()
     assert judge(NodeHealth(settings, places=places).check()).healthy
 
 
@@ -153,4 +153,4 @@ def test_the_process_of_a_check_is_lean() -> None:
             f"assert found == {ours!r}, found\n"
             "assert not {'torch', 'numpy', 'subprocess', 'asyncio'} & set(sys.modules)"
         )
-        subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
+        run([sys.executable, "-I", "-S", "-c", code], check=True)

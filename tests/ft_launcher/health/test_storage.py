@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ft_launcher.health.reading import Reading, judge
 from ft_launcher.health.storage import Mount, free_space, is_local, mounts_of
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
+from tests.program import run
 
 Check = Callable[..., Reading]
 
@@ -31,14 +31,14 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         point = tmp_path / f"mount{len(points)}"
         point.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", options, "none", str(point)]
-        if subprocess.run(command, check=False).returncode:
+        if run(command).returncode:
             pytest.skip("tmpfs cannot be mounted here")
         points.append(point)
         return point
 
     yield mount
     for point in points:
-        subprocess.run(["umount", "--lazy", str(point)], check=True)
+        run(["umount", "--lazy", str(point)], check=True)
 
 
 def fill(folder: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_full_path(reading_of: Check, mounted: Callable[[str], Path]) -> None:
 def test_a_read_only_path(reading_of: Check, mounted: Callable[[str], Path]) -> None:
     folder = mounted("size=1m")
     (folder / "data").write_bytes(b"x")
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    run(["mount", "-o", "remount,ro", str(folder)], check=True)
     reading = reading_of("storage", storage_health_check_path=(str(folder),))
     assert reading.state == "unhealthy"
     assert reading.reason.startswith(f"{folder}: Read-only file system (name a file in it")

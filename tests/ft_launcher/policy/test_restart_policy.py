@@ -1,8 +1,6 @@
 """Fault and history to decision, by tables."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -26,6 +24,7 @@ from ft_launcher.policy.restart_policy import (
 )
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import ControlRequest
+from tests.program import python
 
 CRASH = Fault(FaultKind.EXIT, 1, 1, 101, 3, "exited with code 3", "", "", agreed_exit_code=3)
 HANG = replace(CRASH, kind=FaultKind.HANG, exit_code=-9, agreed_exit_code=-9)
@@ -273,4 +272,4 @@ def test_every_decision_is_whole(fault: Fault, history: History, budget: int, el
 
 def test_deciding_needs_no_torch() -> None:
     code = "import sys, ft_launcher.policy.restart_policy; assert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    python(code)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
+
+from tests.program import python
 
 LAUNCHER = """
 import json, os, subprocess, sys, time
@@ -66,14 +66,8 @@ CLEAN_DAEMON = "ENV = '{}'\n" + FAMILY
 
 def stop(rank_source: str, limit_s: float = 30.0, adopt: str = "adopt") -> dict[str, Any]:
     source = textwrap.dedent(rank_source)
-    run = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, source, str(limit_s), adopt, secrets.token_hex(8)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(run.stdout)
+    done = python(LAUNCHER, source, str(limit_s), adopt, secrets.token_hex(8), limit_s=120)
+    found: dict[str, Any] = json.loads(done.stdout)
     for pid in found["left"]:
         os.kill(pid, 9)
     return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from ft_launcher.processes.signals import RankSignal, SignalPipe, rank_signal
 from ft_launcher.settings.signal_names import about_names, named_signals
+from tests.program import python
 
 
 def test_signals_are_read_and_handlers_given_back() -> None:
@@ -44,8 +43,7 @@ def test_a_handler_of_c_is_given_back() -> None:
         "os.kill(os.getpid(), signal.SIGUSR1); assert pipe.read() == [signal.SIGUSR1]; pipe.close();"
         "os.kill(os.getpid(), signal.SIGUSR1)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.count("most recent call first") == 1
+    assert python(code).stderr.count("most recent call first") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.program import run
 
 SHOW = """
 import ctypes, os, torch
@@ -18,9 +19,7 @@ AGENT = "import torch; from ft_launcher.record import console; console.quiet_tor
 
 
 def shown(*words: str, **environment: str) -> str:
-    found = subprocess.run(
-        [sys.executable, *words], env=os.environ | environment, capture_output=True, text=True, timeout=120, check=True
-    )
+    found = run([sys.executable, *words], environ=os.environ | environment, limit_s=120, check=True)
     return next(line for line in found.stdout.splitlines() if line.startswith("level"))
 
 

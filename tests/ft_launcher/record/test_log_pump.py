@@ -13,6 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from ft_launcher.record.log_pump import LogPump, Stream, streams_of
+from tests.program import run
 
 
 def every(line: str) -> bool:
@@ -58,7 +59,7 @@ USED_UP = 'echo 0 > /proc/sys/user/max_inotify_instances; exec "$@"'
 
 
 def test_lines_are_carried_where_inotify_is_used_up(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, USED_UP, "sh", "true"], check=False).returncode:
+    if shutil.which("unshare") is None or run([*NAMESPACE, USED_UP, "sh", "true"]).returncode:
         pytest.skip("needs unshare and user namespaces")
     words = [sys.executable, "-c", WITHOUT_INOTIFY, str(tmp_path / "a")]
     with subprocess.Popen(

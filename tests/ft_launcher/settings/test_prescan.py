@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from ft_launcher.settings import prescan
 from ft_launcher.settings.prescan import Scan
+from tests.program import python
 
 
 @pytest.mark.parametrize(
@@ -75,4 +74,4 @@ def test_torch_is_not_imported_before_the_command_line_is_parsed() -> None:
     code = (
         "import sys, ft_launcher, ft_launcher.cli; sys.exit(bool({'torch', 'yaml', 'click', 'numpy'} & {*sys.modules}))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    python(code)

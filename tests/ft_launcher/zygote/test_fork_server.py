@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import program
+
 LIMIT_S = 100
 WARM = "import ft_launcher.zygote.pool as pool; from ft_launcher.cli import program; {more}program()"
 
@@ -219,15 +221,8 @@ def test_a_folder_that_was_removed_is_an_error(folder: Path) -> None:
     """Importing torch there ends a plain interpreter without a word of ours."""
     place = folder / "removed"
     place.mkdir()
-    job = subprocess.run(
-        ["/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "ft_launcher", "../train.py"],
-        cwd=place,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    remove = ["/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh"]
+    job = program.run([*remove, sys.executable, "-m", "ft_launcher", "../train.py"], folder=place, limit_s=LIMIT_S)
     assert (job.returncode, job.stdout) == (2, "")
     said = "ft_launcher: the current folder cannot be used: No such file or directory. Change to one that is there\n"
     assert job.stderr == said

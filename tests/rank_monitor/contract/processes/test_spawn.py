@@ -20,6 +20,7 @@ from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.launcher_messages import MonitorChanged, Ready, Snapshot, SnapshotRequest
+from tests.program import run
 from tests.rank_monitor.node import Node, Puppet, ended, playing
 
 SETTINGS = MonitorSettings()
@@ -157,9 +158,7 @@ def test_it_starts_wherever_the_launcher_is(tmp_path: Path) -> None:
         (misleading / name).write_text("raise SystemExit('misled')")
     variables = {"PYTHONPATH": str(misleading), "PYTHONHOME": "/nowhere"}
     command = [sys.executable, "-I", "-c", textwrap.dedent(script), str(tmp_path)]
-    done = subprocess.run(
-        command, check=False, cwd=gone, env=dict(os.environ, **variables), capture_output=True, text=True, timeout=60
-    )
+    done = run(command, folder=gone, environ=os.environ | variables)
     assert (done.returncode, done.stderr) == (0, "")
 
 

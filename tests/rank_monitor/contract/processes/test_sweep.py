@@ -13,6 +13,7 @@ import pytest
 
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.sweep import environ_of, kill, processes_of, sweep
+from tests.program import python
 from tests.rank_monitor.node import until
 
 NAP = "import time; time.sleep(600)"
@@ -82,7 +83,4 @@ def test_a_sweep_leaves_nothing(tag: str) -> None:
 
 def test_the_one_that_sweeps_stays() -> None:
     script = "from rank_monitor.contract.processes.sweep import *; print(processes_of('t'), sweep('t'))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=dict(os.environ, **{env.JOB_TAG: "t"}), capture_output=True, check=True
-    )
-    assert done.stdout == b"[] []\n"
+    assert python(script, environ=os.environ | {env.JOB_TAG: "t"}).stdout == "[] []\n"
