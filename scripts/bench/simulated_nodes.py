@@ -105,7 +105,7 @@ class OurNode:
         """Forms the next cycle, ending the one before, and has the node's ranks assigned; the first of them."""
         if self._handler.place is not None:
             if self._fails:
-                self._handler.tell(EndReason.FAILED, "a rank failed")
+                self._handler.report_end(EndReason.FAILED, "a rank failed")
             while self._handler.take_end() is None:
                 readable(self._handler.descriptors(), 1.0)
             self._handler.bring(FAULT | {"collateral": not self._fails})

@@ -29,8 +29,9 @@ from tests.faults.job import free_port
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 
 BEAT_S, BEATS = 0.5, 8
-MOST_TO_FORM = 13
-"""Operations of a node, with its share of the coordinator's; a beat may be among them."""
+MOST_TO_FORM = 14
+"""Operations of a node, with its share of the coordinator's: 12.7 on a calm machine, and one more where the coordinator
+finds each message of the inbox in a pass of its own."""
 MOST_IDLE = 2.0
 
 
@@ -47,7 +48,10 @@ def operations_to_form(count: int) -> float:
     return formed / count
 
 
-def test_the_operations_of_a_node_do_not_grow_with_the_job() -> None:
+def test_the_operations_of_a_node_do_not_grow_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No beat falls into a formation then, however long that takes on a busy machine.
+    monkeypatch.setattr(simulated_nodes, "BEAT_S", 60.0)
+    monkeypatch.setattr(simulated_nodes, "TIMEOUT_S", 600.0)
     few, many = operations_to_form(4), operations_to_form(16)
     assert many <= MOST_TO_FORM
     assert many <= 1.25 * few
@@ -73,7 +77,7 @@ def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[N
         list(pool.map(lambda one: one.next_rendezvous(), nodes))
         yield nodes
         for one in nodes:
-            one.tell(EndReason.SUCCEEDED, "")
+            one.report_end(EndReason.SUCCEEDED, "")
         for one in nodes:
             while (end := one.take_end()) is None:
                 readable(one.descriptors(), 1.0)
