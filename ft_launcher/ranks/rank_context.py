@@ -125,11 +125,14 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     @property
     def _numa(self) -> dict[str, Any]:
-        """torch's argument for binding to processors (from torch 2.9 on); empty where nothing is bound."""
-        options = vars(self).get("_numa_options")
-        if options is None:
+        """torch's argument for binding to processors, None where nothing is bound; empty before torch 2.9."""
+        if "_numa_options" not in vars(self):
             return {}
-        return {"numa_options": options}
+        return {"numa_options": vars(self)["_numa_options"]}
+
+    @property
+    def _is_bound(self) -> bool:
+        return self._numa.get("numa_options") is not None
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -253,7 +256,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         with ExitStack() as files:
             streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
             orders = [self._order(rank, opened) for rank, opened in streams.items()]
-            pids = self._zygotes.start_ranks(orders, numa=bool(self._numa))
+            pids = self._zygotes.start_ranks(orders, numa=self._is_bound)
             if pids is None:
                 return False
             files.pop_all()

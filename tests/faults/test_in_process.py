@@ -67,7 +67,7 @@ def ends_well(job: Job, story: Collection[Told] = ()) -> dict[str, Any]:
     ("nproc", "flags"),
     [
         (4, ()),
-        pytest.param(2, ("--ft-warm-start=off", "--tee=3", "--log-dir=logs"), marks=pytest.mark.slow),
+        (2, ("--ft-warm-start=off", "--tee=3", "--log-dir=logs")),
     ],
     ids=["forks", "programs with files"],
 )
