@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import program
+from tests.patience import patient
+from tests.program import clean_environment
+
 LIMIT_S = 120
 
 FAILS = """
@@ -87,16 +90,8 @@ def run(folder: Path, *words: str, launcher: str = "ft_launcher", **variables: s
 
 
 def python(folder: Path, *words: str, variables: Mapping[str, str]) -> Ran:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "TORCHELASTIC_"))}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**clean, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", **variables},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    environ = clean_environment(**variables)
+    done = program.run([sys.executable, *words], folder=folder, environ=environ, limit_s=LIMIT_S)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -166,16 +161,14 @@ def test_progress_is_shown_while_it_is_made(tmp_path: Path) -> None:
     """A piece that ends in a carriage return, and a line without an end; the log files have the bytes as written."""
     (tmp_path / "progress.py").write_text(PROGRESS)
     words = [sys.executable, "-m", "ft_launcher", "--tee", "3", "--log-dir", "logs", "progress.py"]
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
-    with subprocess.Popen(
-        words, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    pipe, environ = subprocess.PIPE, clean_environment()
+    with subprocess.Popen(words, cwd=tmp_path, env=environ, stdout=pipe, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         shown = b""
         try:
             for awaited, name in ((b"[default0]: 20%", "bar seen"), (b"password? ", "prompt seen")):
                 while awaited not in shown:
-                    assert select.select([process.stdout], [], [], LIMIT_S)[0], shown
+                    assert select.select([process.stdout], [], [], patient(LIMIT_S))[0], shown
                     more = os.read(process.stdout.fileno(), 1 << 16)
                     assert more, shown
                     shown += more

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +14,12 @@ import pytest
 
 from tests.e2e.probes import PROBES, SEEDS, Probe
 from tests.e2e.prologues import PROLOGUES, Prologue
+from tests.patience import patient
+from tests.program import clean_environment, run
 
 STARTS = Path(__file__).with_name("starts.py")
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
-pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+pytestmark = pytest.mark.timeout(patient(LIMIT_S + 60))
 WAYS = ("exec", "forked")
 PARTS = [PROBES[first::4] for first in range(4)]  # they run beside each other; `tests/conftest.py` keeps each together
 ROWS = [pytest.param(number, probe, id=f"part {number} {probe}") for number, part in enumerate(PARTS) for probe in part]
@@ -38,19 +37,9 @@ def run_all(folder: Path, probes: list[Probe], *ways: str) -> list[dict[str, Any
         runs.append({"words": probe.words, "environ": probe.environ})
     table = folder / "runs.json"
     table.write_text(json.dumps(runs))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PYTHON"))}
+    clean = clean_environment(OMP_NUM_THREADS="1", TMPDIR=str(folder))
     clean["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # torch 2.6 starts a worker, which complains when its folder goes
-    done = subprocess.run(
-        [sys.executable, str(STARTS), str(table), *ways],
-        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run([sys.executable, STARTS, table, *ways], folder=folder, environ=clean, limit_s=LIMIT_S, check=True)
     return json.loads((folder / "found.json").read_text())  # type: ignore[no-any-return]
 
 

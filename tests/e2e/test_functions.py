@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.patience import patient
+from tests.program import clean_environment, ended, run
+
 SHARED = Path(__file__).with_name("functions_program.py")
 MARK = "FUNCTION_TEST_MARK"
 LIMIT_S = 150
@@ -37,11 +38,10 @@ class Program:
         body = f"method, told = {method!r}, []\n{textwrap.dedent(main)}\nimport json; print(json.dumps(told))"
         text = f'{SHARED.read_text()}\n\nif __name__ == "__main__":\n{textwrap.indent(body, "    ")}\n'
         (folder / "program.py").write_text(text)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "TORCHELASTIC_"))}
         self.process = subprocess.Popen(
             [sys.executable, "program.py"],
             cwd=folder,
-            env={**clean, MARK: str(folder), "TMPDIR": str(self.tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+            env=clean_environment(**{MARK: str(folder), "TMPDIR": str(self.tmp)}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -50,8 +50,8 @@ class Program:
 
     def told(self) -> list[Any]:
         """What it told, when it has ended well and left nothing behind."""
-        stdout, stderr = self.process.communicate(timeout=LIMIT_S)
-        assert self.process.returncode == 0, stderr
+        code, stdout, stderr = ended(self.process, limit_s=LIMIT_S)
+        assert code == 0, stderr
         self.leaves_nothing()
         return json.loads(stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ class Program:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + patient(LIMIT_S)
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
@@ -279,15 +279,13 @@ def test_a_killed_program_leaves_no_rank(tmp_path: Path, method: str) -> None:
     ups = [tmp_path / f"up{rank}" for rank in range(2)]
     until(lambda: all(up.exists() and up.read_text() for up in ups), lambda: "no ranks")
     program.process.kill()
-    program.process.communicate(timeout=LIMIT_S)
+    ended(program.process)
     program.leaves_nothing()
 
 
 def test_a_program_without_a_guard_is_told(tmp_path: Path) -> None:
     text = SHARED.read_text() + "\nlaunch(exits, LaunchConfig(max_restarts=0))()\n"
     (tmp_path / "bare.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    done = run([sys.executable, "bare.py"], folder=tmp_path, limit_s=LIMIT_S)
     assert done.returncode == 1
     assert "RuntimeError: launch() was called while a rank imports the program" in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -12,8 +10,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from tests import program
 from tests.faults.job import free_port
 from tests.ft_launcher.conftest import needs
+from tests.program import ONE_TRY, clean_environment
 
 LIMIT_S = 120
 TEMPLATE = "--log-line-prefix-template"
@@ -55,19 +55,11 @@ class Ran:
 
 
 def run(launcher: str, folder: Path, *words: str, shares_store: bool = True) -> Ran:
-    environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", TORCH_CPP_LOG_LEVEL="ERROR")
+    environment = clean_environment(**ONE_TRY, TORCH_CPP_LOG_LEVEL="ERROR")
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shares_store else "1"
     if launcher != "ft_launcher" and get_args_parser().get_default("master_port"):
         environment["PET_MASTER_PORT"] = str(free_port())  # torch 2.6 takes 29500 for each job of the machine
-    done = subprocess.run(
-        [sys.executable, "-m", launcher, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = program.run([sys.executable, "-m", launcher, *words], folder=folder, environ=environment, limit_s=LIMIT_S)
     return Ran(done.returncode, sorted(done.stdout.splitlines()), done.stderr)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import program
+from tests.program import ONE_TRY, ROOT, clean_environment
+
 EXAMPLE = ROOT / "scripts" / "examples" / "nccl.py"
 LIMIT_S = 300.0
 COLLECTIVE = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
@@ -58,20 +59,8 @@ if __name__ == "__main__":
 
 def python(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A program that has ended well."""
-    foreign = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_NCCL_", "FLYTE_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    ours = {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "RES_OPTIONS": "timeout:1 attempts:1"}
-    done = subprocess.run(
-        [sys.executable, *words],
-        check=False,
-        cwd=folder,
-        env=clean | ours | variables,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    environ = clean_environment("TORCH_NCCL_", "FLYTE_", **ONE_TRY, **variables)
+    return program.run([sys.executable, *words], folder=folder, environ=environ, limit_s=LIMIT_S, check=True)
 
 
 def run(folder: Path, text: str, *words: str, **variables: str) -> tuple[Any, str]:

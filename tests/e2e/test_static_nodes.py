@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.program import ONE_TRY, clean_environment, ended, started
 
 LIMIT_S = 150
 
@@ -30,21 +31,17 @@ def test_both_nodes_restart_with_one_count_and_a_fresh_store(tmp_path: Path) -> 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = ["--nnodes=2", "--rdzv-backend=static", "--master-addr=LocalHost", f"--master-port={port}"]
-    environment = dict(os.environ, RES_OPTIONS="timeout:1 attempts:1", OMP_NUM_THREADS="1")
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ft_launcher", *flags, f"--node-rank={node}", "--max-restarts=2", "worker.py"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in range(2)
-    ]
-    told = [node.communicate(timeout=LIMIT_S) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], told
-    ups = {rank: re.findall(rf"up {rank} (\d+) (\d+)", told[rank][0]) for rank in range(2)}
+    environ = clean_environment(OMP_NUM_THREADS="1", **ONE_TRY)
+    launch = [sys.executable, "-m", "ft_launcher", *flags, "--max-restarts=2"]
+    with contextlib.ExitStack() as running:
+        nodes = [
+            running.enter_context(started([*launch, f"--node-rank={node}", "worker.py"], cwd=tmp_path, env=environ))
+            for node in range(2)
+        ]
+        ends = [ended(node, limit_s=LIMIT_S) for node in nodes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    told = [shown for _, shown, _ in ends]
+    ups = {rank: re.findall(rf"up {rank} (\d+) (\d+)", told[rank]) for rank in range(2)}
     assert ups[0] == ups[1] and [count for count, _ in ups[0]] == ["0", "1"]
-    assert [told[rank][0].count(" LocalHost\n") for rank in range(2)] == [2, 2], "as given, in each cycle"
+    assert [told[rank].count(" LocalHost\n") for rank in range(2)] == [2, 2], "as given, in each cycle"
     assert int(ups[0][0][1]) == port != int(ups[0][1][1])

@@ -24,10 +24,11 @@ import psutil
 from tests.faults import children
 from tests.faults.training import Plan, State
 from tests.patience import patient
+from tests.program import ONE_TRY, clean_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 MARK = "FAULT_TEST_MARK"
+_KEPT = ("FT_WARM_START",)  # the whole grid runs under both starts
 _WORKER = "PYTEST_XDIST_WORKER"
 _STARTS_S = 60.0
 _POLL_S = 0.01
@@ -94,12 +95,9 @@ class Job:
             )
 
     def _environment(self) -> dict[str, str]:
-        foreign = ("FT_", "PET_", "TORCHELASTIC_", "FAULT_TOL_")
-        kept = "FT_WARM_START"  # the whole grid runs under both starts
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == kept}
-        # Without a resolver each new store waits 5 s for the name of its peer; one try of 1 s is enough.
-        ours = {MARK: self.mark, "TMPDIR": str(self.tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
-        return clean | ours | {"RES_OPTIONS": "timeout:1 attempts:1"} | dict(self.place.environ)
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        ours = {MARK: self.mark, "TMPDIR": str(self.tmp)}
+        return clean_environment(**kept, **ours, **ONE_TRY) | dict(self.place.environ)
 
     # What it wrote.
 

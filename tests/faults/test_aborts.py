@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import StartJob
-from tests.faults.job import ROOT
 from tests.faults.training import Plan
+from tests.program import clean_environment, run
 
 LIMIT_S = 1200.0
 DIED = 128 + signal.SIGABRT
@@ -69,17 +67,8 @@ def test_a_script(start_job: StartJob, tmp_path: Path, rounds: int, ranks: int) 
 @pytest.mark.parametrize(("rounds", "ranks"), ROUNDS)
 def test_a_function(tmp_path: Path, rounds: int, ranks: int) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    foreign = ("FT_", "PET_", "TORCHELASTIC_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    done = subprocess.run(
-        [sys.executable, "program.py", str(tmp_path), str(ranks), str(rounds)],
-        check=False,
-        cwd=tmp_path,
-        env=clean | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    words = [sys.executable, "program.py", str(tmp_path), str(ranks), str(rounds)]
+    done = run(words, folder=tmp_path, environ=clean_environment(), limit_s=LIMIT_S)
     assert done.returncode == 1 and "ChildFailedError" in done.stderr, done.stderr[-6000:]
     (journal,) = (tmp_path / "journal").glob("*.jsonl")
     expected = [(cycle, "signal", -signal.SIGABRT) for cycle in range(rounds)]

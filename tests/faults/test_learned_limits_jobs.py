@@ -8,9 +8,10 @@ from typing import Any
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
-from tests.faults.job import ROOT, Job
+from tests.faults.job import Job
 from tests.faults.learned_worker import STATE_FILE, Order
 from tests.faults.training import Plan
+from tests.program import ROOT
 
 WORKER = Path(__file__).with_name("learned_worker.py")
 NO_LIMITS = f"--ft-cfg-path={ROOT}/configs/auto_learned.yaml"

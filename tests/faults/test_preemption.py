@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
-from tests.faults.job import ROOT, Job
+from tests.faults.job import Job
 from tests.faults.training import Plan
+from tests.program import ROOT
 
 EXAMPLE = ROOT / "scripts" / "examples" / "preemption.py"
 SHORT = Path(tempfile.gettempdir())

@@ -9,8 +9,9 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
-from tests.faults.job import ROOT, Place
+from tests.faults.job import Place
 from tests.faults.training import Plan
+from tests.program import ROOT
 
 MODULE = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(300)\n"
 ENDS_S = 20.0

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import StartJob
-from tests.faults.job import ROOT, Job, Place
+from tests.faults.job import Job, Place
 from tests.faults.training import Plan
+from tests.program import ROOT
 
 pytestmark = pytest.mark.gpu
 

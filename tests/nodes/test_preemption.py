@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.job import ROOT
 from tests.faults.training import Plan
 from tests.ft_launcher.conftest import needs
 from tests.nodes.agents import Agent, Agents
 from tests.nodes.conftest import StartAgents
+from tests.program import ROOT
 
 EXAMPLE = ROOT / "scripts" / "examples" / "preemption.py"
 QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")

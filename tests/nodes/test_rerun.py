@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.faults.job import ROOT
 from tests.faults.training import Plan
 from tests.nodes.agents import Agents
 from tests.nodes.conftest import StartAgents
 from tests.nodes.job_site import NODE
+from tests.program import ROOT
 
 EXAMPLE = ROOT / "scripts" / "examples" / "rerun.py"
 QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")

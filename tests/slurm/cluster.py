@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.job import ROOT, free_port
-from tests.program import run
+from tests.faults.job import free_port
+from tests.program import ROOT, run
 
 SCRIPTS = ROOT / "scripts" / "slurm"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")

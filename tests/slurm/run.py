@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import uuid
@@ -18,11 +17,12 @@ from typing import Any, TypeVar
 
 from tests.faults.job import free_port
 from tests.patience import patient
+from tests.program import ONE_TRY, clean_environment, run
 from tests.slurm.cluster import SCRIPTS, marked
 
 RANK = Path(__file__).with_name("rank.py")
 _MARK = "SLURM_TEST_MARK"
-_FOREIGN = ("FT_", "PET_", "SLURM_", "SBATCH_", "FAULT_TOL_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
+_OF_A_JOB = ("SLURM_", "SBATCH_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_RANK")
 _LIMIT_S = 100.0
 _POLL_S = 0.2
 _T = TypeVar("_T")
@@ -52,11 +52,10 @@ class Run:
         self.folder = folder
         self._hurried: list[list[str]] = []
         self.name = f"run-{uuid.uuid4().hex[:8]}"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         ours = {"RUN_DIR": str(folder / "run"), "SCRIPTS": str(SCRIPTS), "MASTER_PORT": str(free_port()), "PATH": path}
-        threads = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
-        self._environ = clean | ours | threads | {_MARK: self.name} | dict(cluster) | dict(environ or {})
+        clean = clean_environment(*_OF_A_JOB, OMP_NUM_THREADS="1", **ONE_TRY)
+        self._environ = clean | ours | {_MARK: self.name} | dict(cluster) | dict(environ or {})
         log = folder / "log"
         command = [
             "sbatch",
@@ -74,17 +73,7 @@ class Run:
         Raises:
             AssertionError: it fails.
         """
-        done = subprocess.run(
-            command,
-            env=self._environ,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=patient(_LIMIT_S),
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
+        return run(command, folder=self.folder, environ=self._environ, limit_s=_LIMIT_S, check=True).stdout
 
     @property
     def log(self) -> str:

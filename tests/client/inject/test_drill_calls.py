@@ -6,43 +6,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from ft_client.inject import SimulatedFaultParams, inject_fault
-from rank_monitor.contract import env
+from tests import program
+from tests.program import clean_environment
 
-LIMIT_S = 60.0
 HEAD = "import os, sys, threading, time\nfrom ft_client.inject import *\n"
 
 
-@contextmanager
-def running(script: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def running(script: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """A Python process as the fourth of eight ranks."""
-    foreign = (env.SETTING_PREFIX, "TORCHELASTIC_", "SLURM_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HEAD + script],
-        env={**clean, "RANK": "3", "WORLD_SIZE": "8", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    environ = clean_environment("SLURM_", **{"RANK": "3", "WORLD_SIZE": "8", **variables})
+    return program.started([sys.executable, "-c", HEAD + script], env=environ)
 
 
 def ended(script: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
     with running(script, **variables) as process:
-        out, err = process.communicate(timeout=LIMIT_S)
-        return process.returncode, out, err
+        return program.ended(process)
 
 
 @pytest.mark.parametrize(

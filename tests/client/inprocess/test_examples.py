@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ import pytest
 
 from rank_monitor.contract.processes.sweep import processes_of
 from tests.client.inprocess.job import free_port
+from tests.patience import patient
+from tests.program import ONE_TRY, clean_environment, started
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "scripts" / "examples"
 LIMIT_S = 300.0
@@ -25,36 +26,31 @@ OTHERS = ("torchrun", "variables")
 def outputs(start: str, ranks: int, words: Sequence[str], folder: Path) -> str:
     """What the ranks of an example say; all have ended with 0, and nothing of them is left."""
     mark = secrets.token_hex(8)
-    inherited = os.environ | {MARK: mark, "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"}
+    inherited = clean_environment(**{MARK: mark}, OMP_NUM_THREADS="1", **ONE_TRY)
     where = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     if start in LAUNCHERS:
         runs = [([*LAUNCHERS[start], f"--nproc-per-node={ranks}", "--max-restarts=0"], inherited)]
     else:
         runs = [([], inherited | where | {"RANK": str(rank)}) for rank in range(ranks)]
     log = folder / "output"
-    with log.open("w") as file:
+    with log.open("w") as file, contextlib.ExitStack() as running:
         processes = [
-            subprocess.Popen(
-                [sys.executable, *launcher, *words], cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT
+            running.enter_context(
+                started([sys.executable, *launcher, *words], cwd=folder, env=environ, stdout=file, stderr=file)
             )
-            for launcher, environment in runs
+            for launcher, environ in runs
         ]
-        try:
-            codes = [process.wait(LIMIT_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        codes = [process.wait(patient(LIMIT_S)) for process in processes]
     output = log.read_text()
     assert codes == [0] * len(runs), output
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + patient(LIMIT_S)
     while left := processes_of(mark, key=MARK):
         assert time.monotonic() < deadline, f"left over: {left}\n{output}"
         time.sleep(0.05)
     return output
 
 
-@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.timeout(patient(2 * LIMIT_S))
 @pytest.mark.parametrize("start", ["ft_launcher", *(pytest.param(way, marks=pytest.mark.slow) for way in OTHERS)])
 def test_faults_change_nothing_in_the_weights(start: str, tmp_path: Path) -> None:
     words = [str(EXAMPLES / "in_process_digits.py"), "--epochs=2", "--soft-timeout=3"]
@@ -64,7 +60,7 @@ def test_faults_change_nothing_in_the_weights(start: str, tmp_path: Path) -> Non
     assert "(soft_timeout)" in output
 
 
-@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.timeout(patient(2 * LIMIT_S))
 def test_a_spare_host_takes_over(tmp_path: Path) -> None:
     output = outputs("ft_launcher", 6, [str(EXAMPLES / "in_process_spares.py")], tmp_path)
     assert output.count("ends with the result of a run without a fault") == 4, output

@@ -15,8 +15,9 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
-from tests.faults.job import ROOT, Job
+from tests.faults.job import Job
 from tests.faults.training import Plan
+from tests.program import ROOT
 
 WORKER = Path(__file__).with_name("lightning_training.py")
 EXAMPLE = ROOT / "scripts" / "examples" / "lightning_training.py"

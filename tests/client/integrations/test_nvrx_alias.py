@@ -3,7 +3,6 @@ interpreter, since an import happens once."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rank_monitor.contract import env
+from tests.program import clean_environment, run
 
 INSTALL = "from ft_client.integrations import nvrx_alias; print(nvrx_alias.install())\n"
 LIMIT_S = 120
@@ -19,16 +19,8 @@ REAL = "nvidia_resiliency_ext is installed"
 
 def python(*words: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs an interpreter to its end; `folder` comes first in its `sys.path`."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("FT_")}
     path = {} if folder is None else {"PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, *words],
-        env=clean | path | variables,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run([sys.executable, *words], environ=clean_environment(**path, **variables), limit_s=LIMIT_S)
 
 
 def said_by(code: str, folder: Path | None = None, **variables: str) -> list[str]:

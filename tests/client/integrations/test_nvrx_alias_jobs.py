@@ -9,8 +9,8 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
-from tests.faults.job import ROOT
 from tests.faults.training import Plan
+from tests.program import ROOT
 
 HANG_AT = 5
 MEGATRON = Path(__file__).with_name("megatron_style.py")

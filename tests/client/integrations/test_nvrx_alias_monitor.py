@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -20,6 +19,8 @@ from ft_client.integrations.nvrx_alias.rank_monitor_server import RankMonitorSer
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError
 from tests.client.fake_monitor import wait_until
+from tests.patience import patient
+from tests.program import clean_environment, ended, started
 
 PROGRAM = Path(__file__).with_name("own_monitors.py")
 MARK = "OWN_MONITORS_TEST"
@@ -30,22 +31,15 @@ LIMIT_S = 120
 def program(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """The program; whatever of it is left in the end fails the test, and is killed."""
     mark = uuid.uuid4().hex
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("FT_")}
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder / "socket"), *words],
-        env=clean | {env.ALIAS_NVRX: "1", MARK: mark, "TMPDIR": str(folder)} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-        wait_until(lambda: not marked(mark), "everything has ended")
-        wait_until(lambda: not list(folder.glob("ft-*")), "the runtime folder is gone")
-    finally:
-        for one in marked(mark):
-            one.kill()
-        process.communicate()
+    environ = clean_environment(**{env.ALIAS_NVRX: "1", MARK: mark, "TMPDIR": str(folder)}, **variables)
+    with started([sys.executable, PROGRAM, folder / "socket", *words], env=environ) as process:
+        try:
+            yield process
+            wait_until(lambda: not marked(mark), "everything has ended")
+            wait_until(lambda: not list(folder.glob("ft-*")), "the runtime folder is gone")
+        finally:
+            for one in marked(mark):
+                one.kill()
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -61,7 +55,7 @@ def test_ranks_that_come_one_after_the_other_are_each_watched(tmp_path: Path) ->
     """A hang is ended by the limit of the configuration; the variables of our settings apply."""
     variables = {env.of_setting("learned_limit_floor"): "3.5", env.of_setting("initial_rank_heartbeat_timeout"): "90"}
     with program(tmp_path, "hangs", "trains", "learns", "hangs", **variables) as process:
-        out, err = process.communicate(timeout=LIMIT_S)
+        _, out, err = ended(process, limit_s=LIMIT_S)
         assert out.splitlines() == ["hangs -9", "trains 0", "2.0 3.5", "learns 0", "hangs -9", "monitor 0 False"], err
         assert err.count("Did not get subsequent heartbeat. Waited 2.0") == 2, "no limit of a rank before is left"
 
@@ -71,7 +65,7 @@ def test_everything_ends_with_the_program(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGKILL)
-        process.wait(LIMIT_S)
+        process.wait(patient(LIMIT_S))
         wait_until(lambda: not (tmp_path / "socket").exists(), "the socket is gone")
 
 
@@ -86,7 +80,7 @@ def test_a_place_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
         RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "none" / "socket"))
     process = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path))  # what is left there is no monitor
     process.terminate()
-    process.join(LIMIT_S)
+    process.join(patient(LIMIT_S))
     assert process.exitcode == 0 and not path.exists()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import py_compile
 import re
-import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass, field
@@ -15,7 +13,9 @@ import pytest
 
 from ft_client import bootstrap
 from rank_monitor.contract import env
+from tests import program
 from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.program import clean_environment
 
 BOOTSTRAP = ("-u", "-m", "ft_client.bootstrap")
 PLAIN = ("-u",)
@@ -195,17 +195,8 @@ def run(how: tuple[str, ...], case: Case, folder: Path, **variables: str) -> tup
     words = [word.format(folder=folder) for word in case.words]
     left = folder / "unclosed.txt"
     left.unlink(missing_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(env.SETTING_PREFIX)}
-    done = subprocess.run(
-        [sys.executable, *how, *words],
-        cwd=folder,
-        env={**inherited, "PYTHONHASHSEED": "0", **variables},
-        input=case.stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ = clean_environment(PYTHONHASHSEED="0", **variables)
+    done = program.run([sys.executable, *how, *words], folder=folder, environ=environ, input=case.stdin)
     out, err = (re.sub(r"0x[0-9a-f]+|\d{12,}", "ADDRESS", text) for text in (done.stdout, done.stderr))
     return done.returncode, out, err, left.read_text() if left.exists() else ""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.program import clean_environment, run
+
 LIMIT_S = 120.0
 
 PROGRAM = """
@@ -34,14 +33,4 @@ if __name__ == "__main__":
 def test_ranks_are_children_of_a_program_that_is_slow_to_hear_of_them(tmp_path: Path) -> None:
     """They are orphans before it does: whose, is decided then, and ranks of another parent end themselves."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_"))}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        check=False,
-        cwd=tmp_path,
-        env=clean | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
+    run([sys.executable, "program.py"], folder=tmp_path, environ=clean_environment(), limit_s=LIMIT_S, check=True)

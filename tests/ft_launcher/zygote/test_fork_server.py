@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests import program
+from tests.patience import patient
+from tests.program import ONE_TRY, clean_environment, ended
 
 LIMIT_S = 100
 WARM = "import ft_launcher.zygote.pool as pool; from ft_launcher.cli import program; {more}program()"
@@ -38,12 +40,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, *words: str, more: str = "", threads: str | None = "1") -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_", "OMP_"))}
-    clean |= {"OMP_NUM_THREADS": threads} if threads else {}
+    given = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # of the fixture `modules`
+    given |= {"OMP_NUM_THREADS": threads} if threads else {}
     return subprocess.Popen(
         [sys.executable, "-c", WARM.format(more=more), "--ft-stall-warning=none", *words],
         cwd=folder,
-        env={**clean, "RES_OPTIONS": "timeout:1 attempts:1"},
+        env=clean_environment("OMP_", **given, **ONE_TRY),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,8 +54,8 @@ def start(folder: Path, *words: str, more: str = "", threads: str | None = "1") 
 
 def finish(job: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
-    _, shown = job.communicate(timeout=LIMIT_S)
-    return job.returncode, shown
+    code, _, shown = ended(job, limit_s=LIMIT_S)
+    return code, shown
 
 
 def run(folder: Path, *words: str, more: str = "", threads: str | None = "1") -> tuple[int, str]:
@@ -61,7 +63,7 @@ def run(folder: Path, *words: str, more: str = "", threads: str | None = "1") ->
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + patient(LIMIT_S)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import program
+from tests.program import clean_environment
 
 LIMIT_S = 100
 
@@ -53,18 +54,11 @@ def run(folder: Path, source: str, *words: str) -> tuple[int, str, str]:
     (folder / "train.py").write_text(source)
     (folder / "settings.py").write_text(SETTINGS)
     (folder / "input").write_text("first\nsecond\n")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FT_", "PET_", "OMP_"))}
+    launch = ["-m", "ft_launcher", "--ft-stall-warning=none", *words] if words else []
+    environ = clean_environment("OMP_", OMP_NUM_THREADS="1")
     with (folder / "input").open() as stdin:
-        done = subprocess.run(
-            [sys.executable, *(["-m", "ft_launcher", "--ft-stall-warning=none", *words] if words else []), "train.py"],
-            cwd=folder,
-            env={**clean, "OMP_NUM_THREADS": "1"},
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        command = [sys.executable, *launch, "train.py"]
+        done = program.run(command, folder=folder, environ=environ, limit_s=LIMIT_S, stdin=stdin)
     return done.returncode, done.stdout, done.stderr
 
 
