@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rank_monitor.contract import env
-from tests.client.fake_monitor import DEADLINE_S
+from tests import program
 
 
-@contextlib.contextmanager
-def started(script: str, folder: Path, socket: Path, *how: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    script: str, folder: Path, socket: Path, *how: str, **variables: str
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """A running rank; it is killed at the end if it still lives.
 
     Args:
@@ -29,23 +29,5 @@ def started(script: str, folder: Path, socket: Path, *how: str, **variables: str
         env.STACK_SIGNAL: "41",
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
     }
-    process = subprocess.Popen(
-        [sys.executable, *(how or ("-u", "-m", "ft_client.bootstrap")), str(path)],
-        cwd=folder,
-        env={**os.environ, **rank, **variables},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def ended(process: subprocess.Popen[str], words: str = "") -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a rank that comes to its end when it has read `words`."""
-    out, err = process.communicate(words, timeout=DEADLINE_S)
-    return process.returncode, out, err
+    words = [sys.executable, *(how or ("-u", "-m", "ft_client.bootstrap")), path]
+    return program.started(words, cwd=folder, env={**os.environ, **rank, **variables})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+from tests.program import started
 
 _HOLDS = """
 import os, socket, sys
@@ -32,8 +33,7 @@ needs_another_user = pytest.mark.skipif(os.geteuid() != 0, reason="a second user
 def holding(name: str, listens: str) -> Iterator[None]:
     """While this lasts, another user has `name`. `listens`: the length of its queue; 0 is full at once; or `never`."""
     words = [sys.executable, "-S", "-c", _HOLDS, name, listens]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdin is not None and stranger.stdout is not None
-        assert stranger.stdout.readline() == b"holds it\n"
+    with started(words) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "holds it\n"
         yield
-        stranger.stdin.close()

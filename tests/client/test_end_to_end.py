@@ -11,6 +11,7 @@ from rank_monitor.contract.wire.messages import ControlRequest, LimitsSet, RankE
 from tests.client.agent import agent_of
 from tests.client.fake_monitor import wait_until
 from tests.client.rank import started
+from tests.patience import patient
 
 SLEEPS = "import ft_client as ft, time\nclient = ft.init()\nft.report_iteration(7)\nclient.start_section('step')\n"
 SLEEPS += "def hang():\n    time.sleep(60)\nhang()\n"
@@ -23,7 +24,7 @@ def test_a_hang_in_a_section_is_seen_with_its_place(tmp_path: Path) -> None:
         (verdict,) = agent.wait_for(Verdict)
         assert (verdict.limit, verdict.iteration, verdict.condemned) == ("section:step", 7, True)
         assert verdict.frames[0] == "script.py:6 in hang"
-        assert rank.wait(20) == -signal.SIGKILL
+        assert rank.wait(patient(20)) == -signal.SIGKILL
 
 
 def test_a_learned_limit_is_in_force(tmp_path: Path) -> None:
@@ -80,5 +81,5 @@ raise ValueError("in the end")
         (error,) = agent.wait_for(RankException)
         assert (error.type, error.message) == ("ValueError", "in the end")
         assert agent.wait_for(ControlRequest) == [ControlRequest("exclude_this_node", "why")]
-        assert rank.wait(20) == 1
+        assert rank.wait(patient(20)) == 1
         assert not [one for one in agent.heard if isinstance(one, Verdict)]

@@ -21,9 +21,10 @@ from typing import Any
 from tests.faults.children import Child
 from tests.faults.job import Job
 from tests.faults.training import EPOCHS, PER_EPOCH, fault_free
+from tests.patience import patient
 
 RESTART, GIVE_UP = "restart", "give up"
-_GONE_S = 10.0
+_GONE_S = patient(10.0)
 _TORCHS = "/torchinductor_"  # a cache that torch makes in a rank and means to keep
 _REMOTE_MODULE = "_remote_module_non_scriptable.py"
 """Alone in a temporary folder that torch 2.6 makes at the first DDP: a killed rank leaves it, under torchrun, too."""

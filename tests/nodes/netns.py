@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.faults.job import kill
 from tests.patience import patient
+from tests.program import run
 
 _PROGRAMS = ("unshare", "nsenter", "mount", "hostname", "ip", "nft")
 _PROBE = "ip link add b0 type bridge && ip link add type veth && nft add table inet t"
@@ -168,7 +169,7 @@ def unavailable() -> str:
     if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
         return f"not installed: {', '.join(missing)}"
     words = ["unshare", "--net", "--uts", "--mount", "sh", "-c", _PROBE]
-    probe = subprocess.run(words, check=False, capture_output=True, text=True)
+    probe = run(words)
     return f"namespaces cannot be made: {probe.stderr.strip()}" if probe.returncode else ""
 
 
@@ -185,7 +186,7 @@ def _hold(name: str, hosts: Path) -> subprocess.Popen[bytes]:
 
 def _in_net(pid: int, argv: Sequence[str], text: str = "") -> None:
     words = ["nsenter", f"--target={pid}", "--net", "--", *argv]
-    done = subprocess.run(words, check=False, input=text, text=True, capture_output=True, timeout=patient(_LIMIT_S))
+    done = run(words, input=text, limit_s=_LIMIT_S)
     assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}\n{text}"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.nodes import clock
 from tests.nodes.conftest import require
+from tests.program import started
 
 TELL = """
 import ctypes, datetime, json, sys, threading, time
@@ -31,16 +31,13 @@ STEP_S = 30.0
 def test_the_wall_clock_is_stepped_and_no_other(tmp_path: Path) -> None:
     require(clock.unavailable())
     stepped, environ = clock.Clock(tmp_path, "n0"), dict(os.environ)
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", TELL], stdin=-1, stdout=-1, text=True, env=environ | dict(stepped.environ)
-    ) as process:
+    with started([sys.executable, "-S", "-c", TELL], env=environ | dict(stepped.environ)) as process:
         assert process.stdin is not None and process.stdout is not None
         told = []
         for step_s in (0.0, STEP_S, -STEP_S):
             stepped.step(step_s)
             print("now", file=process.stdin, flush=True)
             told.append(json.loads(process.stdout.readline()))
-        process.stdin.close()
     (wall, _, monotonic, _), *_ = told
     for step_s, (now, date, passed, waited) in zip((0.0, STEP_S, -STEP_S), told, strict=True):
         assert abs(now - wall - (passed - monotonic) - step_s) < 1

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rank_monitor.contract.exit_codes import ExitCode
+from tests import program
 from tests.faults.job import free_port
 from tests.faults.training import Plan, Strike
 from tests.nodes.agents import Agents
@@ -95,12 +96,9 @@ def test_a_limit_that_will_not_do_is_an_error_at_the_start(
 
 def run(folder: Path, limits: tuple[int, int], *words: str) -> subprocess.CompletedProcess[str]:
     """A launcher under these limits of descriptors, until its end."""
-    return subprocess.run(
+    return program.run(
         [sys.executable, "-m", "ft_launcher", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
+        folder=folder,
+        limit_s=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits),
-        check=False,
     )

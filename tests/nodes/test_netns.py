@@ -17,6 +17,7 @@ import pytest
 from tests.faults.job import lives
 from tests.nodes.conftest import require
 from tests.nodes.netns import Network, unavailable
+from tests.patience import patient
 from tests.program import ROOT, run
 
 ECHO = """
@@ -37,7 +38,7 @@ with socket.create_connection((sys.argv[1], 99)) as line:
         line.sendall(word.encode())
         print(line.makefile().readline(), end="", flush=True)
 """
-ANSWERS_S = 20.0
+ANSWERS_S = patient(20.0)
 SILENT_S = 0.5
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.nodes.slow_proxy import Line, SlowProxy
+from tests.patience import patient
 
 DELAY_S = 0.05
-LIMIT_S = 20.0
+LIMIT_S = patient(20.0)
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import Connected, CycleStart, Ready
 from rank_monitor.contract.wire.messages import Attach, Hello, Message
+from tests.patience import patient
 
-PATIENCE_S = 30.0
+PATIENCE_S = patient(30.0)
 STACK_SIGNAL = MonitorSettings().stack_signal
 TAG = f"tag-of-the-monitor-tests-{secrets.token_hex(8)}"  # other tests run beside these
 _M = TypeVar("_M")

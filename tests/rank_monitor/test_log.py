@@ -10,6 +10,7 @@ import pytest
 
 from rank_monitor.contract.processes import spawn
 from rank_monitor.log import Log
+from tests.patience import patient
 from tests.program import run
 
 ROOT = spawn.__file__.rpartition("/rank_monitor/")[0]
@@ -40,7 +41,7 @@ def test_a_pipe_that_nobody_reads() -> None:
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=subprocess.PIPE)
     assert process.stderr is not None
     assert os.get_blocking(process.stderr.fileno())
-    assert process.wait(60) == 0
+    assert process.wait(patient(60)) == 0
     assert process.stderr.read().startswith(b"[WARNING] [it] xxx")
     process.stderr.close()
 
@@ -55,4 +56,4 @@ def test_a_pipe_whose_reader_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=subprocess.PIPE)
     assert process.stderr is not None
     process.stderr.close()
-    assert process.wait(60) == 0
+    assert process.wait(patient(60)) == 0

@@ -12,6 +12,7 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import LimitsSet
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank import started
+from tests.program import ended
 
 RANK = """
 import json, os, time
@@ -71,7 +72,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]]
             ranks.append(stack.enter_context(started(RANK, own, own / "m", **variables)))
         results = []
         for process in ranks:
-            out, err = process.communicate(timeout=120)
+            _, out, err = ended(process, limit_s=120)
             assert process.returncode == 0, err
             results.append(json.loads(out))
         for monitor in monitors:

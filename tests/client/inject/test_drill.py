@@ -11,7 +11,8 @@ from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import StrikeReport
 from tests.client.fake_monitor import FakeMonitor
-from tests.client.rank import ended, started
+from tests.client.rank import started
+from tests.program import ended
 
 IMPORTS_TORCH_S = 240.0
 
@@ -151,5 +152,5 @@ def test_steps_of_optimizers_where_the_script_does_not_know_the_client(monitor: 
     """torch is imported by the script, not by us; two optimizers are no two steps."""
     rank = {"RANK": "1", "WORLD_SIZE": "2", env.INJECT: "rank:1,kind:exit,code:7,step:3"}
     with started(OPTIMIZERS, tmp_path, monitor.path, **rank) as process:
-        out, err = process.communicate(timeout=IMPORTS_TORCH_S)
-    assert (process.returncode, out.split()) == (7, ["1", "2"]), err
+        code, out, err = ended(process, limit_s=IMPORTS_TORCH_S)
+    assert (code, out.split()) == (7, ["1", "2"]), err

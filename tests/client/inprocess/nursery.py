@@ -28,10 +28,11 @@ from ft_client.inprocess.timeouts import Timeouts
 from ft_client.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.wire.messages import Restarter
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "COMPANION_TEST_MARK"
-PATIENCE_S = 30.0
+PATIENCE_S = patient(30.0)
 
 
 def until(condition: Any, what: str) -> None:

@@ -16,8 +16,9 @@ import pytest
 import torch.distributed as dist
 
 from ft_client.inprocess import gloo_connections
+from tests.patience import patient
 
-DEADLINE_S = 20.0
+DEADLINE_S = patient(20.0)
 
 
 class Pair:

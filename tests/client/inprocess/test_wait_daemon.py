@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.client.inprocess.nursery import Nursery, RankOfTest, until
+from tests.patience import patient
+from tests.program import run
 
 MODULE = [sys.executable, "-m", "ft_client.inprocess.wait_daemon"]
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 
 
 def waits(*words: object) -> subprocess.Popen[str]:
@@ -21,7 +23,7 @@ def waits(*words: object) -> subprocess.Popen[str]:
 
 
 def code(*words: object) -> int:
-    return subprocess.call([*MODULE, *map(str, words)], stderr=subprocess.DEVNULL, timeout=PATIENCE_S)
+    return run([*MODULE, *map(str, words)]).returncode
 
 
 def guarded(ranks: Nursery, server: Any, member: int, **files: str) -> RankOfTest:

@@ -18,7 +18,8 @@ from ft_client.monitoring.watchdog import Stamp, Watchdog, megatron_iteration
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import Hello, IterationReached, LimitsSet, Progress, Sections
 from tests.client.fake_monitor import FakeMonitor, wait_until
-from tests.client.rank import ended, started
+from tests.client.rank import started
+from tests.program import ended
 
 QUICK = MonitorSettings(stall_warning=0.2)
 BUSY = (

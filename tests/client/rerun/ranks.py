@@ -13,7 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 120.0
+from tests.patience import patient
+
+DEADLINE_S = patient(120.0)
 
 Told = dict[str, Any]
 

@@ -9,7 +9,8 @@ import pytest
 
 from rank_monitor.contract import env
 from tests.client.fake_monitor import FakeMonitor
-from tests.client.rank import ended, started
+from tests.client.rank import started
+from tests.program import ended
 
 IMPORTS_TORCH_S = 240.0
 
@@ -41,8 +42,8 @@ dist.destroy_process_group()
 
 def test_torchs_defaults_are_replaced_when_torch_is_imported(monitor: FakeMonitor, tmp_path: Path) -> None:
     with started(GROUPS, tmp_path, monitor.path, **{env.NCCL_COLLECTIVE_TIMEOUT: "77.5"}) as rank:
-        out, err = rank.communicate(timeout=IMPORTS_TORCH_S)
-    assert rank.returncode == 0, err
+        code, out, err = ended(rank, limit_s=IMPORTS_TORCH_S)
+    assert code == 0, err
     told = json.loads(out)
     assert told["names"] == [77.5] * 4
     assert (told["group"], told["another"], told["explicit"]) == (77.5, 77.5, 5.0)

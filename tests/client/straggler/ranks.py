@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-DEADLINE_S = 120.0
+from tests.patience import patient
+
+DEADLINE_S = patient(120.0)
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.client.straggler.rank_parts"])
 

@@ -25,9 +25,10 @@ from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire import channel
 from tests.nodes.conftest import require
 from tests.nodes.netns import unavailable
+from tests.patience import patient
 from tests.program import run
 
-GONE_S = 30.0
+GONE_S = patient(30.0)
 FAULTS = ("kind:kill_monitor", "kind:sleep")
 
 

@@ -17,10 +17,11 @@ from ft_launcher.cycle.store_threads import StoreThreads
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import DONE, Iteration, joining
 from rank_monitor.contract.processes.wait import readable
+from tests.patience import patient
 
 PREFIX = "call/0"
 HOST = "127.0.0.1"
-DEADLINE_S = 20.0
+DEADLINE_S = patient(20.0)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from ft_launcher.etcd.v2 import EtcdV2Store
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.store_connection import open_job_store
 from tests.etcd_server import EtcdServer, running_etcd
+from tests.patience import patient
 
-PATIENT_S = 60.0
+PATIENT_S = patient(60.0)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 import threading
 import time
@@ -11,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,10 @@ from ft_launcher.etcd.v3 import EtcdV3Backend, EtcdV3Store, create_backend
 from tests.etcd_cluster import running_cluster
 from tests.etcd_proxy import Proxy
 from tests.etcd_server import EtcdServer, running_etcd
+from tests.patience import patient
+from tests.program import ROOT, ended, started
 
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 60
+LIMIT_S = patient(60)
 SOON = timedelta(milliseconds=200)
 BYTES = bytes(range(256))
 
@@ -170,16 +169,14 @@ for number in range(20):
 
 
 def test_a_wait_ends_when_another_process_writes(etcd: EtcdServer, store: EtcdV3Store, run_id: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PING, etcd.endpoint, run_id], cwd=ROOT) as other:
-        try:
-            store.set_timeout(timedelta(seconds=LIMIT_S))
-            store.wait(["here"])
-            for number in range(20):
-                store.set(f"ping{number}", "")
-                assert store.get(f"pong{number}") == b"answer %d" % number
-            assert other.wait(LIMIT_S) == 0
-        finally:
-            other.kill()
+    with started([sys.executable, "-c", PING, etcd.endpoint, run_id], cwd=ROOT) as other:
+        store.set_timeout(timedelta(seconds=LIMIT_S))
+        store.wait(["here"])
+        for number in range(20):
+            store.set(f"ping{number}", "")
+            assert store.get(f"pong{number}") == b"answer %d" % number
+        code, _, err = ended(other)
+        assert code == 0, err
 
 
 def test_a_beat_writes_one_counter_and_reads_the_others(etcd: EtcdServer, store: EtcdV3Store, run_id: str) -> None:

@@ -17,9 +17,11 @@ from ft_launcher.health.plan import Places
 from rank_monitor.contract.settings.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
+from tests.patience import patient
+from tests.program import started
 
 SETTINGS = StopSettings(gpu_memory_reclaim_timeout=50, gpu_memory_tolerance_mb=512, gpu_memory_poll_interval=2)
-LIMIT_S = 60.0
+LIMIT_S = patient(60.0)
 
 
 @pytest.mark.parametrize(
@@ -223,17 +225,13 @@ def test_a_job_whose_rank_leaves_memory_in_use(
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["--max-restarts=1", f"--ft-gpu-memory-reclaim-timeout={limit}", "train.py", str(in_use)]
     output = tmp_path / "output"
-    with output.open("wb") as file:
-        command = [sys.executable, "-c", LAUNCHER, *words]
-        job = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    try:
+    command = [sys.executable, "-c", LAUNCHER, *words]
+    with output.open("wb") as file, started(command, cwd=tmp_path, stdout=file, stderr=file) as job:
         deadline = time.monotonic() + LIMIT_S
         while "next: restart" not in output.read_text() and time.monotonic() < deadline and job.poll() is None:
             time.sleep(0.01)
         if seen == "100":
             in_use.write_text("100")
         assert job.wait(LIMIT_S) == 0, output.read_text()
-    finally:
-        job.kill()
     assert (tmp_path / "seen.1").read_text() == seen
     assert output.read_text().count("more is in use than before the first cycle: GPU 0 40000 MiB") == (seen != "100")

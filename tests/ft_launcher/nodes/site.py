@@ -20,8 +20,9 @@ from ft_launcher.rendezvous.cycle_store import PortHolder
 from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
 from rank_monitor.contract.processes import resolver
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from tests.patience import patient
 
-PATIENT_S = 60.0
+PATIENT_S = patient(60.0)
 BEAT_S, TIMEOUT_S = 0.1, 3.0
 
 resolver.bound_process()  # as in a launcher: the store's server looks up who connects, and answers nobody meanwhile

@@ -17,8 +17,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.store_connection import open_job_store
 from rank_monitor.contract.errors import StoreLost
+from tests.patience import patient
 
-PATIENT_S = 60.0
+PATIENT_S = patient(60.0)
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 
 from ft_launcher.nodes.lease import Lease
 from rank_monitor.contract.processes.wait import readable
+from tests.patience import patient
 
 LONG_S, SHORT_S = 3600.0, 0.05
-PATIENCE_S = 20.0
+PATIENCE_S = patient(20.0)
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import Attach, ControlRequest, Hello, Message, RankException
+from tests.patience import patient
 
-DEADLINE_S = 20.0
+DEADLINE_S = patient(20.0)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from ft_launcher.record.log_pump import LogPump, Stream, streams_of
-from tests.program import run
+from tests.program import ended, run, started
 
 
 def every(line: str) -> bool:
@@ -62,12 +61,9 @@ def test_lines_are_carried_where_inotify_is_used_up(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or run([*NAMESPACE, USED_UP, "sh", "true"]).returncode:
         pytest.skip("needs unshare and user namespaces")
     words = [sys.executable, "-c", WITHOUT_INOTIFY, str(tmp_path / "a")]
-    with subprocess.Popen(
-        [*NAMESPACE, USED_UP, "sh", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"carried\n"
-        _, errors = process.communicate()
-    assert (process.returncode, errors) == (0, b"")
+    with started([*NAMESPACE, USED_UP, "sh", *words]) as process:
+        assert process.stdout is not None and process.stdout.readline() == "carried\n"
+        assert ended(process) == (0, "", "")
 
 
 def test_a_file_written_before_the_start_and_one_never_written(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, InterruptAsked, Ping, Restarter, Sections
 from tests.client.agent import Agent, agent_of
 from tests.client.fake_monitor import FakeMonitor, wait_until
-from tests.client.rank import ended, started
+from tests.client.rank import started
+from tests.program import ended
 
 SHORT = datetime.timedelta(seconds=0.1)
 QUICK = Timeouts(

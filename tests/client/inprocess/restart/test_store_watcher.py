@@ -9,8 +9,9 @@ from ft_client.inprocess.restart.store_watcher import StoreWatcher
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration, tidy
+from tests.patience import patient
 
-LIMIT_S = 60
+LIMIT_S = patient(60)
 
 
 def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:

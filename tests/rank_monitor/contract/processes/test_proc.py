@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 from rank_monitor.contract.processes import proc
-from tests.patience import patient
+from tests.program import ended, started
 
-LIMIT_S = patient(30.0)
 NO_PID = 1 << 30
 CHILD = """
 import os, sys
@@ -22,8 +20,7 @@ sys.stdin.read()
 
 def test_a_child() -> None:
     variables = {**os.environ, "OF_THIS_TEST": "x" * 100_000}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", CHILD], env=variables, stdin=pipe, stdout=pipe, text=True) as child:
+    with started([sys.executable, "-c", CHILD], env=variables) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "a_name_of_more_\n"
         assert child.pid in proc.pids()
@@ -31,7 +28,7 @@ def test_a_child() -> None:
         assert f"OF_THIS_TEST={'x' * 100_000}".encode() in proc.environ(child.pid).split(b"\0")
         assert proc.status(child.pid)["Pid"] == str(child.pid)
         assert {0, 1, 2} <= set(proc.descriptors_of(child.pid))
-        child.communicate(timeout=LIMIT_S)
+        assert ended(child) == (0, "", "")
     assert child.pid not in proc.pids()
 
 
