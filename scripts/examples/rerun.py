@@ -33,14 +33,18 @@ def microbatches(rank: int, start: int) -> Iterator[torch.Tensor]:
         yield torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
-def train(folder: Path, node: str, broken: bool) -> int:
-    """Runs to the end, or to the exit that the rerun machine asks for; the exit code."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    torch.manual_seed(rank)
-    torch.set_num_threads(1)
+def make_model() -> nn.Sequential:
+    """The net, with the same weights on every rank."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Dropout(0.5))
     with torch.no_grad():
         model[0].weight.fill_(0.5)
+    return model
+
+
+def train(model: nn.Sequential, folder: Path, node: str, broken: bool) -> int:
+    """Runs to the end, or to the exit that the rerun machine asks for; the exit code."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.set_num_threads(1)
     config = RerunStateMachineConfig(rerun_mode="validate_results")
     machine = config.initialize(node_name=node)
     saved, step = folder / f"checkpoint-{rank}.pt", 0
@@ -85,7 +89,10 @@ def main() -> None:
     options = parser.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    code = train(options.folder, options.node, options.broken_data or options.node == options.broken_node)
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+    # It lives longer than the group: torch 2.6 may hang at the end of a group whose last reduced tensor is gone.
+    model = make_model()
+    code = train(model, options.folder, options.node, options.broken_data or options.node == options.broken_node)
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.exit(code)
