@@ -186,6 +186,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
     def name_failed(self, first: int, local_ranks: Collection[int]) -> None:
         """Has torch see only the ranks that failed by themselves, `first` as the root cause. Call it at the end."""
         self._first_failed = first
+        for local_rank in local_ranks:
+            _set_aside_unreadable(Path(self.error_files[local_rank]))
         self.excuse(set(range(self.nprocs)) - set(local_ranks))
 
     def hides_errors(self, local_rank: int) -> bool:
@@ -197,8 +199,6 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
         torch takes the earliest failure, in whole seconds, and of several the first in the mapping.
         """
-        for local_rank in self._running_local_ranks:
-            _set_aside_unreadable(Path(self.error_files[local_rank]))
         super()._capture_process_failures(done_local_ranks)
         first = self._failures.get(self._first_failed)
         if first is not None:

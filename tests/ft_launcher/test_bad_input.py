@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ft_launcher.conftest import main
+from tests.ft_launcher.conftest import main, needs
 from tests.program import run
 
 
@@ -149,6 +149,7 @@ def test_bad_input(
     for name, value in row.variables.items():
         monkeypatch.setenv(name, value.format(folder=place))
     words = row.line.format(folder=place, port=port).split()
+    needs(*words)
     code, out, err = run_apart(words) if row.runs else run_here(words, capfd)
     assert code == row.code, err
     assert out == ""
@@ -169,6 +170,7 @@ def test_ranks_per_gpu_without_a_gpu(place: Path, capfd: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_numa_binding_without_a_gpu(place: Path) -> None:
+    needs("--numa-binding")
     code, _, err = run_apart(["--numa-binding=node", "train.py"])
     assert code == 2 and "Traceback" not in err, err
     assert "numa_binding='node' (from --numa-binding): torch cannot bind: " in err
