@@ -185,7 +185,7 @@ class FunctionContext(RankContext):
         self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank, None, None)
 
     def _function(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        bound = function_rank.bound(self.entrypoint.function, local_rank, self._numa)
+        bound = function_rank.bound(self.entrypoint.function, local_rank, self._binding)
         return bound, tuple(self.args[local_rank])
 
     def _spawn(self, pairs: Mapping[int, _Pair]) -> None:

@@ -90,17 +90,18 @@ def _preparation() -> dict[str, Any]:
     return found
 
 
-def bound(function: Callable[..., Any], local_rank: int, numa: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns the function, with torch's binding to processors around it if `numa` has `numa_options`."""
-    if numa:
-        return functools.partial(_bound, function, local_rank, numa)
-    return function
+def bound(function: Callable[..., Any], local_rank: int, binding: Any) -> Callable[..., Any]:
+    """Returns the function, with torch's binding to processors around it. `binding`: its options; None: no binding."""
+    if binding is None:
+        return function
+    return functools.partial(_bound, function, local_rank, binding)
 
 
-def _bound(function: Callable[..., Any], local_rank: int, numa: Mapping[str, Any], *args: Any) -> Any:
+def _bound(function: Callable[..., Any], local_rank: int, binding: Any, *args: Any) -> Any:
     from torch.numa.binding import _maybe_wrap_with_numa_binding
 
-    return _maybe_wrap_with_numa_binding(function, **_device(_maybe_wrap_with_numa_binding, local_rank), **numa)(*args)
+    device = _device(_maybe_wrap_with_numa_binding, local_rank)
+    return _maybe_wrap_with_numa_binding(function, **device, numa_options=binding)(*args)
 
 
 def _device(wrap: Callable[..., Any], local_rank: int) -> dict[str, int]:

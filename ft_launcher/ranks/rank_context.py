@@ -124,15 +124,9 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return pump
 
     @property
-    def _numa(self) -> dict[str, Any]:
-        """torch's argument for binding to processors, None where nothing is bound; empty before torch 2.9."""
-        if "_numa_options" not in vars(self):
-            return {}
-        return {"numa_options": vars(self)["_numa_options"]}
-
-    @property
-    def _is_bound(self) -> bool:
-        return self._numa.get("numa_options") is not None
+    def _binding(self) -> Any:
+        """torch's options for binding ranks to processors; None where nothing is bound."""
+        return vars(self).get("_numa_options")
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -211,7 +205,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         if self._fork(range(self.nprocs)):
             return
         binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
-        numa = self._numa.get("numa_options")
+        numa = self._binding
         muted, binding.disabled = binding.disabled, numa is not None
         # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
         make_handler = torch_multiprocessing.get_subprocess_handler
@@ -237,6 +231,10 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
     def _start_one(self, local_rank: int) -> None:
         """Starts one rank again and replaces its handler."""
         before = self.subprocess_handlers[local_rank]
+        # torch's handler requires the argument from torch 2.9 on, and has none before.
+        binding: dict[str, Any] = {}
+        if "_numa_options" in vars(self):
+            binding["numa_options"] = self._binding
         if not self._fork([local_rank]):
             with ExitStack() as files:
                 self.subprocess_handlers[local_rank] = _AppendingHandler(
@@ -245,7 +243,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
                     args=self.args[local_rank],
                     env=self.envs[local_rank],
                     local_rank_id=local_rank,
-                    **self._numa,
+                    **binding,
                 )
                 files.pop_all()
             descriptor_limit.give_back(self.pids()[local_rank])
@@ -256,7 +254,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         with ExitStack() as files:
             streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
             orders = [self._order(rank, opened) for rank, opened in streams.items()]
-            pids = self._zygotes.start_ranks(orders, numa=self._is_bound)
+            pids = self._zygotes.start_ranks(orders, numa=self._binding is not None)
             if pids is None:
                 return False
             files.pop_all()
