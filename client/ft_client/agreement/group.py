@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 _last: Any = None
-"""The tensor of the last all-reduce. With torch 2.6, a group of gloo that ends right after an all-reduce whose tensor
-is gone hangs (7 of 8 runs), so the tensor lives until the next one."""
+"""The tensors of the last collective. With torch 2.6, a group of gloo that ends right after a collective whose tensor
+is gone hangs (all-reduce: 7 of 8 runs; gather: 2 of 2), so they live until the next one."""
 
 
 def rank() -> int:
@@ -48,9 +48,10 @@ def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
     dist = _distributed()
     if dist is None:
         return [list(values)]
-    tensor = _tensor(dist, values)
+    tensor = _kept(_tensor(dist, values))
     if dist.get_rank() == 0:
         rows = [tensor.new_empty(tensor.shape) for _ in range(dist.get_world_size())]
+        _kept([tensor, *rows])
     else:
         rows = None
     dist.gather(tensor, rows, dst=0)
@@ -64,7 +65,7 @@ def from_rank0(value: float) -> float:
     dist = _distributed()
     if dist is None:
         return value
-    tensor = _tensor(dist, [value])
+    tensor = _kept(_tensor(dist, [value]))
     dist.broadcast(tensor, src=0)
     return float(tensor.item())
 
@@ -80,19 +81,25 @@ def union_over_ranks(names: Iterable[str]) -> list[str]:
     length = int(max_over_ranks([len(text)])[0])
     tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=_device(dist))
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    _kept([tensor, *gathered])
     dist.all_gather(gathered, tensor)
     return sorted({name for row in gathered for name in json.loads(bytes(row.tolist()))})
 
 
 def _reduced(values: Sequence[float], operation: str) -> list[float]:
-    global _last
     dist = _distributed()
     if dist is None:
         return list(values)
-    tensor = _tensor(dist, values)
+    tensor = _kept(_tensor(dist, values))
     dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation))
-    _last = tensor
     return [float(value) for value in tensor.tolist()]
+
+
+def _kept(tensors: Any) -> Any:
+    """Returns the tensors of a collective, which live until the next one."""
+    global _last
+    _last = tensors
+    return tensors
 
 
 def _tensor(dist: Any, values: Sequence[float]) -> Any:
