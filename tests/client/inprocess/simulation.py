@@ -91,7 +91,8 @@ class Stage:
                 if not actor.doomed:
                     play()
             except Killed:
-                self.lines.append(f"{actor.name}: killed")
+                if not actor.doomed:
+                    self.lines.append(f"{actor.name}: killed")
             except BaseException as error:
                 self.problem = self.problem or error
             actor.ended = True
@@ -157,7 +158,7 @@ class Stage:
         return None
 
     def abandon(self) -> None:
-        """Ends the threads of a run that failed."""
+        """Ends the threads that are left: of a run that failed, and of actors that outlive the others."""
         for actor in self.actors:
             actor.doomed = True
             actor.baton.release()
@@ -300,9 +301,8 @@ class SimulatedCall:
         try:
             self.stage.run()
             self.check()
-        except BaseException:
+        finally:
             self.stage.abandon()
-            raise
 
     def may_kill(self, actor: Actor) -> bool:
         """Whether the script kills this rank now."""
