@@ -1,4 +1,4 @@
-"""`python -m ft_launcher`."""
+"""Runs `cli.launch` for `python -m ft_launcher`."""
 
 from __future__ import annotations
 

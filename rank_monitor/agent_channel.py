@@ -1,6 +1,7 @@
-"""The monitor's end of the channel to the node agent. Nothing here blocks while the agent does not read.
+"""The monitor's end of the channel to the node agent, or to the companion in its place. Nothing here blocks while the
+agent does not read.
 
-`RankMonitorServer` uses it. It sends and receives messages and does not interpret them.
+`server.py` uses it. It sends and receives messages and does not interpret them.
 """
 
 from __future__ import annotations

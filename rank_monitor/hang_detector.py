@@ -1,8 +1,8 @@
 """Detects a hang: messages and time in, actions and the next deadline out. Pure.
 
-`RankMonitorServer` calls it. Facts and deadlines are in `watch.py`; here is when a deadline raises an alarm, and what
-follows. No socket, process or clock is used: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, messages carry
-the rank's (one clock per machine).
+`server.py` calls it. Facts and deadlines are in `watch.py`; here is when a deadline raises an alarm, and what follows.
+No socket, process or clock is used: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, messages carry the rank's
+(one clock per machine).
 
     WAITING --attach--> WATCHED --detach--> DETACHED        as the rank reports
         \\________________ | _______________/

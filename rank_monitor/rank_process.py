@@ -1,6 +1,6 @@
 """The rank as a process of the operating system: signals through its pidfd, its stacks, its state in /proc.
 
-`RankMonitorServer` uses it. It decides nothing, and blocks only as long as a docstring says.
+`server.py` uses it. It decides nothing, and blocks only as long as a docstring says.
 """
 
 from __future__ import annotations

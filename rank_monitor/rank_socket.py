@@ -1,7 +1,7 @@
 """The monitor's end of the rank's socket: accepts one connection, of the same user, that begins with a hello.
 
-Other connections are refused. `RankMonitorServer` uses it. It receives messages and does not interpret them. A stray
-connection never replaces a live one; a dead one is replaced.
+Other connections are refused. `server.py` uses it. It receives messages and does not interpret them. A stray connection
+never replaces a live one; a dead one is replaced.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process that forks monitors and the sweeper: it has imported once what they need, and nothing more.
 
-The launcher starts it (`contract/processes/spawn.py`). As their parent it also reports when a monitor ends, is stopped
-or continued. It knows nothing of ranks.
+The launcher, a companion or the alias' server starts it (`contract/processes/spawn.py`); only the launcher's has a
+sweeper. As their parent it also reports when a monitor ends, is stopped or continued. It knows nothing of ranks.
 
 The sweeper kills what is left of a job when launcher, zygote, template and monitors were killed. It is forked first of
 all, so that it costs no import, leads a session of its own, and waits in one `read` on a channel whose other end only

@@ -1,6 +1,7 @@
 """The texts of a verdict: what was missed when a deadline passed. Pure.
 
-`hang_detector.py` calls it with the deadline and the time. It reads neither a clock nor the state of a watch.
+`watch.py` makes the deadlines; `hang_detector.py` calls it with one of them and the time. It reads neither a clock nor
+the state of a watch.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 torch's launcher makes and runs it. This file has torch's hooks and nothing else: `ranks.py` starts and ends the ranks,
 `cycle_loop.py` waits for the end of a cycle, and the membership (`single_node.py`, `many_nodes.py`) says what follows.
 
-Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` and `_shutdown`, its
-underscored calls and attributes, and the name `start_processes` of its
-module, rebound while torch starts ranks.
+Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` and `_shutdown`, the calls
+`_initialize_workers` and `_monitor_workers`, attributes such as `_worker_group` and `_remaining_restarts`, and the name
+`start_processes` of its module, rebound while torch starts ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the agent of a node works with. Made by `composition.py`, which knows how; data only."""
+"""`NodeParts`: the objects that the node agent is given. Made by `composition.py`, which knows how; data only."""
 
 from __future__ import annotations
 

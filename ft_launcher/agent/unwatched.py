@@ -1,6 +1,7 @@
 """Detects limits that cannot act: the user set some, and the training never calls `init_workload_monitoring()`.
 
-Pure. Called by `hang_warnings.py`: which options are concerned, when to warn, and the text. Once per job and node.
+Pure. Called by `hang_warnings.py`, and by `composition.py` for the limits that the user set: which options are
+concerned, when to warn, and the text. Once per job and node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Hints: the likely cause of a death by signal or exit code, and of a hang by its stack and the node's evidence.
 
-Pure; knows no rank. Called by `attribution/first_failure.py`; exceptions are read in `attribution/known_errors.py`.
+Pure; knows no rank. Called by `first_failure.py`, and by `known_errors.py`, which reads exceptions, for signals and
+full memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Faults on purpose on this node: receives from the ranks which one strikes, records it, and carries out those that
-concern the system. Called by the node agent. When a fault is due, only the rank knows.
+concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows.
 """
 
 from __future__ import annotations

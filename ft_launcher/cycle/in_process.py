@@ -1,6 +1,6 @@
 """Rung 1 of one cycle on this node: carries out the steps that `rungs.py` decides, and returns events for the cycle.
 
-Called by the node agent's loop. Decides nothing, and ends no cycle itself.
+Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides nothing, and ends no cycle itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reads what the node itself shows about a death: memory kills of our cgroup, and free space in /dev/shm.
 
-Called when ranks start and when one has died. What cannot be read is None; nothing here raises.
+Called by `agent/ranks.py` and `in_process.py`, when ranks start and when one has died. What cannot be read is None;
+nothing here raises.
 """
 
 from __future__ import annotations

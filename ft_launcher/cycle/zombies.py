@@ -1,7 +1,7 @@
 """Detects ranks that have ended without an exit code: their main thread has ended while another lives on, or another
 process, such as a debugger, holds their exit code. `ZombieWatch` is pure; `Zombies` reads /proc for it.
 
-Called by the node agent's loop: no event reports an exit code in either case.
+Called by `agent/ranks.py` at each wake-up of the loop: no event reports an exit code in either case.
 
 A rank alone may be on its way out. When all ranks of the node that have not ended are zombies, twice in a row, nobody
 is left that could make progress, and no event will arrive: they are ended as a failure.

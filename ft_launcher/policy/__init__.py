@@ -1,1 +1,3 @@
-"""Decisions about restarts: history and fault in, decision out. The files here decide; the agent acts."""
+"""Decisions about restarts: history and fault in, decision out. The policies decide, `progress.py` only reads, and the
+agent acts.
+"""

@@ -1,1 +1,1 @@
-"""The rank processes of this node: how they are started, their environment, their monitors and their logs."""
+"""The rank processes of this node: how they are started, their environment, their devices and their monitors."""

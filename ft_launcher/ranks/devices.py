@@ -1,8 +1,8 @@
 """Assigns other GPUs of this node to ranks when a result is suspect, by CUDA_VISIBLE_DEVICES. Pure.
 
-Called by the node agent after a fault. With more GPUs than ranks the suspect one is left out. Otherwise each rank gets
-the next one, so that the suspect rank computes on another device while all are in use. A node whose GPUs have no
-known UUIDs has no other device.
+`agent/single_node.py` calls it after a fault; among several nodes `nodes/formation.py` moves the ranks instead. With
+more GPUs than ranks the suspect one is left out. Otherwise each rank gets the next one, so that the suspect rank
+computes on another device while all are in use. A node whose GPUs have no known UUIDs has no other device.
 """
 
 from __future__ import annotations

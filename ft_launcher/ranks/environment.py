@@ -1,6 +1,6 @@
 """Builds the environment of a rank beyond torch's own: its monitor, the job's tag, limits, NCCL. Pure.
 
-Called by the node agent for each cycle.
+Called by `agent/ranks.py` for each cycle, and by `commands/dry_run.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The monitors of a node: one per local rank for the whole job, notified of each cycle, replaced when lost.
 
-Called by the node agent. Owns the listening sockets, so that replacing a monitor refuses no connection. Returns what
-the monitors found; decides nothing about ranks.
+Made by `agent/ranks.py`, once for a job; the files of `cycle/` read it, too. Owns the listening sockets, so that
+replacing a monitor refuses no connection. Returns what the monitors found; decides nothing about ranks.
 """
 
 from __future__ import annotations

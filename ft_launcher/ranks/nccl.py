@@ -1,6 +1,7 @@
 """NCCL's timeouts as variables of the ranks, and how long a hang in a collective can last with them. Pure.
 
-Called by `environment.py` for the ranks, and for the texts about hangs.
+Called by `environment.py` and `function_context.py` for the ranks, by `agent/hang_warnings.py` and `composition.py` for
+the texts about hangs.
 
 A variable that the user set wins over the setting. The names and defaults of the TORCH_NCCL variables are those of
 torch's ProcessGroupNCCL.

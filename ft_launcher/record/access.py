@@ -1,6 +1,6 @@
 """File modes of what the launcher writes: logs contain paths, arguments and data of the training.
 
-Used by everything in this room that makes a file or folder.
+Used by `journal.py`, `logs.py`, `recorder.py`, and `composition.py` for the log file.
 """
 
 from __future__ import annotations

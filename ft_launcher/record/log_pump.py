@@ -1,8 +1,8 @@
 """Copies what ranks write to their log files to the console: one thread for all streams, woken by inotify.
 
 Ranks write to files, not to a pipe of ours: a launcher that is slow or gone stops no rank, and a console that does not
-read stops neither. Used by `rank_context.py` in the place of torch's `TailLog`, whose threads poll; which file goes
-where is read from those (their underscored attributes).
+read stops neither. Used by `ranks/rank_context.py` in the place of torch's `TailLog`, and by `cycle_files.py` for the
+log of a cycle, whose threads poll; which file goes where is read from those (their underscored attributes).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A fresh TCPStore server for the ranks of each cycle, and the number of the cycle.
 
-Called by the node agent and the rendezvous handler. Ranks started by `env://` use the store without a prefix, so that
-only a server of its own keeps keys of an earlier cycle from being read. The first node hosts it; the others learn
-address, port and number through the rendezvous' store.
+Called by `agent/single_node.py` and `handler.py`; `composition.py` makes the `PortHolder`. Ranks started by `env://`
+use the store without a prefix, so that only a server of its own keeps keys of an earlier cycle from being read. The
+first node hosts it; the others learn address, port and number through the rendezvous' store.
 """
 
 from __future__ import annotations

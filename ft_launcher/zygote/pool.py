@@ -1,7 +1,7 @@
 """Holds the zygote of this node: makes it where ranks may be forks, replaces it when lost, and logs why ranks exec.
 
-Used by the entry points before torch is imported, and by `ranks/` for each cycle. A restart never waits for a zygote:
-while there is none, ranks start by exec, unless the user requires a warm start.
+Made by `cli.py` before torch is imported, and by `python_api.py`; asked by `ranks/` for each cycle. A restart never
+waits for a zygote: while there is none, ranks start by exec, unless the user requires a warm start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Names of the environment variables that we define or read. Other files take them from here."""
+"""Names of our own environment variables, and of those of others that we set. Other files take them from here;
+variables of torch, NCCL and Slurm are spelled where they are read.
+"""
 
 from __future__ import annotations
 

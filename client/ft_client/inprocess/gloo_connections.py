@@ -1,10 +1,10 @@
 """Finds the connections of gloo and of the iteration's store in this process, and shuts them down.
 
-`abort.py` calls it. Torch cannot end a collective of gloo: `abort` and `shutdown` of its groups do nothing, and a
-changed timeout applies from the next collective on. A connection that is shut down fails in every call that waits for
-it, within milliseconds. Sockets are shut down and never closed: their owners do that. A listening socket stays as it
-is, since gloo ends the process when accepting fails: a wait there for a lost peer gets a connection in its place. Knows
-nothing of groups.
+`abort.py` calls it; `restart/coordination.py` names the port that is spared. Torch cannot end a collective of gloo:
+`abort` and `shutdown` of its groups do nothing, and a changed timeout applies from the next collective on. A connection
+that is shut down fails in every call that waits for it, within milliseconds. Sockets are shut down and never closed:
+their owners do that. A listening socket stays as it is, since gloo ends the process when accepting fails: a wait there
+for a lost peer gets a connection in its place. Knows nothing of groups.
 """
 
 from __future__ import annotations

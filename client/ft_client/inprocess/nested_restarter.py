@@ -1,7 +1,8 @@
 """Callbacks that report the state of this rank's in-process restart to the node's agent: rung 1 of the two it knows.
 
 A wrapper's registration alone suffices; these say more precisely when a restart begins and ends. Each stands where its
-name says: `HandlingStarting` last in the composed abort, which is thus called first, and so on. Knows not who listens.
+name says: `NestedRestarterHandlingStarting` last in the composed abort, which is thus called first, and so on. Knows
+not who listens.
 """
 
 from __future__ import annotations

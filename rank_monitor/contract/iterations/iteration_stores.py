@@ -1,8 +1,9 @@
 """Serves the store of each iteration, in which the function makes its process groups.
 
-A server that held one group cannot hold the next, so each iteration has a fresh one. No rank hosts it: the others would
-wait without end for a rank that died around `init_process_group`. It is made one iteration ahead, so that no restart
-waits for it. The host is the agent that hosts the ranks' store, or the companion of rank 0.
+A server that held one group cannot hold the next, so each iteration has a fresh one. A rank hosts it only where neither
+agent nor companion can: the others would wait without end for a rank that died around `init_process_group`. It is made
+one iteration ahead, so that no restart waits for it. The host is the agent that hosts the ranks' store, or the
+companion of rank 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Moves our descriptors to high numbers, so that a script gets the same numbers as without us.
 
-The client calls it for its socket and its stack file.
+The client calls it for its socket, its stack file and its companion, the zygote for the channel of a rank.
 """
 
 from __future__ import annotations

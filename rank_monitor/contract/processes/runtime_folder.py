@@ -1,7 +1,8 @@
 """Runtime folders: marks the folder of a launcher, and removes those of launchers killed with all their processes.
 
 A launcher holds a lock on a file in its folder as long as it lives. The kernel releases it however the launcher ends,
-so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this.
+so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this, and
+`rank_monitor/job.py`, which ends the job of a launcher that was killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Starts monitors: by a template process that forks them, or one by one where the template is gone.
 
-The launcher and the companion of a rank call it. Standard library only, and usable before torch is imported. A forked
-child of the caller that lives on must close what is held here: while a copy of a channel is open, the other end does
-not see that the caller was killed.
+The launcher, the companion of a rank, and the alias' `RankMonitorServer` call it. Standard library only, and usable
+before torch is imported. A forked child of the caller that lives on must close what is held here: while a copy of a
+channel is open, the other end does not see that the caller was killed.
 """
 
 from __future__ import annotations

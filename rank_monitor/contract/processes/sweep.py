@@ -1,8 +1,8 @@
 """Finds the processes of a job by a tag in their environment (/proc/PID/environ), and kills them.
 
-Launcher, monitors and the sweeper call it. A process keeps the environment it was started with, in another session or
-under another parent too; one that was started with a cleared environment is not found. Signals are sent through pidfds
-only, so that a recycled pid is never hit.
+Launcher, monitors and the sweeper call it, and a rank that replaces its companion. A process keeps the environment it
+was started with, in another session or under another parent too; one that was started with a cleared environment is not
+found. Signals are sent through pidfds only, so that a recycled pid is never hit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All settings, grouped by concern, with their units and defaults. The only file that holds defaults.
+"""All settings, grouped by concern, with their units and defaults. The only file that holds their defaults.
 
 How a value is read is in `kinds.py`; where values come from, and which one wins, in `ft_launcher/settings/sources.py`.
 Durations are seconds.

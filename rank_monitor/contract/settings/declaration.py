@@ -1,6 +1,7 @@
 """One setting as a field of a dataclass: its kind, its help text, and the conversion of a value from a source.
 
-Which settings exist is declared in `config.py`. Launcher and monitors call `parse` and `from_json`.
+Which settings exist is declared in `config.py`. The launcher calls `parse`, monitors and template call `from_json`, and
+the client's alias both.
 """
 
 from __future__ import annotations

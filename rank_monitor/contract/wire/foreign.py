@@ -2,7 +2,8 @@
 
 A rank chooses the bytes of its error file, of its messages and of its reports, and may be wrong or hostile. A FIFO must
 not block the reader, a link to `/dev/zero` must not fill its memory, and JSON that is nested 100,000 deep must not end
-it with RecursionError. So every such file and text passes through here.
+it with RecursionError. So such files and texts pass through here; a rank's stack file, which is read from an offset,
+has a bounded reader of its own in `rank_process.py`.
 """
 
 from __future__ import annotations

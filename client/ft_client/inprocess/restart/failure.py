@@ -1,6 +1,6 @@
 """Examines an exception of the user's function: its origin, its cause, and the objects that it keeps alive.
 
-`user_function.py` calls it. Knows nothing of restarts.
+`user_function.py` calls it, and `call.py` for the text. Knows nothing of restarts.
 """
 
 from __future__ import annotations

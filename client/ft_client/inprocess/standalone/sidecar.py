@@ -1,6 +1,6 @@
 """The monitor of one standalone rank, with its template and its listening socket, as a launcher has for each rank.
 
-The companion uses it and reads what the monitor reported. Knows no store and no call.
+The companion and the alias' `RankMonitorServer` use it and read what the monitor reported. Knows no store and no call.
 """
 
 from __future__ import annotations
