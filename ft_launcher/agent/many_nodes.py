@@ -385,6 +385,9 @@ class ManyNodes:
         Raises:
             SignalException: the launcher got a second signal, or Ctrl-C.
         """
+        if self._end is not None:
+            # It arrived with the end of the last rank, and the cycle loop has taken it: the success came first.
+            return self._end
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
             end = self._nodes.take_end()

@@ -21,7 +21,7 @@ def store_of(made: Site) -> JobStore:
 
 
 def restart(made: Site, cycle: int) -> None:
-    made.nodes["b"].tell(EndReason.FAILED, "boom")
+    made.nodes["b"].report_end(EndReason.FAILED, "boom")
     assert made.end("abc") == {(cycle, "failed", None)}
     made.nodes["b"].bring({"kind": "exit"})
     assert made.form("abc") == {"a": 0, "b": 1, "c": 2}
