@@ -1,0 +1,39 @@
+"""The membership of one node among several, where the order of two events decides."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ft_launcher.agent.many_nodes import ManyNodes
+from ft_launcher.cycle.cycle import CyclePhase
+from ft_launcher.nodes.messages import CycleEnd, EndReason
+
+END = CycleEnd(0, EndReason.FAILED.value, "a rank failed")
+
+
+class Rendezvous:
+    """Has the end of the cycle once, as the real one does; the node is neither cut off nor fenced."""
+
+    def __init__(self) -> None:
+        self.lease = SimpleNamespace(silent_s=lambda: None)
+        self.ends = [END]
+
+    def take_end(self) -> CycleEnd | None:
+        return self.ends.pop() if self.ends else None
+
+    def cut(self, now: float) -> None:
+        return None
+
+    def trouble(self) -> None:
+        return None
+
+
+def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -> None:
+    """The loop attends all sources at each wake-up: it takes the end also where the ranks' success came first."""
+    rendezvous: Any = Rendezvous()
+    ranks: Any = SimpleNamespace(parts=None)
+    nothing: Any = None
+    node = ManyNodes(ranks, nothing, nothing, rendezvous)
+    assert node.attend(set()) == [CyclePhase.REFORM] and rendezvous.ends == []
+    assert node._await_end(limit_s=0.0) == END
