@@ -14,16 +14,17 @@ INSTALLED := $(VENV)/.installed
 # Most tests wait for processes of theirs: four at once keep two cores busy.
 PARALLEL := -n 4
 
-.PHONY: help install demo test test-slow check format bench clean
+.PHONY: help install demo test test-slow check format docs bench clean
 
 help:
-	@echo "make demo       train twice, once with faults, and compare the weights bit for bit"
+	@echo "make demo       train twice, once with faults, compare the weights bit for bit, report what each fault cost"
 	@echo "make install    makes .venv; each of the others does so as well"
 	@echo "make test       the tests, with 3 of 10 that start whole jobs; FT_TEST_SHARE=1 runs all of them,"
 	@echo "                TORCH=2.6.0 runs them with that release, in an environment of its own"
 	@echo "make test-slow  the long tests"
 	@echo "make check      format, lint, types, import contract"
 	@echo "make format     rewrite the files in the project's format"
+	@echo "make docs       rewrite the pages of docs/ that are made of the code"
 	@echo "make bench      the benchmarks, beside torchrun"
 	@echo "make clean      remove .venv and every output"
 
@@ -52,11 +53,14 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py tests/ft_launcher/record/test_events.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED)
+	$(BIN)/python -m scripts.docs.journal_events
 
 bench: $(INSTALLED)
 	$(BIN)/python -m scripts.bench

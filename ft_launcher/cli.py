@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ft_launcher.settings import prescan
 from ft_launcher.settings.options import UsageError
 from ft_launcher.zygote.pool import ZygotePool
-from rank_monitor.contract.errors import ConfigError, FtError
+from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ft_launcher.settings.sources import Resolved
     from ft_launcher.zygote.forked_rank import ForkedRank
 
-SUBCOMMANDS = frozenset({"validate"})
+SUBCOMMANDS = frozenset({"report", "stacks", "status", "validate"})
 _PEER = "nvidia_resiliency_ext"
 
 
@@ -47,19 +47,19 @@ def launch() -> ForkedRank:
     Ends by `os._exit`: to finalize an interpreter with torch loaded takes 0.4 s.
     """
     _open_standard_streams()
-    words = sys.argv[1:]
+    arguments = sys.argv[1:]
     zygotes = ZygotePool()
     try:
         with _errors_shown():
             _must_have_folder()
-            seen = prescan.prepare_threads(prescan.scan(words, os.environ), os.environ)
-            if seen.starts_ranks and not is_subcommand(words):
+            seen = prescan.prepare_threads(prescan.scan(arguments, os.environ), os.environ)
+            if seen.starts_ranks and not is_subcommand(arguments):
                 rank = zygotes.begin(seen.against_forks)
             else:
                 rank = None
         if rank is not None:
             return rank
-        main(words, seen, zygotes)
+        main(arguments, seen, zygotes)
     except SystemExit as ended:
         code = ended.code
     # `os._exit` skips what a normal end of the interpreter does: exit functions, and flushing logs and streams.
@@ -93,18 +93,18 @@ def _open_standard_streams() -> None:
             setattr(sys, f"__{name}__", stream)
 
 
-def main(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> NoReturn:
+def main(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> NoReturn:
     """Runs the program and exits.
 
     Args:
-        words: the command line without the program's name.
+        arguments: the command line without the program's name.
         seen: the result of its scan before torch was imported.
     """
     with _errors_shown():
-        if is_subcommand(words):
-            code = _subcommand(words)
+        if is_subcommand(arguments):
+            code = _subcommand(arguments)
         else:
-            code = _job(words, seen, zygotes)
+            code = _job(arguments, seen, zygotes)
     sys.exit(code)
 
 
@@ -121,7 +121,7 @@ def _errors_shown() -> Iterator[None]:
     except FtError as error:
         print(f"ft_launcher: {error}", file=sys.stderr)
         _reply(error)
-        code = int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
+        code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
@@ -152,19 +152,37 @@ def _must_have_folder() -> None:
         raise UsageError(f"the current folder cannot be used: {error.strerror}", hint) from None
 
 
-def is_subcommand(words: Sequence[str]) -> bool:
+def is_subcommand(arguments: Sequence[str]) -> bool:
     """Whether the first argument is a subcommand and not a script. `ft_launcher -- validate` always runs a script."""
-    return bool(words) and words[0] in SUBCOMMANDS and not Path(words[0]).exists()
+    return bool(arguments) and arguments[0] in SUBCOMMANDS and not Path(arguments[0]).exists()
 
 
-def _subcommand(words: Sequence[str]) -> int:
-    from ft_launcher.commands.validate import validate
+def _subcommand(arguments: Sequence[str]) -> int:
+    """Runs a subcommand. Returns the exit code.
 
-    validate.main(args=list(words[1:]), prog_name=f"ft_launcher {words[0]}", standalone_mode=False)
+    Raises:
+        UsageError: its command line is wrong.
+    """
+    import click
+
+    command: click.Command
+    if arguments[0] == "report":
+        from ft_launcher.commands.report import report as command
+    elif arguments[0] == "stacks":
+        from ft_launcher.commands.status import stacks as command
+    elif arguments[0] == "status":
+        from ft_launcher.commands.status import status as command
+    else:
+        from ft_launcher.commands.validate import validate as command
+    name = f"ft_launcher {arguments[0]}"
+    try:
+        command.main(args=list(arguments[1:]), prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(error.format_message(), f"See {name} --help") from None
     return int(ExitCode.OK)
 
 
-def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
+def _job(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
     """Runs a job, or describes it for a dry run. Returns the exit code."""
     from ft_launcher.ranks.runtime import Runtime
     from ft_launcher.record import console
@@ -180,12 +198,12 @@ def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
     def prepare(parsed: Parsed, resolved: Resolved) -> None:
         if runtime is not None and not resolved.settings.start.dry_run:
             source = resolved.sources.get("warm_start", "the default")
-            zygotes.prepare(parsed.python_words(), resolved.settings.start, source, runtime.tag)
+            zygotes.prepare(parsed.script_arguments(), resolved.settings.start, source, runtime.tag)
 
     try:
-        job = make_job(words, seen, os.environ, prepare)
+        job = make_job(arguments, seen, os.environ, prepare)
         if job.settings.start.dry_run:
-            return _tell(job)
+            return _describe(job)
         runtime = runtime or Runtime.start()
         from ft_launcher.composition import run
 
@@ -197,7 +215,7 @@ def _job(words: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
 
 
 def make_job(
-    words: Sequence[str],
+    arguments: Sequence[str],
     seen: prescan.Scan,
     environ: MutableMapping[str, str],
     once_read: Callable[[Parsed, Resolved], None] = lambda parsed, resolved: None,
@@ -213,7 +231,7 @@ def make_job(
     """
     from ft_launcher.settings import command_line, job_settings, sources
 
-    parsed = command_line.parse(words)
+    parsed = command_line.parse(arguments)
     resolved = sources.resolve(parsed, environ, _peer_note())
     once_read(parsed, resolved)
     return job_settings.make_job(parsed, resolved, seen, environ)
@@ -228,7 +246,7 @@ def _peer_note() -> tuple[str, ...]:
     return (f"this is ft_launcher {__version__}; {_PEER} is installed too and has a program of that name",)
 
 
-def _tell(job: Job) -> int:
+def _describe(job: Job) -> int:
     from ft_launcher.commands.dry_run import describe
 
     for warning in job.warnings:

@@ -25,9 +25,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
+from ft_launcher import __version__
 from ft_launcher.agent import unwatched
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.times import NodeTimes
 from ft_launcher.cycle.fault_drill import Injected
 from ft_launcher.health.memory_reclaim import GpuMemory
 from ft_launcher.health.node_health import NodeHealth
@@ -47,6 +49,9 @@ from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.settings.job_settings import Job
 from ft_launcher.settings.rendezvous_check import is_file_store
 from ft_launcher.settings.signal_names import numbers_of
+from ft_launcher.status.asking import Asking
+from ft_launcher.status.listening import answering
+from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError, one_line
@@ -90,7 +95,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     except FtError as error:
         report.show_lines(f"ft_launcher: {error}")
         write_reply(error)
-        return int(ExitCode.BAD_CONFIG if isinstance(error, ConfigError) else ExitCode.LAUNCHER_ERROR)
+        return error.exit_code
 
 
 def exit_code_of(outcome: Outcome, settings: StopSettings) -> int:
@@ -118,9 +123,12 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
     _set_up_logging(job)
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id, Access(job.settings.record.log_group_access))
     try:
-        recorder = Recorder(run_folder, job.settings.record.journal_dir)
-        outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, within)
-        recorder.job_ended(outcome.code, outcome.reason)
+        recorder = Recorder(run_folder, job.settings.record)
+        times = NodeTimes(recorder)
+        record, journal = job.settings.record, recorder.journal
+        with answering(record, job.sources, runtime.folder, journal, times.now, __version__) as asked:
+            outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, times, asked, within)
+        recorder.job_ended(outcome.code, outcome.reason, times.finish())
     finally:
         run_folder.close()
     return outcome
@@ -133,11 +141,13 @@ def _run_recorded(
     signals: SignalPipe,
     run_folder: RunFolder,
     recorder: Recorder,
+    times: NodeTimes,
+    asked: tuple[NodeStatus, Asking],
     within: bool,
 ) -> Outcome:
     config = job.launch_config
     nccl_bound = nccl.detection(os.environ | nccl.variables(job.settings.nccl, os.environ), config.max_restarts)
-    recorder.job_started(config.run_id, job.command, config.max_restarts, config.nproc_per_node)
+    recorder.job_started(config.run_id, job.command, config.max_restarts, config.nproc_per_node, job.settings.monitor)
     agents: list[NodeAgent] = []
 
     def launch() -> Mapping[int, Any]:
@@ -150,18 +160,23 @@ def _run_recorded(
                 redirects = job.redirects
             config.logs_specs = CycleLogs(run_folder, runtime.folder, redirects, job.tee, job.local_ranks_filter)
         folders = [str(runtime.folder), *filter(None, [job.log_dir])]
+        health = NodeHealth(job.settings.health, folders, runtime.tag)
         parts = NodeParts(
             settings=job.settings,
             runtime=runtime,
             recorder=recorder,
+            times=times,
             signals=signals,
             ports=ports,
             zygotes=zygotes,
-            health=NodeHealth(job.settings.health, folders, runtime.tag),
+            health=health,
+            health_watch=health.repeated(),
+            status=asked[0],
+            asking=asked[1],
             memory=GpuMemory(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
-            limits_given=unwatched.limits_given(job.settings.monitor, job.sources),
+            limits_set=unwatched.limits_set(job.settings.monitor, job.sources),
             nccl_bound=nccl_bound,
             several_nodes=config.rdzv_backend != one_node.BACKEND,
             named_signals=job.named_signals,
@@ -242,12 +257,9 @@ def _outcome(
         reason = f"the rendezvous failed: {one_line(error)}"
         show(f"ft_launcher: {reason}. Check --rdzv-endpoint or --master-addr, and the other nodes")
         return Outcome(int(ExitCode.RENDEZVOUS_FAILED), reason, error=error)
-    except ConfigError as error:
-        show(f"ft_launcher: {error}")
-        return Outcome(int(ExitCode.BAD_CONFIG), str(error), error=error)
     except FtError as error:
         show(f"ft_launcher: {error}")
-        return Outcome(int(ExitCode.LAUNCHER_ERROR), str(error), error=error)
+        return Outcome(error.exit_code, str(error), error=error)
     except OSError as error:
         reason = f"the system refused: {error}"
         show(f"ft_launcher: {reason}")
@@ -274,9 +286,9 @@ def _choose_rendezvous(job: Job) -> PortHolder:
     static = config.rdzv_backend == "static"
     master, port = "127.0.0.1", None
     if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
-        host, given = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
+        host, named_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
         _must_resolve(host, config.rdzv_endpoint)
-        master, port = (host, given) if static else (master, None)
+        master, port = (host, named_port) if static else (master, None)
     alone = config.max_nodes == 1 and not job.settings.members.spares
     if alone and config.rdzv_backend in ("c10d", "static"):
         if config.local_addr and not static:

@@ -52,12 +52,12 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
             if name not in _FIELDS:
                 near = options.nearest(name, (*_FIELDS, *options.GROUP_OF, *options.ALIASES))
                 raise TypeError(f"LaunchConfig has no option {name!r}{near}")
-        given = {**dict(zip(_FIELDS, args, strict=False)), **keywords}
-        least = {"min_nodes": 1, "max_nodes": given.get("min_nodes", 1), "nproc_per_node": 1, "rdzv_backend": "c10d"}
-        if given.get("logs_specs") is None:
+        values = {**dict(zip(_FIELDS, args, strict=False)), **keywords}
+        least = {"min_nodes": 1, "max_nodes": values.get("min_nodes", 1), "nproc_per_node": 1, "rdzv_backend": "c10d"}
+        if values.get("logs_specs") is None:
             keywords["logs_specs"] = DefaultLogsSpecs(log_dir=os.devnull)
-        self.__dict__.update(_given=ours, _stop_s=given.get("shutdown_timeout"))
-        super().__init__(*args, **{name: value for name, value in least.items() if name not in given}, **keywords)
+        self.__dict__.update(_settings=ours, _stop_s=values.get("shutdown_timeout"))
+        super().__init__(*args, **{name: value for name, value in least.items() if name not in values}, **keywords)
         self.resolved()
 
     def resolved(self) -> sources.Resolved:
@@ -69,8 +69,8 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         return sources.resolve(self.keywords(), os.environ)
 
     def keywords(self) -> Keywords:
-        """Returns the given values in the form of a parsed command line, torch's options by their names there."""
-        ours: dict[str, Any] = {key: _plain(value) for key, value in vars(self)["_given"].items()}
+        """Returns the values in the form of a parsed command line, torch's options by their names there."""
+        ours: dict[str, Any] = {key: _plain(value) for key, value in vars(self)["_settings"].items()}
         theirs = {name: getattr(self, name) for name in _FIELDS}
         more = {
             "nnodes": f"{self.min_nodes}:{self.max_nodes}",
@@ -93,12 +93,12 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         if key is None:
             super().__setattr__(name, value)
             return
-        before = vars(self)["_given"]
-        self.__dict__["_given"] = {**before, key: value}
+        before = vars(self)["_settings"]
+        self.__dict__["_settings"] = {**before, key: value}
         try:
             self.resolved()
         except Exception:
-            self.__dict__["_given"] = before
+            self.__dict__["_settings"] = before
             raise
 
 

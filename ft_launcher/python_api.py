@@ -38,7 +38,6 @@ from ft_launcher.settings.signal_names import named_signals
 from ft_launcher.settings.sources import Resolved
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError
-from rank_monitor.contract.exit_codes import ExitCode
 
 _SOURCE = "launch()"
 _VARIABLES = ("TORCHELASTIC_SIGNALS_TO_HANDLE",)
@@ -110,11 +109,7 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
         with _as_found():
             outcome = _conduct(entrypoint, config, args)
     except FtError as wrong:
-        if isinstance(wrong, ConfigError):
-            code = ExitCode.BAD_CONFIG
-        else:
-            code = ExitCode.LAUNCHER_ERROR
-        raise _with_code(wrong, int(code)) from None
+        raise wrong from None
     finally:
         _running.release()
     if outcome.error is None and outcome.code == 0:
@@ -137,12 +132,12 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
             signals = SignalPipe(())
         function = not isinstance(job.entrypoint, str)
         if not function or config.start_method == "spawn":
-            words: Sequence[str] = ()
+            arguments: Sequence[str] = ()
             if function:
-                words = [job.script]
+                arguments = [job.script]
             elif job.is_script:
-                words = job.args[1:]
-            zygotes.prepare_apart(words, function, job.settings.start, runtime.tag)
+                arguments = job.args[1:]
+            zygotes.prepare_apart(arguments, function, job.settings.start, runtime.tag)
         outcome = composition.conduct(job, runtime, zygotes, signals, within=True)
         if isinstance(outcome.error, SignalException):
             late = []
@@ -220,14 +215,14 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
     else:
         log_dir, redirects, tee, shown = None, 0, 0, None
         logs_specs_name = type(config.logs_specs).__name__
-    entry, words, name, no_python = _what_runs(entrypoint, args, config.start_method)
+    entry, arguments, name, no_python = _what_runs(entrypoint, args, config.start_method)
     return Job(
         settings=resolved.settings,
         sources=resolved.sources,
         warnings=(*resolved.warnings, *settled.warnings, *about_policy(resolved.settings.restart, config.max_nodes)),
         launch_config=ours,
         entrypoint=entry,
-        args=tuple(words),
+        args=tuple(arguments),
         log_dir=log_dir,
         redirects=redirects,
         tee=tee,
@@ -271,11 +266,11 @@ def _what_runs(
         if start_method != "fork":
             function_rank.check(entry, args)
         return entry, args, repr(entry), False
-    words = [str(word) for word in args]
-    if entrypoint == sys.executable and words[:1] == ["-u"]:
-        return entrypoint, words, " ".join(words[1:2]), False
+    arguments = [str(argument) for argument in args]
+    if entrypoint == sys.executable and arguments[:1] == ["-u"]:
+        return entrypoint, arguments, " ".join(arguments[1:2]), False
     if entrypoint.endswith(".py") or os.path.isdir(entrypoint):  # noqa: PTH112 (torch's entry point is text)
         script.check_script(entrypoint)
-        return sys.executable, ["-u", entrypoint, *words], entrypoint, False
+        return sys.executable, ["-u", entrypoint, *arguments], entrypoint, False
     script.check_command(entrypoint)
-    return entrypoint, words, entrypoint, True
+    return entrypoint, arguments, entrypoint, True

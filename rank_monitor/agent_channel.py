@@ -127,4 +127,4 @@ def _shortened(message: Message) -> Message:
     if isinstance(message, Verdict):
         return dataclasses.replace(message, sections={}, frames=[], process={})
     assert isinstance(message, Snapshot)
-    return dataclasses.replace(message, sections={})
+    return dataclasses.replace(message, sections={}, groups={})

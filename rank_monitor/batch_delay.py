@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # A verdict is not delayed by it: the monitor reads everything before it judges. What a rank sends to the launcher is.
 LONGEST_NS = 250_000_000
+# Heartbeats so close that `_BEATS` of them take less than this are a burst: each is read as it arrives.
 _SHORTEST_NS = 4_000_000
 # Heartbeats that may wait unread. A connection holds about two hundred; what does not fit is lost.
 _BEATS = 16

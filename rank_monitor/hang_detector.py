@@ -88,7 +88,7 @@ class HangDetector:
         self._slack_ns = max(_MIN_SLACK_NS, nanoseconds(settings.oversleep_slack))
         self._pulse_ns = self._slack_ns // 2
         self._grace_ns = nanoseconds(settings.termination_grace_time)
-        self._last_words: list[Action] = []
+        self._last_actions: list[Action] = []
         self.watch = RankWatch(settings, None, 0)
         self._alarm: DetectorState | None = None
         self._step_since_ns = self._step_ns = 0
@@ -143,7 +143,7 @@ class HangDetector:
     def on_exit(self, now_ns: int) -> list[Action]:
         """Handles the end of the rank's process."""
         actions = self._note_oversleep(now_ns)
-        self.watch.exited()
+        self.watch.exited(now_ns)
         self._step(DetectorEvent.RESET)
         self._after_change(now_ns)
         return actions
@@ -154,7 +154,7 @@ class HangDetector:
         if self._alarm is DetectorState.CONDEMNED:
             if now_ns >= self._stepped():
                 self._step(DetectorEvent.OVER)
-                actions += self._last_words
+                actions += self._last_actions
         elif self._alarm is not DetectorState.KILLED:
             actions += self._judge(now_ns)
             actions += self._judge_stall(now_ns)
@@ -217,7 +217,7 @@ class HangDetector:
             number = self._settings.rank_termination_signal
             return dump + self._condemn(first, now_ns, number, self._grace_ns, [Kill()])
         if first.limit == HARD:
-            return dump + self._condemn_guarded(first, now_ns)
+            return dump + self._condemn_wrapped(first, now_ns)
         if self._alarm is not DetectorState.INTERRUPTED:
             self._step(DetectorEvent.ASK)
             return [*dump, Interrupt(self._verdict(first, now_ns, condemned=False))]
@@ -231,16 +231,16 @@ class HangDetector:
             return []
         if missed.limit == SOFT:
             missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.message.hard_timeout_s, at_ns=at_ns)
-        return self._condemn_guarded(missed, now_ns)
+        return self._condemn_wrapped(missed, now_ns)
 
-    def _condemn_guarded(self, missed: Deadline, now_ns: int) -> list[Action]:
+    def _condemn_wrapped(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's grace SIGTERM and SIGKILL."""
         grace_ns = nanoseconds(self.watch.wrapper.message.grace_s)
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [Signal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
         self._step(DetectorEvent.DUE)
-        self._step_since_ns, self._step_ns, self._last_words = now_ns, grace_ns, last
+        self._step_since_ns, self._step_ns, self._last_actions = now_ns, grace_ns, last
         return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), Signal(number)]
 
     def _judge_stall(self, now_ns: int) -> list[Action]:

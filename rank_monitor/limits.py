@@ -47,7 +47,7 @@ class WatchLimits:
         """The limits the training set.
 
         Raises:
-            ProtocolError: one of them is no number above zero.
+            ProtocolError: one of them is not a number above zero.
         """
         return cls(
             _checked("initial", message.initial),
@@ -93,7 +93,7 @@ def _checked(name: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ProtocolError(f"limits: {name!r} is no number")
+        raise ProtocolError(f"limits: {name!r} is not a number")
     try:
         if math.isfinite(value) and value > 0:
             return float(value)

@@ -11,11 +11,12 @@ import select
 import stat
 import time
 
+# The numbers of `logging`, which a monitor does not import: it must start quickly.
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 # A line of ASCII then stays below PIPE_BUF (4096 bytes): up to that a write to a pipe is atomic (pipe(7)), and lines of
 # several monitors do not mix in one pipe.
 _MAX_LINE = 2000
-_STDERR = 2
+_STDERR = 2  # the descriptor: `sys.stderr` buffers
 
 
 class Log:
@@ -31,7 +32,7 @@ class Log:
         """Also writes the log to the file at `path`, in place of a file that was set before; empty: to no file.
 
         Raises:
-            OSError: it cannot be written, or is no regular file.
+            OSError: it cannot be written, or is not a regular file.
         """
         if self._file >= 0:
             os.close(self._file)
@@ -44,7 +45,7 @@ class Log:
         )
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         self._file = file
 
     def copy(self, text: str) -> None:

@@ -14,10 +14,11 @@ from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.stacks import is_whole, main_thread_frames
 
-# Twenty times what a dump usually takes. Longer, and the verdict would go out late.
-_JUST_ASKED_S = 0.02
-_ON_REQUEST_S = 0.5
-"""A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this."""
+_ANSWERS_S = 0.5
+"""A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
+rank was asked 0.1 s before, so one that gives no stacks is ended 0.4 s late: its limit is many times that, and a
+verdict without stacks is worth little."""
+# About as long as a dump takes.
 _POLL_S = 0.001
 # A file that has not grown for this many polls is taken as complete: a dump that was cut off has no last line.
 _QUIET_POLLS = 5
@@ -58,6 +59,10 @@ class RankProcess:
             return False
         return True
 
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped, by a signal or a debugger."""
+        return proc.status(self.pid).get("State", "")[:1] in ("T", "t")
+
     def has_stacks_since(self, moment: float) -> bool:
         """Whether its stacks were asked for since a moment (monotonic seconds)."""
         return self._asked_at is not None and self._asked_at >= moment
@@ -89,7 +94,7 @@ class RankProcess:
         if self._asked_at is None:
             return []
         size, quiet = 0, 0
-        while time.monotonic() < self._asked_at + _ON_REQUEST_S:
+        while time.monotonic() < self._asked_at + _ANSWERS_S:
             before, size = size, _size(self._file)
             if size == before > self._offset:
                 quiet = quiet + 1
@@ -101,10 +106,10 @@ class RankProcess:
         return self.frames()
 
     def frames(self) -> list[str]:
-        """The main thread's frames as last asked for; waits a few milliseconds if that was only now."""
+        """The main thread's frames as last asked for; waits for the dump to begin, 0.5 s from the request at most."""
         if self._asked_at is None:
             return []
-        while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _JUST_ASKED_S:
+        while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _ANSWERS_S:
             time.sleep(_POLL_S)
         found = main_thread_frames(_read_from(self._file, self._offset))
         if found:

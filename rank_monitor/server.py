@@ -28,6 +28,8 @@ from rank_monitor.contract.wire.launcher_messages import (
     Ready,
     Snapshot,
     SnapshotRequest,
+    Times,
+    TimesRequest,
     Verdict,
 )
 from rank_monitor.contract.wire.messages import (
@@ -48,6 +50,7 @@ from rank_monitor.contract.wire.messages import (
     Sections,
     Welcome,
 )
+from rank_monitor.flight_recorder import FlightRecorder
 from rank_monitor.hang_detector import HangDetector
 from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
@@ -58,6 +61,9 @@ from rank_monitor.verdicts import NS_PER_S
 
 _RECENT_S = 0.5
 """The launcher asks for stacks right after a verdict; those that the verdict asked for are recent enough then."""
+_RECORDER_WAIT_S = 0.3
+"""The flight recorder answers in 10 ms at most; on a busy machine, where all ranks answer at once, later. The launcher
+waits 1 s for stacks and this together."""
 _READ_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 _OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 
@@ -100,6 +106,7 @@ class RankMonitorServer:
             self._complain,
             self._detector.longest_delay_ns,
         )
+        self._recorder = FlightRecorder(self._loop)
         self._lease = lease
         self._process: RankProcess | None = None
         self._speaker = 0
@@ -170,7 +177,7 @@ class RankMonitorServer:
                 pid = watch.client_pid
             self._agent.send(Connected(pid, watch.attached))
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
-        # A guarded rank's watchdog wakes by the answer.
+        # The watchdog of a rank in a wrapper wakes by the answer.
         if (isinstance(message, (Attach, Guard)) or short_of_stamps) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
@@ -225,6 +232,7 @@ class RankMonitorServer:
         self._log.copy(f"process {process.pid} has ended")
         self._forget_process()
         self._act(self._detector.on_exit(time.monotonic_ns()))
+        self._send_times()
 
     def _copy_log_to(self, path: str) -> None:
         try:
@@ -248,6 +256,7 @@ class RankMonitorServer:
                 self._speaker = 0
                 self._log.copy_to("")
                 self._socket.begin(0 if start.reconnect else start.started_ns)
+                self._recorder.forget()
                 self._act(self._detector.on_message(received, now_ns))
                 self._watch_process(start.rank_pid)
                 if self._process is None:
@@ -256,6 +265,10 @@ class RankMonitorServer:
                 self._socket.drain()
                 self._socket.end()
                 self._act(self._detector.on_message(received, now_ns))
+                self._send_times()
+            case TimesRequest():
+                self._socket.drain()
+                self._send_times()
             case LimitsSet() | Guard():
                 self._act(self._detector.on_message(received, now_ns))
             case SnapshotRequest(token, stacks):
@@ -281,14 +294,25 @@ class RankMonitorServer:
             detached=watch.detached,
         )
 
+    def _send_times(self) -> None:
+        watch = self._detector.watch
+        if watch.start is not None:
+            times = watch.ledger.times(time.monotonic_ns()).json()
+            self._agent.send(Times(watch.start.cycle, watch.start.rank_pid, times))
+
     def _with_stacks(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the rank's stacks; a dump of less than `_RECENT_S` ago is used again."""
+        """The snapshot with the rank's stacks and collectives; what was asked for `_RECENT_S` ago is used again."""
         process, start = self._process, self._detector.watch.start
-        if process is None or start is None or not self._settings.dump_stacks:
-            return snapshot
-        if not process.has_stacks_since(time.monotonic() - _RECENT_S):
-            process.ask_stacks(self._settings.stack_signal, start.stack_file)
-        return dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())
+        if process is None or start is None:
+            return dataclasses.replace(snapshot, groups=self._recorder.groups())
+        since = time.monotonic() - _RECENT_S
+        if not process.is_stopped():  # then nothing answers
+            self._recorder.ask(start.recorder_socket, since)
+        if self._settings.dump_stacks:
+            if not process.has_stacks_since(since):
+                process.ask_stacks(self._settings.stack_signal, start.stack_file)
+            snapshot = dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())
+        return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
 
     def _agent_gone(self) -> None:
         """Handles a channel that closed without `Bye`: the launcher was killed, and its job's processes must end."""
@@ -319,6 +343,7 @@ class RankMonitorServer:
                 case DumpStacks():
                     start = self._detector.watch.start
                     if self._process is not None and start is not None:
+                        self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
                 case SendVerdict(verdict):
                     self._agent.send(self._with_process(verdict))

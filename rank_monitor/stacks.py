@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 
+# The innermost, which show where a rank waits. With 300 characters each they fit into a message of 60,000 bytes.
 MAX_FRAMES = 40
 # The patterns below are searched in text that a rank can write.
 _LONGEST_PATH = 1000

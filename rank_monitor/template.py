@@ -50,6 +50,7 @@ from rank_monitor.server import RankMonitorServer
 
 # CLD_TRAPPED: a tracer stopped it (sigaction(2)); to the rank it makes no difference.
 _CHANGES = {os.CLD_STOPPED: "stopped", os.CLD_TRAPPED: "stopped", os.CLD_CONTINUED: "continued"}
+# A sweeper that does not end must not keep the template, which has no work left.
 _END_S = 1.0
 _WARM_UP_ROUNDS = 10  # CPython specialises a function in its eighth call
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
@@ -87,7 +88,7 @@ class TemplateProcess:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._loop.watch(self._launcher.fileno(), self._serve)
-        self._loop.watch(self._woken, self._tell_changes)
+        self._loop.watch(self._woken, self._report_changes)
         warm_up(self._job, self._log)
         remove_abandoned(Path(self._job.runtime_dir).parent)
         while self._serving:
@@ -134,7 +135,7 @@ class TemplateProcess:
         self._monitors.add(pid)
         pidfd = os.pidfd_open(pid)  # not reaped yet, so it is this one
         try:
-            self._tell(Forked(pid), (pidfd,))
+            self._send(Forked(pid), (pidfd,))
         finally:
             os.close(pidfd)
 
@@ -156,7 +157,7 @@ class TemplateProcess:
                 traceback.print_exc(file=sys.stderr)
         os._exit(code)
 
-    def _tell_changes(self) -> None:
+    def _report_changes(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         flags = os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG
@@ -173,9 +174,9 @@ class TemplateProcess:
             status = child.si_status
             if child.si_code != os.CLD_EXITED:  # the number of the signal
                 status = -status
-            self._tell(MonitorChanged(child.si_pid, change, status))
+            self._send(MonitorChanged(child.si_pid, change, status))
 
-    def _tell(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def _send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         self._sequence += 1
         with contextlib.suppress(OSError):
             data = codec.encode(message, self._sequence, time.monotonic_ns())

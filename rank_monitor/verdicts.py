@@ -18,7 +18,7 @@ class Deadline:
     """A moment (monotonic ns) by which something must have happened.
 
     `limit` is the name of the limit as `Verdict` has it; `section` the name of the open section it judges, which may
-    be judged by another one's limit (warm-up); `sign` what is owed to an in-process wrapper.
+    be judged by another one's limit (warm-up); `sign` what an in-process wrapper is to show.
     """
 
     limit: str
@@ -32,7 +32,7 @@ class Deadline:
 
 # limit: (the line, what was missed, the setting). The lines about heartbeats and sections are worded as NVIDIA's
 # monitor words them: people search their logs for these.
-_WORDS = {
+_TEXTS = {
     "initial": (
         "Did not get initial heartbeat. Waited {waited:.2f} seconds.",
         "no sign of life for {waited:.2f} s after init_workload_monitoring()",
@@ -93,14 +93,14 @@ def waited_s(deadline: Deadline, now_ns: int) -> float:
 
 def line(deadline: Deadline, now_ns: int) -> str:
     """The one-line form for the log, worded so that searches for NVIDIA's lines find it."""
-    template, _, _ = _words(deadline)
+    template, _, _ = _texts(deadline)
     waited = waited_s(deadline, now_ns)
     return template.format(waited=waited, limit=deadline.limit_s, section=deadline.section, sign=deadline.sign)
 
 
 def reason(deadline: Deadline, now_ns: int) -> str:
     """What was missed, for how long, by which limit and setting, and by how much."""
-    _, missed, setting = _words(deadline)
+    _, missed, setting = _texts(deadline)
     what = missed.format(waited=waited_s(deadline, now_ns), section=deadline.section, sign=deadline.sign)
     if deadline.learned:
         origin = "learned"
@@ -112,7 +112,7 @@ def reason(deadline: Deadline, now_ns: int) -> str:
     return f"{what}; the limit is {deadline.limit_s:g} s ({origin}), exceeded by {late_s:.3f} s"
 
 
-def _words(deadline: Deadline) -> tuple[str, str, str]:
+def _texts(deadline: Deadline) -> tuple[str, str, str]:
     if deadline.limit.startswith(SECTION):
-        return _WORDS[SECTION]
-    return _WORDS[deadline.limit]
+        return _TEXTS[SECTION]
+    return _TEXTS[deadline.limit]

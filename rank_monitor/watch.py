@@ -26,10 +26,12 @@ from rank_monitor.contract.wire.messages import (
     Sections,
     WrapperPhase,
 )
+from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
 from rank_monitor.limits import LONGEST_S, WatchLimits, nanoseconds
+from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.verdicts import HARD, SECTION, SOFT, Deadline
 
-STEP, WARMUP = "step", "warmup"
+WARMUP = "warmup"
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
 END_OF_FINALIZE = "end of finalize and health_check"
 # Each deadline sums over all pauses, so only the latest are kept.
@@ -72,7 +74,7 @@ class RankWatch:
         else:
             self._connect_since_ns = start.started_ns
         self._out_since_ns: int | None = None
-        self._out_told = False
+        self._out_reported = False
         self._detached_ns = 0
         self._warmup_steps = settings.num_warmup_iterations
         self._steps = 0
@@ -80,6 +82,7 @@ class RankWatch:
         self._stamp_ns: int | None = None
         self._warned = False
         self._pauses: list[tuple[int, int]] = []
+        self.ledger = TimeLedger(_times_before(start))
 
     # Facts.
 
@@ -98,6 +101,7 @@ class RankWatch:
             case IterationReached():
                 self.iteration = message.iteration
                 self.last_sign_ns = max(self.last_sign_ns or 0, sent_ns)
+                self.ledger.iteration(message.iteration, sent_ns)
             case Progress():
                 self._note_progress(self._clamped(message.stamp_ns, now_ns))
             case Hello():
@@ -109,11 +113,13 @@ class RankWatch:
             case Guard():
                 if self.wrapper.note(message, sent_ns):
                     self._begin_anew(sent_ns)
+                self._note_phase(sent_ns)
             case Ping():
                 self.wrapper.ping(sent_ns)
             case Detach():
                 self.attached, self.detached, self._detached_ns = False, True, sent_ns
                 self._connect_armed = False
+                self.ledger.detached(sent_ns)
 
     def beat(self, sent_ns: int) -> None:
         """Notes a sign of life. `sent_ns` must not be in the future."""
@@ -126,8 +132,9 @@ class RankWatch:
         self.connected = False
         self.lost_ns = now_ns
 
-    def exited(self) -> None:
+    def exited(self, now_ns: int) -> None:
         """Notes that the rank's process ended: nothing is judged until another process of the rank sends a hello."""
+        self.ledger.exited(now_ns)
         self.ended, self.connected = True, False
         self.attached = self.detached = self._connect_armed = False
         self.wrapper = WatchedWrapper()
@@ -140,6 +147,7 @@ class RankWatch:
         """Excludes a stretch in which the monitor or the machine stood still from every deadline that was running."""
         self._pauses.append((from_ns, until_ns))
         del self._pauses[:-_MAX_PAUSES]
+        self.ledger.pause(from_ns, until_ns)
 
     def warned(self) -> None:
         """Notes that the present stall was reported. The next progress arms the warning again."""
@@ -156,13 +164,25 @@ class RankWatch:
         if message.iteration != NO_ITERATION:
             self.iteration = message.iteration
         now_open = {name: self._clamped(since_ns, now_ns) for name, since_ns in message.open}
-        if not now_open and (self.sections or not self._out_told):
+        if not now_open and (self.sections or not self._out_reported):
             self._out_since_ns = sent_ns
-        self._out_told = True
+        self._out_reported = True
         self.sections = now_open
         if now_open.get(STEP, -1) > self._last_step_ns:
             self._last_step_ns = now_open[STEP]
             self._steps += 1
+        self.ledger.sections(now_open, sent_ns, message.iteration)
+
+    def _note_phase(self, sent_ns: int) -> None:
+        """Notes in the ledger what the wrapper does now."""
+        if self.wrapper.is_finalizing:
+            self.ledger.interrupted(sent_ns)
+        elif self.wrapper.is_restarting:
+            self.ledger.restarts(sent_ns)
+        elif self.wrapper.is_there:
+            self.ledger.called(sent_ns)
+        else:
+            self.ledger.returned(sent_ns)
 
     def _note_progress(self, stamp_ns: int) -> None:
         if self._stamp_ns is None or stamp_ns > self._stamp_ns:
@@ -178,12 +198,13 @@ class RankWatch:
         if self.last_sign_ns is not None and self.last_sign_ns <= now_ns:
             self.last_sign_ns, self.got_first_sign = None, False
         if self._out_since_ns is not None and self._out_since_ns <= now_ns:
-            self._out_since_ns, self._out_told = None, False
+            self._out_since_ns, self._out_reported = None, False
         if self.detached and self._detached_ns <= now_ns:
             self.detached = False
         self._connect_since_ns = now_ns
 
     def _note_hello(self, message: Hello, sent_ns: int, now_ns: int) -> None:
+        self.ledger.begin(sent_ns)
         self.wrapper.greet(message.guarded)
         is_rank = self.start is not None and message.pid == self.start.rank_pid
         same_process = is_rank or message.pid == self.client_pid
@@ -194,15 +215,18 @@ class RankWatch:
             self.got_first_sign = message.got_first_sign
             self.last_sign_ns = self._clamped(message.last_sign_ns, now_ns)
             self._connect_armed = False
-        elif same_process:  # by its own word not watched: it shut its watch down, or became another program (exec)
+        elif (
+            same_process
+        ):  # not watched, as it reports itself: it shut its watch down, or became another program (exec)
             self.attached = False
         elif self.attached and self.last_sign_ns is None:
             self.last_sign_ns = sent_ns
         if self._out_since_ns is None:
             self._out_since_ns = self.last_sign_ns
-        self._out_told = False  # what it says next of its sections is the truth, with the moment it became so
+        self._out_reported = False  # what it says next of its sections is the truth, with the moment it became so
 
     def _note_attach(self, message: Attach, sent_ns: int) -> None:
+        self.ledger.attached(sent_ns, anew=self.attached or self.detached)
         if self.attached or self.detached:  # begun anew: what was open is of the watch before
             self.sections = {}
         self.attached, self.detached, self.got_first_sign = True, False, False
@@ -241,10 +265,11 @@ class RankWatch:
         if self.wrapper.is_finalizing:
             hard_s = self.wrapper.message.hard_timeout_s
             return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=END_OF_FINALIZE)]
-        # A process that sends no stamps (it could start no thread) owes none; one that is cut off may hang.
+        # No stamp is expected of a process that sends none (it could start no thread); one that is cut off may hang.
         has_stamps = self._stamp_ns is not None or not self.connected
-        owed, soft_s = self.wrapper.owed(has_stamps, self._stamp_ns or 0), self.wrapper.message.soft_timeout_s
-        found = [self._deadline(SOFT, soft_s, since_ns, sign=sign) for sign, since_ns in owed]
+        soft_s = self.wrapper.message.soft_timeout_s
+        expected = self.wrapper.expected_signs(has_stamps, self._stamp_ns or 0)
+        found = [self._deadline(SOFT, soft_s, since_ns, sign=sign) for sign, since_ns in expected]
         if self.detached:
             found += self._if_set("teardown", self._settings.teardown_timeout, self._detached_ns)
         elif self.attached:
@@ -360,7 +385,7 @@ class WatchedWrapper:
         """Handles a call of `ping()` by the training."""
         self._ping_ns = max(self._ping_ns, sent_ns)
 
-    def owed(self, has_stamps: bool, stamp_ns: int) -> list[tuple[str, int]]:
+    def expected_signs(self, has_stamps: bool, stamp_ns: int) -> list[tuple[str, int]]:
         """The signs of progress that are expected now, each with the moment of the last one.
 
         Args:
@@ -376,6 +401,16 @@ class WatchedWrapper:
         if self._ping_ns > self.began_ns:
             signs.append((PING, max(self._ping_ns, self.since_ns)))
         return signs
+
+
+def _times_before(start: CycleStart | None) -> RankTimes | None:
+    """The rank's time ledger as the monitor that was lost had sent it last; None: there is none."""
+    if start is None or start.times is None:
+        return None
+    try:
+        return rank_times(start.times)
+    except ProtocolError:
+        return None
 
 
 def _check(message: Guard) -> None:

@@ -53,6 +53,7 @@ EVERY_TORCH = (
     "tests/ft_launcher/zygote/test_fork_server.py::test_off_says_so_and_starts_by_exec",
     "tests/ft_launcher/attribution/test_known_errors.py::test_the_words_of_this_torch",
     "tests/ft_launcher/nodes/test_job_store.py::",
+    "tests/client/start/test_flight_recorder.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_an_aborted_group_lives_until_it_is_let_go",
     "tests/client/inprocess/test_gloo_connections.py::",
@@ -109,10 +110,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unused and everything:
         raise pytest.UsageError(f"EVERY_TORCH in tests/conftest.py names tests that do not exist: {sorted(unused)}")
     share, seed = _share(), os.environ["FT_TEST_SEED"]
-    left_out = [item for item in items if not is_chosen(item.nodeid, seed, share)]
+    chosen: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_slow = item.get_closest_marker("slow") is not None
+        (chosen if is_chosen(item.nodeid, seed, share, is_slow) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_chosen(item.nodeid, seed, share)]
+        items[:] = chosen
 
 
 @pytest.hookimpl(optionalhook=True)

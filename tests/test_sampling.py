@@ -24,3 +24,8 @@ def test_the_seed_chooses() -> None:
 
 def test_all_others_are_run() -> None:
     assert is_chosen("tests/rank_monitor/test_log.py::test_a", "1", 0.0)
+
+
+def test_a_long_test_is_chosen_wherever_it_is() -> None:
+    assert not is_chosen("tests/rank_monitor/test_log.py::test_a", "1", 0.0, is_slow=True)
+    assert is_chosen("tests/rank_monitor/test_log.py::test_a", "1", 1.0, is_slow=True)

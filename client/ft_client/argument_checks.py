@@ -1,4 +1,7 @@
-"""Checks of the arguments that a caller gives to a tool. Every error names the argument."""
+"""Checks of the arguments that a caller gives to a tool. Every error names the argument.
+
+The tools of this package call them first, so that a wrong value raises in the call that brought it.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def load() -> None:
     """Imports what `prepare`, `Rank` and most scripts need of this package. The zygote calls it once for its forks."""
     from ft_client import short_forms  # noqa: F401
     from ft_client.monitoring import exception_report, process  # noqa: F401
-    from ft_client.start import after_import, script  # noqa: F401
+    from ft_client.start import after_import, flight_recorder, script  # noqa: F401
     from rank_monitor.contract import exit_codes  # noqa: F401
 
 
@@ -54,7 +54,7 @@ def prepare() -> Report:
     try:
         # Imported now: later, the script's folder comes first in sys.path.
         from ft_client.monitoring import exception_report, process
-        from ft_client.start import after_import
+        from ft_client.start import after_import, flight_recorder
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
         if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
@@ -62,6 +62,7 @@ def prepare() -> Report:
 
             nvrx_alias.install_if_asked()
         after_import.set_collective_timeout()
+        flight_recorder.answer_after_import()
         process.start(own=True)
         exception_report.keep_stderr()
         return exception_report.report
@@ -139,17 +140,17 @@ class Rank:
         theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.take.__code__}))
         if not isinstance(error, SystemExit):
             self._script.hide_frames(theirs)
-            self._tell(error, theirs)
+            self._try_to_report(error, theirs)
         elif error.code and not (isinstance(error.code, int) and error.code in self._agreed):
             why = _why_exit(error)
             if why is None:
-                self._tell(None, None)
+                self._try_to_report(None, None)
             elif why is error:
-                self._tell(why, theirs)
+                self._try_to_report(why, theirs)
             else:
-                self._tell(why, why.__traceback__)
+                self._try_to_report(why, why.__traceback__)
 
-    def _tell(self, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _try_to_report(self, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._report(error, trace)
         except Exception as problem:

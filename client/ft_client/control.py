@@ -1,4 +1,7 @@
-"""The requests of a training to the launcher. `RankMonitorClient` sends them."""
+"""The requests of a training to the launcher. `RankMonitorClient` sends them.
+
+What follows a request is decided by the launcher, not here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Public names of a package whose modules are imported when a name is first used (PEP 562)."""
+"""Public names of a package whose modules are imported when a name is first used (PEP 562).
+
+The packages with public names use it, so that importing one costs no torch.
+"""
 
 from __future__ import annotations
 

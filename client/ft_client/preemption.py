@@ -44,7 +44,7 @@ class DistributedSignalHandler:
         self.sig = _catchable(sig)
         self.exit_signal_handler_for_dataloader = exit_signal_handler_for_dataloader
         self._before: Any = None
-        self._in_force = self._received = self._said = False
+        self._in_force = self._received = self._logged = False
 
     def __enter__(self: _H) -> _H:
         """Installs the handler.
@@ -59,7 +59,7 @@ class DistributedSignalHandler:
             )
         if self._in_force:
             raise RuntimeError(f"the handler of sig={_name(self.sig)} is installed already; release() it first")
-        self._received = self._said = False
+        self._received = self._logged = False
         self._before = signal.getsignal(self.sig)
         signal.signal(self.sig, self._note)
         self._in_force = True
@@ -103,8 +103,8 @@ class DistributedSignalHandler:
         self._received = True
 
     def _say(self) -> None:
-        if self._received and not self._said:
-            self._said = True
+        if self._received and not self._logged:
+            self._logged = True
             logger.warning("Received signal %d, initiating graceful stop", self.sig)
 
     def worker_init_fn(self) -> Callable[..., None]:
@@ -154,7 +154,8 @@ def ignore_but_from_parent(sig: int, worker: int = 0) -> None:
     """Makes this process, a data loader's worker, ignore a signal unless its parent sends it: then it exits with 0.
 
     The signal is blocked, and a thread waits for it: after a fork torch installs its own handler of SIGTERM in workers.
-    Programs that this process starts inherit the blocked signal.
+    Programs that this process starts inherit the blocked signal. The kernel holds one signal of a number only: the
+    parent's is lost if it comes before the thread, a millisecond later, has taken another sender's.
 
     Args:
         worker: its number, which torch passes; not used.
@@ -179,7 +180,7 @@ def _in_fork(handler: DistributedSignalHandler) -> None:
 
 def _catchable(sig: int) -> int:
     if isinstance(sig, bool) or not isinstance(sig, int) or sig not in signal.valid_signals():
-        raise ValueError(f"sig={sig!r} is no signal; give one of the module signal, as signal.SIGUSR1")
+        raise ValueError(f"sig={sig!r} is not a signal; give one of the module signal, as signal.SIGUSR1")
     if sig in _NEVER:
         raise ValueError(f"sig={_name(sig)} cannot be caught by a process; SIGTERM, SIGUSR1 and SIGUSR2 can")
     return sig

@@ -30,13 +30,13 @@ logger = logging.getLogger("ft_client")
 # A training whose monitor does not answer begins without it after this.
 _WELCOME_WAIT_S = 5.0
 # A request to the launcher is worth a longer wait than a message that the next one replaces.
-_REQUEST_PATIENCE_S = 1.0
+_REQUEST_TIMEOUT_S = 1.0
 # The training is over: a monitor that does not read must not hold up its end.
-_DETACH_PATIENCE_S = 0.1
+_DETACH_TIMEOUT_S = 0.1
 # In JSON at most 24,000 bytes: it fits into one message.
 _MAX_DESCRIPTION = 4000
 
-_said_that_nobody_watches = False
+_logged_that_nobody_watches = False
 
 
 class RankMonitorClient(SignsOfLife):
@@ -81,7 +81,7 @@ class RankMonitorClient(SignsOfLife):
             chkpt_manager: accepted for the same.
 
         Raises:
-            RankMonitorClientError: called twice in one call of a wrapped function, or `num_warmup_iters` is no count.
+            RankMonitorClientError: called twice in a call of a wrapped function, or `num_warmup_iters` is not a count.
         """
         if self.is_initialized and self._of_call == RankMonitorClient._calls:
             raise RankMonitorClientError("init_workload_monitoring() was called twice")
@@ -161,7 +161,7 @@ class RankMonitorClient(SignsOfLife):
         An invalid state, of another version for example, is ignored with a warning: the training goes on.
 
         Raises:
-            RankMonitorClientError: it is no mapping.
+            RankMonitorClientError: it is not a mapping.
         """
         self._limits.load(state)
         if self.is_initialized:
@@ -197,7 +197,7 @@ class RankMonitorClient(SignsOfLife):
         link = self._link
         if link is not None:
             message = ControlRequest(req.action.value, str(req.description)[:_MAX_DESCRIPTION])
-            if not link.post(message, monotonic_ns(), _REQUEST_PATIENCE_S):
+            if not link.post(message, monotonic_ns(), _REQUEST_TIMEOUT_S):
                 logger.warning("the monitor does not answer: the request %s was not sent", req.action.name)
 
     @contextlib.contextmanager
@@ -224,7 +224,7 @@ class RankMonitorClient(SignsOfLife):
         link, self._link = self._link, None
         if link is not None:
             link.speak_for(None)
-            link.post(Detach(), monotonic_ns(), _DETACH_PATIENCE_S)
+            link.post(Detach(), monotonic_ns(), _DETACH_TIMEOUT_S)
 
     # The speaker of the link.
 
@@ -243,7 +243,7 @@ class RankMonitorClient(SignsOfLife):
             messages.append((Attach(self._warmup_steps), seen.last_sign_ns))
         if self._limits_to_send:
             messages.append((self._limits.now.message(), now_ns))
-        if seen.got_first_sign:  # what is said again is no new sign of life
+        if seen.got_first_sign:  # what is said again is not a new sign of life
             sections = Sections(tuple(opened.items()), self.iteration)
             if opened:
                 messages.append((sections, seen.last_sign_ns))
@@ -313,7 +313,7 @@ def _count(value: int | None) -> int | None:
 
 
 def _say_that_nobody_watches() -> None:
-    global _said_that_nobody_watches
-    if not _said_that_nobody_watches and not process.is_forked():
-        _said_that_nobody_watches = True
+    global _logged_that_nobody_watches
+    if not _logged_that_nobody_watches and not process.is_forked():
+        _logged_that_nobody_watches = True
         logger.warning("not started by ft_launcher: nobody watches this process, monitoring calls do nothing")

@@ -30,7 +30,7 @@ class HangWarnings:
 
     def __init__(self, parts: NodeParts, monitors: NodeMonitors) -> None:
         self._parts, self._monitors = parts, monitors
-        self._unwatched = Unwatched(parts.limits_given, parts.settings.monitor.unwatched_warning)
+        self._unwatched = Unwatched(parts.limits_set, parts.settings.monitor.unwatched_warning)
         self._stall_shown_at = 0.0
         self._nccl_shown = False
 

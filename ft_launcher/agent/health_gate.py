@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.health.reading import judge
+from ft_launcher.health.reading import node_state
+from ft_launcher.ledger.categories import Category
 
 
 def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
@@ -22,15 +23,17 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     Raises:
         SignalException: the launcher got a signal meanwhile.
     """
+    parts.times.begins(Category.HEALTH)
     try:
         parts.memory.begin()
         readings = ending.call(parts.health.check)
-        verdict = judge(readings)
-        parts.recorder.checked(cycle, readings, verdict)
-        if not verdict.healthy:
-            return verdict.reason
+        state = node_state(readings)
+        parts.recorder.checked(cycle, readings, state)
+        if not state.healthy:
+            return state.reason
         parts.recorder.memory_kept(cycle, ending.call(parts.memory.wait))
         return ""
     finally:
         parts.health.close()
         parts.memory.close()
+        parts.times.begins(Category.RENDEZVOUS)

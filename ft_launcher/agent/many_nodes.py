@@ -28,10 +28,18 @@ from ft_launcher.attribution import Fault
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver, RankAssigned
-from ft_launcher.policy.job_policy import decision_of, doubt_in, fault_record, forgiven_limit, headline_in
+from ft_launcher.policy.job_policy import (
+    decision_of,
+    fault_record,
+    forgiven_limit,
+    guilty_in,
+    headline_in,
+    suspect_result_in,
+)
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
-from ft_launcher.ranks.devices import Move
+from ft_launcher.ranks.devices import Relocation
+from ft_launcher.record.contained import contained
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace
 from rank_monitor.contract.errors import one_line
@@ -42,7 +50,7 @@ from rank_monitor.contract.wire.messages import ControlRequest
 logger = logging.getLogger(__name__)
 
 # Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
-_TOLD_S = 5.0
+_ENDS_AFTER_SIGNAL_S = 5.0
 # The actions of `ControlRequest`, as the client names them, and how the coordinator hears of each.
 _REQUESTS = {"exclude_this_node": EndReason.LEFT, "stop_job": EndReason.STOP, "restart": EndReason.RESTART}
 
@@ -117,10 +125,15 @@ class ManyNodes:
         place, store = self._nodes.place, self._nodes.cycle_store
         assert place is not None and store is not None
         self._record_last_end(place)
+        decision = decision_of(place.decision)
+        if decision is not None:
+            self._parts.times.formed(decision.wait_s)
+        else:
+            self._parts.times.formed(0.0)
         limit = forgiven_limit(place.decision)
         if limit:
             self._ranks.forgive_learned_limit(limit)
-        self._ranks.move = Move(doubt_in(place.decision))
+        self._ranks.relocation = Relocation(suspect_result_in(place.decision))
         return store
 
     def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
@@ -168,7 +181,10 @@ class ManyNodes:
         if self._ranks.were_started:
             ended = self._ended_cycle
         # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
-        if found is not None and decision is not None and answer.fault_of == self._nodes.node:
+        is_ours = answer.fault_of == self._nodes.node
+        if is_ours:
+            found = self._fault_here(answer) or found
+        if found is not None and decision is not None and is_ours:
             recorder.failed(self._ended_cycle, found[0], decision, found[1])
         elif ended is not None and decision is not None:
             recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
@@ -177,6 +193,19 @@ class ManyNodes:
                 recorder.job_over(ended, answer.reason, answer.exit_code)
         elif ended is not None:
             recorder.reform(ended, answer.reason)
+
+    def _fault_here(self, answer: RankAssigned | JobOver) -> tuple[Fault, CycleLife] | None:
+        """Returns the fault of the rank of this node that held up those of all nodes, if the coordinator found one."""
+        guilty = None
+        with contained("which rank held up the others cannot be read"):
+            guilty = guilty_in(answer.decision)
+        if guilty is None:
+            return None
+        fault, life = guilty
+        for local_rank, seen in enumerate(self._ranks.views):
+            if seen["rank"] == fault.rank:
+                return replace(fault, local_rank=local_rank, pid=seen["pid"]), life
+        return fault, life
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -216,12 +245,12 @@ class ManyNodes:
         hung = ranks.failed_by_hang()
         # A request is reported by `_after_request`, with what it asks for.
         if ranks.request is None:
-            how = EndReason.FAILED
+            end_reason = EndReason.FAILED
             if ranks.have_agreed:
-                how = EndReason.AGREED
+                end_reason = EndReason.AGREED
             elif hung:
-                how = EndReason.HUNG
-            self._nodes.report_end(how, "a rank failed")
+                end_reason = EndReason.HUNG
+            self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
         found = ranks.stop_and_attribute(hung)
@@ -238,8 +267,10 @@ class ManyNodes:
     def _keep_fault(self, found: tuple[Fault, CycleLife] | None) -> None:
         """Keeps the fault of the cycle that has ended, for the coordinator and for our own record."""
         self._found, self._ended_cycle = found, self._ranks.cycle
+        fault = {}
         if found is not None:
-            self._nodes.bring(fault_record(*found, self._parts.recorder.headline(found[0])))
+            fault = fault_record(*found, self._parts.recorder.headline(found[0]))
+        self._nodes.bring(fault, self._ranks.views)
 
     def _after_end_elsewhere(self) -> JobEnd | None:
         """Ends a cycle that another node ended; returns a result when the job is over for this node.
@@ -249,6 +280,7 @@ class ManyNodes:
         assert self._end is not None
         if self._end.how == EndReason.PREEMPTED:
             return self._after_preemption(self._end)
+        self._note_end(self._end.how)
         if self._end.how == EndReason.AGREED:
             self._await_agreed_exits()
         found = self._ranks.stop_and_attribute(hung=self._end.how == EndReason.HUNG)
@@ -256,6 +288,17 @@ class ManyNodes:
             return self._over(JobOver(self._end.exit_code, self._end.reason))
         self._keep_fault(found)
         return None
+
+    def _note_end(self, how: str) -> None:
+        """Notes in the time ledger why the cycle ended on another node. A fault of this node is found later."""
+        match how:
+            case EndReason.GREW | EndReason.LEFT:
+                self._parts.times.membership_changes()
+            case EndReason.HUNG:
+                # When it began is not known here: the ranks of this node have waited since their last progress.
+                self._parts.times.failed(0.0)
+            case EndReason.FAILED | EndReason.AGREED | EndReason.LOST:
+                self._parts.times.failed(None)
 
     def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
         """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""
@@ -276,7 +319,7 @@ class ManyNodes:
         Raises:
             SignalException: always.
         """
-        # Ctrl-C is no preemption: it ends this node, and the others learn of it when the node leaves.
+        # Ctrl-C is not a preemption: it ends this node, and the others learn of it when the node leaves.
         number = self._ending.number
         if number != signal.SIGINT and self._ranks.running():
             self._nodes.report_end(EndReason.PREEMPTED, f"told to end by signal {number}", number=number or 0)
@@ -284,16 +327,16 @@ class ManyNodes:
 
     def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
         """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""
-        how, reason = _REQUESTS[request.action], asked_by(rank, request)
-        match how:
+        end_reason, reason = _REQUESTS[request.action], asked_by(rank, request)
+        match end_reason:
             case EndReason.LEFT:
                 decision = Decision(Action.LEAVE, reason, exit_code=int(ExitCode.NODE_EXCLUDED))
             case EndReason.STOP:
                 decision = Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.JOB_STOPPED))
             case _:
                 decision = Decision(Action.RESTART, reason)
-        if how is not EndReason.LEFT:
-            self._nodes.report_end(how, reason, decision.exit_code or 0)
+        if end_reason is not EndReason.LEFT:
+            self._nodes.report_end(end_reason, reason, decision.exit_code or 0)
         self._parts.recorder.asked(self._ranks.cycle, request, decision)
         if decision.action is Action.RESTART:
             return None
@@ -335,6 +378,7 @@ class ManyNodes:
         """
         lease = self._nodes.lease
         silent_s = lease.silent_s() or lease.limit_s
+        self._parts.times.failed(None)
         self._ranks.stop(signal.SIGKILL, 0.0)
         self._parts.recorder.fenced(self._ranks.cycle, sorted(self._ranks.global_ranks()), silent_s, lease.limit_s)
         reason = f"its launcher stood still for {silent_s:.1f} s, and its monitors ended its ranks"
@@ -357,7 +401,7 @@ class ManyNodes:
             end = self._await_end(stop.exit_barrier_timeout)
         except SignalException as error:
             self._ending.note(int(error.sigval))
-            logger.warning("%s; the training is complete here, so this is no failure", error)
+            logger.warning("%s; the training is complete here, so this is not a failure", error)
             end = None
         if end is not None and end.how != EndReason.SUCCEEDED:
             return self._after_failure_elsewhere(end)
@@ -379,8 +423,8 @@ class ManyNodes:
     def _await_end(self, limit_s: float) -> CycleEnd | None:
         """Waits for the cycle's end on all nodes; None: not within `limit_s` seconds, or this node is cut off.
 
-        After a signal to the launcher it waits `_TOLD_S` longer at most: other nodes may have got the signal as well
-        and report that their ranks are done.
+        After a signal to the launcher it waits `_ENDS_AFTER_SIGNAL_S` longer at most: other nodes may have got the
+        signal as well and report that their ranks are done.
 
         Raises:
             SignalException: the launcher got a second signal, or Ctrl-C.
@@ -402,9 +446,9 @@ class ManyNodes:
                 if self._ending.number is not None or number == signal.SIGINT:
                     raise self._ending.error_without_ranks(number)
                 self._ending.note(number)
-                deadline = min(deadline, time.monotonic() + _TOLD_S)
+                deadline = min(deadline, time.monotonic() + _ENDS_AFTER_SIGNAL_S)
         if self._ending.number is not None:
-            text = "told to end by signal %d; the training is complete here, so this is no failure"
+            text = "told to end by signal %d; the training is complete here, so this is not a failure"
             logger.warning(text, self._ending.number)
             return None
         logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)

@@ -18,12 +18,14 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from ft_launcher.agent.cycle_loop import CycleLoop
 from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.health_watch import HealthWatch
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.agent.single_node import SingleNode
+from ft_launcher.agent.status_feed import StatusFeed
 from ft_launcher.cycle.cycle import CyclePhase
 from ft_launcher.processes.descriptors import Reserve
 from ft_launcher.rendezvous.handler import NodeRendezvous
@@ -49,6 +51,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._ranks = Ranks(parts, group, None, follows_requests=not parts.several_nodes)
             self.results = Results(self._ranks, self._ending, self._monitor_workers)
             self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
+        self._health_watch = HealthWatch(parts, lambda: self._ranks.cycle)
+        self._status_feed = StatusFeed(parts, self._ranks)
         self._job_end: JobEnd | None = None
         self._closed = False
 
@@ -76,17 +80,23 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return self._job_end.result
 
     def _run_cycles(self, reserve: Reserve) -> JobEnd:
-        nprocs, sources = self._worker_group.spec.local_world_size, (self._ending, self._ranks, self._membership)
+        nprocs = self._worker_group.spec.local_world_size
+        sources = (self._ending, self._ranks, self._membership, self._health_watch, self._status_feed)
         while True:
             self._initialize_workers(self._worker_group)
             reserve.fill()
-            with self._membership.attended():
+            with self._membership.attended(), self._health_watch.during_cycle(), self._status_feed.during_cycle():
                 phase = CycleLoop(nprocs, sources).run()
+            self._parts.times.cycle_over()
             reserve.await_enough(self._ending.wait)
             if self._ending.number is not None:
                 # A signal wins over whatever ended the cycle meanwhile: who sent it will not wait for a restart.
                 phase = CyclePhase.SIGNALLED
-            job_end = self._membership.after(phase)
+            try:
+                job_end = self._membership.after(phase)
+            finally:
+                self._ranks.take_times()
+                self._parts.times.stopped()
             if job_end is not None:
                 return job_end
 

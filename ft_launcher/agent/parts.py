@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ft_launcher.agent.times import NodeTimes
 from ft_launcher.cycle.fault_drill import Injected
 from ft_launcher.health.memory_reclaim import GpuMemory
-from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.health.node_health import NodeHealth, RepeatedHealth
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.record.cycle_files import CycleInfo
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.rendezvous.cycle_store import PortHolder
+from ft_launcher.status.asking import Asking
+from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.settings.config import Settings
 
@@ -22,23 +25,27 @@ class NodeParts:
 
     `adopt_orphans`: every child of this process belongs to the job; False inside a user's program.
     `named_signals`: those named in `--signals-to-handle`. `is_script`: the ranks run Python, `-u [-m] SCRIPT ...`.
-    `limits_given`: options that were set and act only in a watched training. `nccl_bound`: a text, how long a hang in
+    `limits_set`: options that were set and act only in a watched training. `nccl_bound`: a text, how long a hang in
     NCCL may last.
     """
 
     settings: Settings
     runtime: Runtime
     recorder: Recorder
+    times: NodeTimes
     signals: SignalPipe
     ports: PortHolder
     zygotes: ZygotePool
     health: NodeHealth
+    health_watch: RepeatedHealth | None
+    status: NodeStatus
+    asking: Asking
     memory: GpuMemory
     injected: Injected
     cycle_info: CycleInfo
     several_nodes: bool
     named_signals: frozenset[int] = frozenset()
-    limits_given: tuple[str, ...] = ()
+    limits_set: tuple[str, ...] = ()
     nccl_bound: str = ""
     adopt_orphans: bool = True
     is_script: bool = False

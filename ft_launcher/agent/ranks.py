@@ -7,6 +7,7 @@ cycle loop. Does not decide what follows a fault.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -18,8 +19,8 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence
-from ft_launcher.attribution.suspect_result import about_doubt
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, RankEvidence, collective, first_failure
+from ft_launcher.attribution.suspect_result import about_suspect_result
 from ft_launcher.cycle import node_evidence
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import await_cause, fault_in, gather
@@ -29,14 +30,14 @@ from ft_launcher.policy import progress
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.process_tree import Ending, ProcessTree, is_stopped
-from ft_launcher.ranks.devices import Move
+from ft_launcher.ranks.devices import Relocation
 from ft_launcher.ranks.environment import cycle_environment, rank_environment, start_environment
 from ft_launcher.ranks.function_context import FunctionContext
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
 from ft_launcher.record.contained import contained
 from ft_launcher.record.cycle_files import application_log, info_environment
-from ft_launcher.record.monitor_events import STALL, News
+from ft_launcher.record.monitor_events import STALL, MonitorEvent
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings import script
 from rank_monitor.contract import env
@@ -45,6 +46,10 @@ from rank_monitor.contract.wire.launcher_messages import Fenced, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Restarter
 
 logger = logging.getLogger(__name__)
+
+_FIRST_ASK_S, _ASK_S = 1.0, 10.0
+"""How often the monitors are asked for time ledgers (seconds), at first and at most: so much a monitor that is lost can
+take with it. An answer has 3 KB and costs the monitor 0.05 ms."""
 
 
 class Ranks:
@@ -63,10 +68,12 @@ class Ranks:
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, group.spec.local_world_size, lease)
         self.store: CycleStore | None = None
         """The store of the cycle, which the agent sets before the start."""
-        self.move = Move()
+        self.relocation = Relocation()
         """The devices on which the ranks of the next cycle run."""
         self.request: tuple[int, ControlRequest] | None = None
         """The first request of this cycle that can be followed, with the global rank that made it."""
+        self.views: list[dict[str, Any]] = []
+        """Where each rank of this node was when the last cycle ended by a hang; empty: it did not."""
         self._follows_requests = follows_requests
         self._multipliers: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
@@ -74,6 +81,7 @@ class Ranks:
         self._in_process: InProcess | None = None
         self._zombies = Zombies()
         self._oom_kills: int | None = None
+        self._ask_times_at = math.inf
 
     @property
     def cycle(self) -> int:
@@ -115,31 +123,36 @@ class Ranks:
 
     # Start.
 
-    def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **rest: Any) -> RankContext:
+    def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **kwargs: Any) -> RankContext:
         """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
         settings, tag = self.parts.settings, self.parts.runtime.tag
         for local_rank, rank_env in envs.items():
             rank_env.update(start_environment(settings.start, os.environ))
             rank_env.update(info_environment(settings.record, os.environ))
-            rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.move))
+            rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.relocation))
             socket_path, stack_file = self.monitors.socket_path(local_rank), self.monitors.stack_file(local_rank)
             rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
-            ours = rank_environment(tag, self.cycle, socket_path, stack_file, settings.monitor.stack_signal)
+            recorder_socket = self.monitors.recorder_socket(local_rank)
+            ours = rank_environment(
+                tag, self.cycle, socket_path, stack_file, settings.monitor.stack_signal, recorder_socket
+            )
             rank_env.update(ours)
             if self.store is not None and self.store.ranks_port:
                 # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
                 rank_env[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"
         if self.parts.is_script:
-            rest["args"] = {rank: tuple(script.through_bootstrap(words)) for rank, words in rest["args"].items()}
+            kwargs["args"] = {
+                rank: tuple(script.through_bootstrap(command)) for rank, command in kwargs["args"].items()
+            }
         kind: Any = RankContext
-        if not isinstance(rest["entrypoint"], str):
+        if not isinstance(kwargs["entrypoint"], str):
             stop_s = settings.stop.workers_stop_timeout
             # The end of a rank whose function returned is bounded by the same limit as every other stop.
             kind = partial(FunctionContext, start_method=start_method, stop_timeout_s=stop_s)
         log = None
         if settings.record.per_cycle_applog_prefix:
             log = application_log(settings.record.per_cycle_applog_prefix, self.cycle)
-        context: RankContext = kind(envs=envs, zygotes=self.parts.zygotes, application_log=log, **rest)
+        context: RankContext = kind(envs=envs, zygotes=self.parts.zygotes, application_log=log, **kwargs)
         context.start()
         return context
 
@@ -149,6 +162,7 @@ class Ranks:
         self._oom_kills = node_evidence.oom_kills()
         self._zombies = Zombies()
         self._warnings.begin_cycle()
+        self.views = []
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -159,6 +173,8 @@ class Ranks:
         for local_rank, (rank, pid) in ranks.items():
             self.monitors.begin_rank(self.cycle, local_rank, rank, pid, processes.started_ns)
         self.parts.recorder.cycle_started(self.cycle, self.group, ranks)
+        self.parts.times.ranks_started(self.cycle, processes.started_ns)
+        self._ask_times_at = time.monotonic() + _FIRST_ASK_S
         ports = None
         if self.group.group_rank == 0:
             ports = self.parts.ports
@@ -192,7 +208,7 @@ class Ranks:
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
         sources = (self.monitors, self.processes, self.in_process, self._zombies, self._warnings)
-        moments = [source.next_check() for source in sources]
+        moments = [self._ask_times_at, *(source.next_check() for source in sources)]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def attend(self, ready: Set[int]) -> list[Event]:
@@ -222,6 +238,11 @@ class Ranks:
         if self._zombies.attend(self.processes):
             events.append(CyclePhase.FAILED)
         self._warnings.attend(self.cycle, self.group.workers)
+        if time.monotonic() >= self._ask_times_at:
+            ran_s = time.monotonic() - self.processes.started_ns / 1e9
+            self._ask_times_at = time.monotonic() + min(ran_s, _ASK_S)
+            self.take_times()
+            self.monitors.ask_times()
         return events
 
     def hear(self, is_over: bool = False) -> list[Event]:
@@ -233,30 +254,34 @@ class Ranks:
         self.parts.injected.attend(self.cycle, self.parts.recorder, self.monitors, self.parts.zygotes)
         events: list[Event] = []
         stall: Verdict | None = None
-        for local_rank, news in self.monitors.handle():
+        for local_rank, message in self.monitors.handle():
             stack_file = self.monitors.stack_file(local_rank)
-            self.parts.recorder.heard(self.cycle, local_rank, self.global_rank(local_rank), news, stack_file)
-            if isinstance(news, Verdict) and news.limit == STALL and self.monitors.found(local_rank).exception is None:
-                stall = stall or news  # of a rank with an exception it is the way out that takes long
-            if not (is_over and isinstance(news, Restarter)):
-                events += self._events_of(local_rank, news)
+            self.parts.recorder.heard(self.cycle, local_rank, self.global_rank(local_rank), message, stack_file)
+            if (
+                isinstance(message, Verdict)
+                and message.limit == STALL
+                and self.monitors.found(local_rank).exception is None
+            ):
+                stall = stall or message  # of a rank with an exception it is the way out that takes long
+            if not (is_over and isinstance(message, Restarter)):
+                events += self._events_of(local_rank, message)
         if stall is not None and self._warnings.stalled(self.cycle, stall, self.group.workers, self.processes):
             events += self.hear(is_over)  # what arrived meanwhile
         return events
 
-    def _events_of(self, local_rank: int, news: News) -> list[Event]:
+    def _events_of(self, local_rank: int, message: MonitorEvent) -> list[Event]:
         """Passes on one message of a monitor; returns the events that it is for the cycle."""
-        match news:
+        match message:
             case Verdict(condemned=True):
                 return [Condemned(local_rank)]
             case Fenced():
                 return [CyclePhase.FENCED]
             case GroupMade():
-                self._warnings.made_group(local_rank, news)
+                self._warnings.made_group(local_rank, message)
             case Restarter():
-                self.in_process.heard(local_rank, news)
+                self.in_process.heard(local_rank, message)
             case ControlRequest():
-                return self._take_request(local_rank, news)
+                return self._take_request(local_rank, message)
         return []
 
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
@@ -278,6 +303,8 @@ class Ranks:
             running = {pids[local_rank] for local_rank in self.running()}
         # These are children of this process too, and would count as the cycle's.
         checks = self.parts.health.pids() | self.parts.memory.pids()
+        if self.parts.health_watch is not None:
+            checks |= self.parts.health_watch.health.pids()
         keep = self.monitors.pids() | self.parts.zygotes.pids() | checks
         return ProcessTree(self.parts.runtime.tag, set(running), keep, self.parts.adopt_orphans, among)
 
@@ -302,10 +329,30 @@ class Ranks:
         self.parts.recorder.stopped(self.cycle, stopping)
         return stopping
 
+    @contained("the time ledger is not kept")
+    def take_times(self) -> None:
+        """Takes the time ledger of one rank, as far as it has come.
+
+        All ranks take their steps together: it is the lowest one that is watched and has run since the cycle's start.
+        """
+        if self._processes is None:
+            return
+        found = []
+        for local_rank in self.monitors.local_ranks:
+            of_rank = self.monitors.found(local_rank)
+            if of_rank.times is not None and of_rank.start is not None:
+                began_later = of_rank.start.started_ns > self._processes.started_ns
+                order = not of_rank.times.attached, began_later, self.global_rank(local_rank)
+                found.append((order, of_rank.start.cycle, of_rank.times))
+        if found:
+            _, cycle, times = min(found, key=lambda entry: entry[0])
+            self.parts.times.take(cycle, times)
+
     def close(self) -> None:
         """Ends the processes of the cycle and the monitors."""
         self.stop()
         self.monitors.close()
+        self.take_times()
 
     # End of a cycle that failed.
 
@@ -346,8 +393,12 @@ class Ranks:
         stopping = self.stop(tree=tree)
         self.hear(is_over=True)
         evidence = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
+        self.views = []
         if hung:
             self.parts.recorder.stacks_of_hang(self.cycle, evidence, self.monitors.stack_file)
+            with contained("where the ranks were cannot be passed on to the other nodes"):
+                seen = zip(first_failure.views(evidence, stop_began), evidence, strict=True)
+                self.views = [collective.to_record(view) | {"pid": rank.pid} for view, rank in seen]
         evidence = self.in_process.of_the_end(evidence)
         # With several nodes the rank that all of these wait for may be on another node.
         alone = self.group.group_world_size == 1
@@ -358,10 +409,32 @@ class Ranks:
             if hung:
                 self.parts.recorder.hang_elsewhere(self.cycle, evidence)
             return None
+        self.parts.times.failed(_began(fault, evidence))
+        self.take_times()
+        self.parts.times.stopped()
         # Texts of ranks are read here: an error in them must not stop the restart.
         with contained("whether the fault was on purpose, or a result in doubt, cannot be found"):
-            fault = self.parts.injected.explain(about_doubt(fault, evidence, self.monitors.doubts()), self.cycle)
+            fault = self.parts.injected.explain(
+                about_suspect_result(fault, evidence, self.monitors.suspect_results()), self.cycle
+            )
         reached = None
         with contained("how far the cycle came cannot be found"):
             reached = progress.of_cycle(evidence, self.parts.settings.restart.checkpoint_iteration_file)
         return fault, CycleLife(stop_began - self.processes.started_ns / 1e9, reached)
+
+
+def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
+    """When a fault began (monotonic seconds); None: when the cycle was over.
+
+    A hang began before its limit was over. Of one that no monitor saw it is only known that it came after the last
+    progress, as any moment before that says.
+    """
+    for rank in evidence:
+        if rank.local_rank == fault.local_rank:
+            if rank.verdict is not None and rank.verdict.condemned and rank.verdict_at is not None:
+                return rank.verdict_at - rank.verdict.waited_s
+            if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
+                return 0.0
+            moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
+            return min(moments, default=None)
+    return None

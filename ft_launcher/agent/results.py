@@ -68,7 +68,7 @@ class Results:
         self._background = Background({*processes.pids().values()}, processes.succeeded_since(lost))
         if ranks.running():
             self._stop_finished()
-        processes.excuse(lost)
+        processes.ignore(lost)
         result = self._monitor_workers(ranks.group)
         self._stop_finished()
         self._done_at = time.monotonic()

@@ -24,9 +24,10 @@ from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.ledger.categories import Category
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Action, after_request, decide, with_decision
-from ft_launcher.ranks.devices import Move, another_device
+from ft_launcher.ranks.devices import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings.rank_count import gpu_uuids
@@ -95,7 +96,9 @@ class SingleNode:
             reason = f"this node is unhealthy: {unfit}"
             raise NoFurtherCycle(JobEnd(int(ExitCode.NODE_UNHEALTHY), reason, self._results.stopped()))
         self._ending.call(assign_ranks)
-        return self._ending.call(self._open_store)
+        store = self._ending.call(self._open_store)
+        self._parts.times.formed(0.0)
+        return store
 
     def _open_store(self) -> CycleStore:
         attempt, self._attempt = self._attempt, self._attempt + 1
@@ -125,6 +128,7 @@ class SingleNode:
             case CyclePhase.FAILED | CyclePhase.ASKED:
                 return self._after_failure()
             case CyclePhase.REFORM:
+                self._parts.times.membership_changes()
                 self._parts.recorder.reform(self._ranks.cycle)
                 self._ranks.stop()
                 return None
@@ -140,7 +144,7 @@ class SingleNode:
                 self._ending.call(self._exit_barrier)
             except SignalException as error:
                 self._ending.note(int(error.sigval))
-                logger.warning("%s; the training is complete, so this is no failure", error)
+                logger.warning("%s; the training is complete, so this is not a failure", error)
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)
 
@@ -160,15 +164,16 @@ class SingleNode:
         fault, life = found
         spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()
         history = self._history.ended(fault, life, restart, now)
-        move = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.move)
-        decision = decide(fault, history, restart, spec.max_restarts, now, elsewhere=move is not None)
+        relocation = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.relocation)
+        decision = decide(fault, history, restart, spec.max_restarts, now, elsewhere=relocation is not None)
         self._history = with_decision(history, decision, now)
         self._parts.recorder.failed(ranks.cycle, fault, decision, life)
         if decision.action is not Action.RESTART:
             return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
-        ranks.move = move or Move(visible=ranks.move.visible)
+        ranks.relocation = relocation or Relocation(visible=ranks.relocation.visible)
         ranks.forgive_learned_limit(fault.limit if fault.learned_limit else "")
         # A signal must end the launcher at once during a backoff.
+        self._parts.times.begins(Category.BACKOFF)
         self._ending.wait_or_raise(decision.wait_s)
         return None
 

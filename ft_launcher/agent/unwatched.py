@@ -23,7 +23,7 @@ _NEED_A_CLIENT = (
 _MOST_NAMED = 4
 
 
-def limits_given(settings: MonitorSettings, sources: Mapping[str, str]) -> tuple[str, ...]:
+def limits_set(settings: MonitorSettings, sources: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the options that were set to a limit and apply only to a watched training."""
     return tuple(
         flag_of(key) for key in _NEED_A_CLIENT if sources.get(key, DEFAULT) != DEFAULT and getattr(settings, key)
@@ -34,7 +34,7 @@ class Unwatched:
     """Tracks the ranks of this node that have a process group and are not watched.
 
     Args:
-        limits: as from `limits_given`; without any, no warning is ever due.
+        limits: as from `limits_set`; without any, no warning is ever due.
         wait_s: from a rank's process group to the warning; None: no warning.
     """
 
@@ -42,7 +42,7 @@ class Unwatched:
         self._limits, self._wait_s = limits, wait_s
         self._due: dict[int, float] = {}
         # Without limits, or with the warning turned off, there is nothing to say.
-        self._said = not limits or wait_s is None
+        self._is_done = not limits or wait_s is None
 
     def begin_cycle(self) -> None:
         """Forgets the ranks of the last cycle."""
@@ -61,7 +61,7 @@ class Unwatched:
 
     def next_check(self) -> float | None:
         """When to call `watched` and then warn of the ranks that are left (monotonic seconds); None: never."""
-        if self._said:
+        if self._is_done:
             return None
         return min(self._due.values(), default=None)
 
@@ -78,7 +78,7 @@ class Unwatched:
             settings: of the monitors.
             collective: the collective timeout in words.
         """
-        self._said = True
+        self._is_done = True
         named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
         stall = settings.stall_warning
         if stall is None:

@@ -37,7 +37,7 @@ _MOST_MESSAGE = 1000
 class ChainLink:
     """One exception of a chain: its type and message (`ValueError: bad`), and whether it is the next one's cause."""
 
-    words: str
+    text: str
     caused_next: bool = False
 
 
@@ -46,10 +46,10 @@ def chain(exception: RankException) -> list[ChainLink]:
     last = ChainLink(f"{exception.type}: {exception.message}")
     blocks = re.split(f"({_CAUSED}|{_MEANWHILE})", exception.traceback)
     earlier = zip(blocks[:-1:2], blocks[1::2], strict=True)
-    return [*(ChainLink(_words(block), joint == _CAUSED) for block, joint in earlier), last]
+    return [*(ChainLink(_type_and_message(block), joint == _CAUSED) for block, joint in earlier), last]
 
 
-def _words(block: str) -> str:
+def _type_and_message(block: str) -> str:
     """Returns the type and message of one printed traceback: the lines after its frames."""
     lines = block.strip("\n").splitlines()
     at = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=0)
@@ -92,8 +92,8 @@ def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
         innermost = [lines[frames[-1]]]
     else:
         innermost = []
-    words = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
-    return (lines[own], *source, *innermost, *words)[:most]
+    message = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
+    return (lines[own], *source, *innermost, *message)[:most]
 
 
 def of_output(text: str) -> RankException | None:
@@ -112,9 +112,9 @@ def of_output(text: str) -> RankException | None:
     starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     for start in starts[-1:]:
         after = range(start + 1, len(lines))
-        words = next((number for number in after if lines[number] and not lines[number].startswith(" ")), None)
-        if words is not None and words >= near_end:
-            return _printed(lines[_first_of_chain(lines, starts) :], lines[words:])
+        message = next((number for number in after if lines[number] and not lines[number].startswith(" ")), None)
+        if message is not None and message >= near_end:
+            return _printed(lines[_first_of_chain(lines, starts) :], lines[message:])
     for number in range(len(lines) - 1, max(-1, near_end - 1), -1):
         if _ERROR_LINE.match(lines[number]):
             return _printed([], lines[number:])
@@ -132,12 +132,13 @@ def _first_of_chain(lines: list[str], starts: list[int]) -> int:
     return first
 
 
-def _printed(traceback: list[str], words: list[str]) -> RankException:
-    if "" in words:
-        end = words.index("")
+def _printed(traceback: list[str], after: list[str]) -> RankException:
+    """Returns the exception of printed lines; `after`: those from its type and message on, up to an empty line."""
+    if "" in after:
+        end = after.index("")
     else:
-        end = len(words)
-    kind, _, message = "\n".join(words[:end]).partition(": ")
+        end = len(after)
+    kind, _, message = "\n".join(after[:end]).partition(": ")
     return RankException(kind, message[:_MOST_MESSAGE], "\n".join(traceback), 0.0)
 
 
@@ -145,13 +146,13 @@ def of_error_file(content: bytes) -> RankException | None:
     """Parses an error file of torch's `record` decorator, or of ours; None when it contains no exception."""
     # torch writes `message` either as text or as an object with `message` and `extraInfo`.
     try:
-        told: Any = parse_json(content)["message"]
-        if isinstance(told, str):
-            told = {"message": told}
-        words, extra = str(told["message"]), told.get("extraInfo", {})
-        kind, found, message = words.partition(": ")
+        error: Any = parse_json(content)["message"]
+        if isinstance(error, str):
+            error = {"message": error}
+        text, extra = str(error["message"]), error.get("extraInfo", {})
+        kind, found, message = text.partition(": ")
         if not found or not all(part.isidentifier() for part in kind.split(".")):
-            kind, message = "Exception", words
+            kind, message = "Exception", text
         return RankException(kind, message, str(extra.get("py_callstack", "")), float(extra.get("timestamp", 0)))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

@@ -64,6 +64,9 @@ class Fault:
         error: type and place of an exception of the program; equal whenever the same line raises the same type.
         doubt: the suspect result because of which all ranks agreed to exit.
         failed: all ranks of the node that failed by themselves, without those that the launcher ended.
+        finding: of a hang in which ranks wait for others: a value of `collective.Finding`; else empty.
+        blamed: the ranks that hold up the others then; several for a deadlock or a mismatch, none if it is not known.
+        waiting: how many ranks of the node wait then.
     """
 
     kind: FaultKind
@@ -85,3 +88,6 @@ class Fault:
     fault_class: FaultClass = FaultClass.UNKNOWN
     doubt: ResultInDoubt | None = None
     failed: tuple[int, ...] = ()
+    finding: str = ""
+    blamed: tuple[int, ...] = ()
+    waiting: int = 0

@@ -9,12 +9,13 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ft_launcher.attribution import hints, known_errors
+from ft_launcher.attribution import collective, hints, known_errors
+from ft_launcher.attribution.collective import Blame, Finding, RankView
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import NO_CAUSE, Cause, Fault, FaultClass, FaultKind
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
-from ft_launcher.attribution.scene import Whereabouts, in_collective
+from ft_launcher.attribution.scene import in_collective
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # A rank that died of one of these after the stop began was ended by the stop.
@@ -44,21 +45,27 @@ def attribute(
     if not own:
         return None
     earliest = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
-    missing = _missing(earliest, own, ranks, node, all_ranks)
+    blame = _blame(earliest, own, ranks, node, all_ranks, stop_began)
+    missing = None
+    if blame is not None:
+        missing = next((rank for rank in ranks if rank.rank in blame.ranks), None)
+    # Of several that are to blame, the one that its own limit ended first says most.
+    if blame is not None and earliest.rank in blame.ranks:
+        missing = earliest
     if missing is not None:
-        first, kind, cause = missing, FaultKind.HANG, _of_hang(missing, ranks)
+        first, kind, cause = missing, FaultKind.HANG, _of_hang(missing, ranks, blame)
     else:
-        first, kind, cause = earliest, _kind(earliest), _cause(earliest, ranks, node)
+        first, kind, cause = earliest, _kind(earliest), _cause(earliest, ranks, node, blame)
     hint = cause.hint
     if hint and _collateral(first) == 1:
         hint += _to_look_at(ranks, own)
-    return Fault(
+    fault = Fault(
         kind=kind,
         rank=first.rank,
         local_rank=first.local_rank,
         pid=first.pid,
         exit_code=first.exit_code if first.exit_code is not None else 1,
-        what=_what(kind, first),
+        what=_what(kind, first, blame),
         where=where(first),
         hint=hint,
         iteration=iteration(first),
@@ -72,32 +79,61 @@ def attribute(
         fault_class=cause.fault_class,
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
     )
+    if blame is None:
+        return fault
+    waiting = len(blame.waiting)
+    # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
+    collateral = fault.collateral or first.rank in blame.waiting
+    return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
 
-def _missing(
+def _blame(
     earliest: RankEvidence,
     own: Sequence[RankEvidence],
     ranks: Sequence[RankEvidence],
     node: NodeEvidence,
     all_ranks: bool,
-) -> RankEvidence | None:
-    """Returns the rank that the failed ranks waited for: a stopped one, or the only one outside any collective.
+    stop_began: float | None,
+) -> Blame | None:
+    """Returns who holds up the ranks that failed; None where they did not fail by waiting.
 
-    Such a rank shows no failure itself: the limits or timeouts of the others passed first. None: not identified.
+    Such a rank shows no failure itself: the limits or timeouts of those that wait for it pass first.
     """
-    if _kind(earliest) is FaultKind.HANG and earliest.was_stopped:
-        return None
     hang = _kind(earliest) is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
     if not hang:
         return None
     stopped = [rank for rank in ranks if rank.was_stopped]
-    if stopped or _collateral(earliest) < 1:
-        return next(iter(stopped), None)
-    quiet = [rank for rank in ranks if rank not in own]
-    outside = [rank for rank in quiet if rank.scene.place in (Whereabouts.OUTSIDE, Whereabouts.IN_KERNEL)]
-    if len(outside) == 1 and all_ranks:
-        return outside[0]
-    return None
+    if stopped:
+        faulty = stopped[0]
+        if earliest in stopped:
+            faulty = earliest
+        return Blame(Finding.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
+    blame = collective.find([_view(rank, rank in own, stop_began) for rank in ranks], all_ranks)
+    if _collateral(earliest) < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
+        # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
+        return None
+    return blame
+
+
+def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
+    """Returns the ranks of a node at a hang, for the coordinator, which sees those of all nodes."""
+    found = []
+    for rank in ranks:
+        by_itself = _as_by_itself(rank, stop_began)
+        view = _view(by_itself, _failed_by_itself(by_itself, stop_began), stop_began)
+        if rank.was_stopped:
+            view = replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
+        found.append(view)
+    return found
+
+
+def _view(rank: RankEvidence, failed_by_itself: bool, stop_began: float | None) -> RankView:
+    gave_up = failed_by_itself and _collateral(rank) == 1
+    groups, members = collective.states_of(rank.groups)
+    # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
+    # because of the stop: its handler of the signal may save and exit with 0.
+    has_returned = rank.exit_code == 0 and (stop_began is None or (rank.died_at or 0.0) <= stop_began)
+    return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up)
 
 
 def _as_by_itself(rank: RankEvidence, stop_began: float | None) -> RankEvidence:
@@ -117,8 +153,9 @@ def _failed_by_itself(rank: RankEvidence, stop_began: float | None) -> bool:
 
 
 def _died_of_no_stop(rank: RankEvidence) -> bool:
-    """Whether it died of a signal that the stop did not send: then its end was only noticed late."""
-    return rank.signal_number > 0 and rank.signal_number not in _STOP_SIGNALS and not rank.killed_by_us
+    """Whether it died of a signal that neither the stop nor its monitor sent: then its end was only noticed late."""
+    ended_by_us = rank.killed_by_us or rank.condemned
+    return rank.signal_number > 0 and rank.signal_number not in _STOP_SIGNALS and not ended_by_us
 
 
 def _collateral(rank: RankEvidence) -> float:
@@ -151,14 +188,14 @@ def _agreed_code(own: list[RankEvidence]) -> int | None:
     return None
 
 
-def _what(kind: FaultKind, rank: RankEvidence) -> str:
+def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
     if rank.exception:
         raised = _raised(rank.exception)
     else:
         raised = ""
     match kind:
         case FaultKind.HANG:
-            what = f"hangs: {_why_hung(rank)}"
+            what = f"hangs: {_why_hung(rank, blame)}"
         case FaultKind.SIGNAL:
             what = f"died of {signal_name(rank.signal_number)}"
         case FaultKind.EXCEPTION if (rank.exit_code or 0) > 1:
@@ -172,9 +209,14 @@ def _what(kind: FaultKind, rank: RankEvidence) -> str:
     return what
 
 
-def _why_hung(rank: RankEvidence) -> str:
+def _why_hung(rank: RankEvidence, blame: Blame | None) -> str:
+    found = []
     if rank.verdict is not None and rank.condemned:
-        return rank.verdict.reason
+        found.append(rank.verdict.reason)
+    if blame is not None and rank.rank in blame.ranks and blame.text:
+        found.append(f"it {collective.sentence(blame, _view(rank, False, None))}")
+    if found:
+        return "; ".join(found)
     if rank.was_stopped:
         return "it is stopped, and the others wait for it"
     return f"it {rank.scene.place.value}, and the others waited for it"
@@ -191,7 +233,7 @@ def _raised(exception: RankException) -> str:
     return f"raised {exception.type}: {lines[0][:200]}"
 
 
-def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence) -> Cause:
+def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence, blame: Blame | None = None) -> Cause:
     """Returns class and hint. An exception counts most, also when the rank hung or died of a signal after it."""
     if rank.exception is not None:
         cause = known_errors.of_exception(rank.exception, node)
@@ -202,23 +244,28 @@ def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence
             return cause
         return by_code
     if _kind(rank) is FaultKind.HANG:
-        return _of_hang(rank, ranks)
+        return _of_hang(rank, ranks, blame)
     if not rank.signal_number:
         return hints.of_exit(rank.exit_code or 0, node)
     # NCCL's watchdog aborts each rank of a collective that timed out.
-    if len(ranks) > 1 and all(one.signal_number == signal.SIGABRT for one in ranks):
+    if len(ranks) > 1 and all(other.signal_number == signal.SIGABRT for other in ranks):
         return hints.ALL_ABORTED
     return hints.of_signal(rank.signal_number, node)
 
 
-def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
+def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | None = None) -> Cause:
     if rank.was_stopped:
         return hints.of_hang((), "T")
     scene = rank.scene
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
-    if not cause.hint and _collateral(rank) == 1 and len(ranks) > 1:
-        words = "every rank that hangs here waits in a collective: they are out of step, a rank of another node"
-        return Cause(FaultClass.HANG, f"{words} is gone, or the network is")
+    waits = _collateral(rank) == 1 or (blame is not None and rank.rank in blame.waiting)
+    if not cause.hint and waits and len(ranks) > 1:
+        if blame is not None and blame.finding is Finding.TRANSPORT:
+            return Cause(FaultClass.HANG, blame.text)
+        if blame is not None and rank.rank in blame.ranks:
+            return Cause(FaultClass.HANG)
+        hint = "every rank that hangs here waits in a collective: they are out of step, a rank of another node"
+        return Cause(FaultClass.HANG, f"{hint} is gone, or the network is")
     return cause
 
 

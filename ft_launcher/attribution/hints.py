@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ft_launcher.attribution.fault import NO_CAUSE, Cause, FaultClass
 from rank_monitor.contract.exit_codes import ExitCode
 
+# Bytes: what a container of Docker has in all without --shm-size. With less free, a full /dev/shm is a likely cause.
 _SHM_LOW = 64 << 20
 
 
@@ -27,7 +28,7 @@ class NodeEvidence:
     shm_free: int | None = None
 
 
-_UNKNOWN, _TOLD = FaultClass.UNKNOWN, FaultClass.PREEMPTION
+_UNKNOWN, _PREEMPTION = FaultClass.UNKNOWN, FaultClass.PREEMPTION
 
 _OF_SIGNALS: dict[int, Cause] = {
     signal.SIGABRT: Cause(
@@ -39,12 +40,12 @@ _OF_SIGNALS: dict[int, Cause] = {
     signal.SIGSEGV: Cause(_UNKNOWN, "a fault in native code"),
     signal.SIGILL: Cause(_UNKNOWN, "native code built for another processor"),
     signal.SIGFPE: Cause(_UNKNOWN, "an arithmetic fault in native code"),
-    signal.SIGTERM: Cause(_TOLD, "somebody outside the launcher ended it"),
-    signal.SIGINT: Cause(_TOLD, "somebody outside the launcher interrupted it"),
-    signal.SIGHUP: Cause(_TOLD, "its terminal went away"),
-    signal.SIGUSR1: Cause(_TOLD, "a scheduler's warning, which the rank has no handler for"),
-    signal.SIGUSR2: Cause(_TOLD, "a scheduler's warning, which the rank has no handler for"),
-    signal.SIGXCPU: Cause(_TOLD, "its limit of processor time passed"),
+    signal.SIGTERM: Cause(_PREEMPTION, "somebody outside the launcher ended it"),
+    signal.SIGINT: Cause(_PREEMPTION, "somebody outside the launcher interrupted it"),
+    signal.SIGHUP: Cause(_PREEMPTION, "its terminal went away"),
+    signal.SIGUSR1: Cause(_PREEMPTION, "a scheduler's warning, which the rank has no handler for"),
+    signal.SIGUSR2: Cause(_PREEMPTION, "a scheduler's warning, which the rank has no handler for"),
+    signal.SIGXCPU: Cause(_PREEMPTION, "its limit of processor time passed"),
     signal.SIGXFSZ: Cause(FaultClass.INFRASTRUCTURE, "a file came to the limit of its size (ulimit -f)"),
     signal.SIGSYS: Cause(FaultClass.INFRASTRUCTURE, "a system call that this container or service forbids"),
 }
@@ -56,7 +57,7 @@ _NESTED = "by its code a launcher inside it "
 _OF_CODES = {
     ExitCode.BAD_CONFIG: Cause(FaultClass.USER_ERROR, "by its code wrong arguments, or a script that is not there"),
     ExitCode.RESUME_TO_DISAMBIGUATE: Cause(
-        FaultClass.HARDWARE, "a result came out the same twice here; other hardware is to tell whether it is right"
+        FaultClass.HARDWARE, "a result came out the same twice here; other hardware has to show whether it is right"
     ),
     ExitCode.FAILED_ON_RESULT_VALIDATION: Cause(
         FaultClass.HARDWARE,
@@ -68,8 +69,8 @@ _OF_CODES = {
     ExitCode.NODE_UNHEALTHY: Cause(FaultClass.HARDWARE, _NESTED + "found the node unhealthy"),
     ExitCode.BELOW_MINIMUM: Cause(FaultClass.INFRASTRUCTURE, _NESTED + "had too few nodes"),
     ExitCode.HANG: Cause(FaultClass.HANG, _NESTED + "gave up after a hang"),
-    ExitCode.PREEMPTED: Cause(_TOLD, _NESTED + "was told to end"),
-    ExitCode.PREEMPTED_KILLED: Cause(_TOLD, _NESTED + "was told to end"),
+    ExitCode.PREEMPTED: Cause(_PREEMPTION, _NESTED + "was told to end"),
+    ExitCode.PREEMPTED_KILLED: Cause(_PREEMPTION, _NESTED + "was told to end"),
     ExitCode.NOT_RESTARTABLE: Cause(FaultClass.USER_ERROR, _NESTED + "found that a restart would not help"),
     ExitCode.NODE_EXCLUDED: Cause(FaultClass.HARDWARE, _NESTED + "was asked to exclude this node"),
     ExitCode.JOB_STOPPED: Cause(FaultClass.USER_ERROR, _NESTED + "was asked to end the job"),
@@ -106,8 +107,8 @@ def of_exit(code: int, node: NodeEvidence) -> Cause:
     cause = of_signal(number, node)
     if not cause.hint:
         return NO_CAUSE
-    words = f"by its code a command in it died of {signal.Signals(number).name}: {cause.hint}"
-    return Cause(cause.fault_class, words)
+    hint = f"by its code a command in it died of {signal.Signals(number).name}: {cause.hint}"
+    return Cause(cause.fault_class, hint)
 
 
 def of_hang(frames: Sequence[str], state: str) -> Cause:
@@ -143,8 +144,8 @@ def number_of(description: str) -> int:
 
 def _of_kill(node: NodeEvidence) -> Cause:
     if node.oom_kills:
-        words = f"out of memory: the kernel killed {node.oom_kills} process(es) of this group in this cycle"
-        return Cause(FaultClass.MEMORY, words)
+        hint = f"out of memory: the kernel killed {node.oom_kills} process(es) of this group in this cycle"
+        return Cause(FaultClass.MEMORY, hint)
     if node.oom_kills is None:
         counted = "its kills cannot be read here"
     else:

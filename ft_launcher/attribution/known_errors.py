@@ -43,7 +43,7 @@ _KERNEL = "a fault of a kernel, or of the GPU: run with CUDA_LAUNCH_BLOCKING=1, 
 _OUT_OF_STEP = "ranks are out of step: they do not call the same collectives"
 _NO_GPU = "no GPU is to be seen: it is lost, its driver is, or the container has none"
 
-_BY_WORDS: tuple[tuple[str, Cause], ...] = (
+_BY_TEXT: tuple[tuple[str, Cause], ...] = (
     (r"OutOfMemoryError|(CUDA|HIP) out of memory|CUDA error: out of memory|C\w{1,20}_STATUS_ALLOC_FAILED",
      Cause(_MEMORY, _GPU_FULL)),
     (r"^MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|unable to mmap",
@@ -85,7 +85,7 @@ _BY_WORDS: tuple[tuple[str, Cause], ...] = (
     # torch's SignalException; 1, 10 and 15 are SIGHUP, SIGUSR1 and SIGTERM.
     (r"got signal: 1[05]?\b|SignalException", Cause(FaultClass.PREEMPTION, "somebody outside the launcher ended it")),
 )  # fmt: skip
-_WORDS = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), cause) for pattern, cause in _BY_WORDS)
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), cause) for pattern, cause in _BY_TEXT)
 
 _VAGUE = {
     "Exception",
@@ -108,7 +108,7 @@ def of_exception(exception: RankException, node: NodeEvidence) -> Cause:
     """Returns class and likely cause: by the message of any exception of its chain, the last first, else by type."""
     links = chain(exception)
     for link in reversed(links):
-        known = _by_words(link.words, node)
+        known = _by_text(link.text, node)
         if known is not None:
             return known
     return Cause(_by_type(exception))
@@ -126,26 +126,26 @@ def is_about_peers(exception: RankException) -> float:
     first = len(links) - 1
     while first > 0 and links[first - 1].caused_next:
         first -= 1
-    if _tells_of_peers(links[first].words):
+    if _mentions_peers(links[first].text):
         if first == 0:
             return 1.0
         return 0.5
-    if any(_tells_of_peers(link.words) for link in links[:first]):
+    if any(_mentions_peers(link.text) for link in links[:first]):
         return 0.5
     return 0.0
 
 
-def _tells_of_peers(words: str) -> bool:
-    words = words[:MOST_SEARCHED]
-    return bool(is_lost_peer(words) or _WAITED.search(words) or words.startswith(_GAVE_UP))
+def _mentions_peers(text: str) -> bool:
+    text = text[:MOST_SEARCHED]
+    return bool(is_lost_peer(text) or _WAITED.search(text) or text.startswith(_GAVE_UP))
 
 
-def _by_words(words: str, node: NodeEvidence) -> Cause | None:
-    words = words[:MOST_SEARCHED]
+def _by_text(text: str, node: NodeEvidence) -> Cause | None:
+    text = text[:MOST_SEARCHED]
     # An ImportError for want of a shared library may be a fault of the node and is decided by the table.
-    if words.partition(":")[0] in _PROGRAM and "shared object file" not in words:
+    if text.partition(":")[0] in _PROGRAM and "shared object file" not in text:
         return Cause(_USER)
-    worker = _LOADER.search(words)
+    worker = _LOADER.search(text)
     if worker is not None:
         number = hints.number_of(worker[1])
         if number:
@@ -155,16 +155,16 @@ def _by_words(words: str, node: NodeEvidence) -> Cause | None:
         if not cause.hint:
             return cause
         return Cause(cause.fault_class, f"a loader worker died: {cause.hint}")
-    if _SHARED_MEMORY.search(words):
+    if _SHARED_MEMORY.search(text):
         if hints.is_full(node):
             return Cause(_MEMORY, hints.full(node))
         return Cause(_MEMORY, "shared memory was full; look at /dev/shm, and at a container's limit")
-    if _WAITED.search(words):
+    if _WAITED.search(text):
         return Cause(_HANG, "a rank did not take part in the collective in time: it died, hangs, or is out of step")
-    known = next((cause for pattern, cause in _WORDS if pattern.search(words)), None)
+    known = next((cause for pattern, cause in _PATTERNS if pattern.search(text)), None)
     if known is not None:
         return known
-    if is_lost_peer(words):
+    if is_lost_peer(text):
         return Cause(_INFRASTRUCTURE, "the other end is gone: another rank or service ended first, or the network did")
     return None
 

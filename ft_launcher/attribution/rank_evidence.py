@@ -1,9 +1,14 @@
-"""The evidence of one rank of a failed cycle, and what follows from it alone. Pure; compares no ranks."""
+"""The evidence of one rank of a failed cycle, and what follows from it alone. Pure; compares no ranks.
+
+`cycle/evidence.py` makes it, `first_failure.py` compares it with that of the others.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
@@ -56,6 +61,13 @@ class RankEvidence:
         return Scene(self.rank)
 
     @property
+    def groups(self) -> Mapping[str, Any]:
+        """How far it was in each process group, by the group's name, as `flight_recorder.groups_of` has it."""
+        if self.snapshot is None:
+            return {}
+        return self.snapshot.groups
+
+    @property
     def signal_number(self) -> int:
         """The signal that it died of; 0 when it did not die of a signal."""
         return max(0, -(self.exit_code or 0))
@@ -63,9 +75,9 @@ class RankEvidence:
 
 def where(rank: RankEvidence) -> str:
     """Describes in which sections and at which iteration the rank was; empty when nothing is known."""
-    told, parts = rank.verdict or rank.snapshot, []
-    if told and told.sections:
-        parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in told.sections.items()))
+    source, parts = rank.verdict or rank.snapshot, []
+    if source and source.sections:
+        parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in source.sections.items()))
     if iteration(rank) != NO_ITERATION:
         parts.append(f"at iteration {iteration(rank)}")
     return " ".join(parts)

@@ -102,12 +102,12 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
             verb = "wait"
         else:
             verb = "waits"
-        return f"{listed(held_up)}, and {_numbers(waiting)} {verb} in a collective {since}"
+        return f"{listed(held_up)}, and {numbered([scene.rank for scene in waiting])} {verb} in a collective {since}"
     if waiting and len(waiting) == len(scenes):
         if len(waiting) > 1:
-            whole = f"{_numbers(waiting)}, all ranks of this node, wait"
+            whole = f"{numbered([scene.rank for scene in waiting])}, all ranks of this node, wait"
         else:
-            whole = f"{_numbers(waiting)} waits"
+            whole = f"{numbered([scene.rank for scene in waiting])} waits"
         where = waiting[0].own_frame
         return f"{whole} in a collective {since}: {where}; they are out of step, or a rank of another node is missing"
     if held_up and len(scenes) > 1:
@@ -135,8 +135,8 @@ def _described(scene: Scene) -> str:
     return text
 
 
-def _numbers(scenes: Sequence[Scene]) -> str:
-    ranks = [scene.rank for scene in scenes]
+def numbered(ranks: Sequence[int]) -> str:
+    """Names ranks in a few words: `rank 3`, or `ranks 0, 1, 2, 3 and 12 more`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     named = ", ".join(map(str, ranks[:_MOST_NAMED]))

@@ -1,4 +1,8 @@
-"""Faults of ranks that agreed to exit because of a suspect result: names its rank and device. Pure."""
+"""Faults of ranks that agreed to exit because of a suspect result: names its rank and device. Pure.
+
+`agent/ranks.py` asks it after a failed cycle, `policy/restart_policy.py` for the text. Whether the result is wrong is
+decided in the ranks (`ft_client.rerun`).
+"""
 
 from __future__ import annotations
 
@@ -12,26 +16,26 @@ from rank_monitor.contract.wire.messages import ResultInDoubt
 _PERSISTENT = "persistent_error"
 
 
-def about_doubt(fault: Fault, ranks: Sequence[RankEvidence], doubts: Mapping[int, ResultInDoubt]) -> Fault:
+def about_suspect_result(fault: Fault, ranks: Sequence[RankEvidence], results: Mapping[int, ResultInDoubt]) -> Fault:
     """Returns the fault of ranks that agreed to exit: about the rank with the suspect result, whichever ended first.
 
     Args:
         fault: of the rank that ended first; unchanged where the ranks did not agree, or reported no suspect result.
         ranks: evidence of every local rank.
-        doubts: suspect results by local rank.
+        results: suspect results by local rank.
     """
-    if fault.exit_code not in AGREED or not doubts:
+    if fault.exit_code not in AGREED or not results:
         return fault
-    local_rank, doubt = min(doubts.items())
-    it = next(rank for rank in ranks if rank.local_rank == local_rank)
-    what = f"exited with code {fault.exit_code}: {words(doubt)}"
-    mine = {"rank": it.rank, "local_rank": local_rank, "pid": it.pid, "iteration": doubt.iteration, "where": ""}
-    return replace(fault, kind=FaultKind.EXIT, what=what, doubt=doubt, detail=(), hint="", collateral=False, **mine)  # type: ignore[arg-type]
+    local_rank, result = min(results.items())
+    rank = next(rank for rank in ranks if rank.local_rank == local_rank)
+    what = f"exited with code {fault.exit_code}: {describe(result)}"
+    mine = {"rank": rank.rank, "local_rank": local_rank, "pid": rank.pid, "iteration": result.iteration, "where": ""}
+    return replace(fault, kind=FaultKind.EXIT, what=what, doubt=result, detail=(), hint="", collateral=False, **mine)  # type: ignore[arg-type]
 
 
-def words(doubt: ResultInDoubt) -> str:
+def describe(result: ResultInDoubt) -> str:
     """Describes which device is suspected, and of what."""
-    place, step = f"node {doubt.node}, device {doubt.device}", f"iteration {doubt.iteration} of rank {doubt.rank}"
-    if doubt.finding == _PERSISTENT:
+    place, step = f"node {result.node}, device {result.device}", f"iteration {result.iteration} of rank {result.rank}"
+    if result.finding == _PERSISTENT:
         return f"{place} computed {step} wrongly; another device did not"
     return f"{step} came out unexpected again on {place}; another device has to compute it"

@@ -1,4 +1,7 @@
-"""Describes what the launcher would start on this node: command, environment, start and limits of each rank. Pure."""
+"""Describes what the launcher would start on this node: command, environment, start and limits of each rank. Pure.
+
+`cli.py` prints it for `--ft-dry-run`. Nothing is started, and no other node is asked.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ft_launcher.ranks.devices import Move
+from ft_launcher.ranks.devices import Relocation
 from ft_launcher.ranks.environment import cycle_environment, rank_environment, start_environment
 from ft_launcher.record.cycle_files import info_environment
 from ft_launcher.settings import script
@@ -63,7 +66,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
     yield from start_environment(job.settings.start, environ).items()
     yield from info_environment(job.settings.record, environ).items()
-    yield from cycle_environment(job.settings.nccl, environ, {}, Move()).items()
+    yield from cycle_environment(job.settings.nccl, environ, {}, Relocation()).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
     yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number).items()

@@ -1,4 +1,7 @@
-"""`ft_launcher validate`: prints the merged settings, with the source of each, as YAML that --ft-cfg-path accepts."""
+"""`ft_launcher validate`: prints the merged settings, with the source of each, as YAML that --ft-cfg-path accepts.
+
+`cli.py` runs it. Starts no training, and asks no other node.
+"""
 
 from __future__ import annotations
 

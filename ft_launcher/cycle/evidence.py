@@ -97,18 +97,18 @@ def await_cause(
 
     Args:
         workers: torch's, in the order of local ranks.
-        told: a descriptor, readable when the launcher got a signal, which ends the wait.
+        interrupt: a descriptor, readable when the launcher got a signal, which ends the wait.
         hear: takes the monitors' messages.
     """
     deadline = time.monotonic() + _CAUSE_WAIT_S
-    while ranks.pidfds and _is_unsaid(workers, ranks, monitors) and (left := deadline - time.monotonic()) > 0:
+    while ranks.pidfds and _cause_may_come(workers, ranks, monitors) and (left := deadline - time.monotonic()) > 0:
         if interrupt in readable([*ranks.pidfds.values(), *monitors.descriptors(), interrupt], left):
             return
         ranks.reap_all()
         hear()
 
 
-def _is_unsaid(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
+def _cause_may_come(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
     """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
     fault = fault_in(gather(workers, ranks, monitors), NodeEvidence(), all_ranks=False)
     # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.

@@ -1,5 +1,6 @@
 """Faults on purpose on this node: receives from the ranks which one strikes, records it, and carries out those that
-concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows.
+concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows:
+nothing is begun here without its report.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Injected:
                 strike = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
                 yield strike, injection.parse(strike.fault)
             except ValueError as error:
-                logger.warning("what is no fault on purpose was told: %s", error)
+                logger.warning("a report of a fault on purpose cannot be read: %s", error)
             except OSError:
                 return
 

@@ -66,7 +66,7 @@ class InProcess:
         start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
         self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin != "false", final_codes(settings.restart))
         self._threads = StoreThreads(store.host, store.port)
-        self._departures = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout)
+        self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout)
         self._servers: dict[str, dict[int, object]] = {}
         """For each call, by the prefix of its keys: the store servers of its iterations."""
         self._oom_kills = node_evidence.oom_kills()
@@ -81,7 +81,7 @@ class InProcess:
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
-        return {self._departures.fileno()}
+        return {self._loss_notifier.fileno()}
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
@@ -101,7 +101,7 @@ class InProcess:
             return RankEnded(local_rank, exit_code)
         (end,) = gather([self._workers[local_rank]], self._ranks, self._monitors)
         self._ends[local_rank] = end
-        # A newcomer that ends with 0 before it was let in is no fault.
+        # A newcomer that ends with 0 before it was let in is not a fault.
         if was_let_in or exit_code != 0:
             # The launcher's own kill has no cause to look for.
             ours = local_rank in self._killed
@@ -121,7 +121,7 @@ class InProcess:
         Args:
             ended: local ranks whose process ended.
         """
-        self._notified += self._departures.take()
+        self._notified += self._loss_notifier.take()
         missing = (self._rungs.needs_message(rank) or self._rungs.may_have_declared(rank) for rank in ended)
         return bool(self._notified) or any(missing)
 
@@ -137,14 +137,16 @@ class InProcess:
     def close(self) -> None:
         """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
         self._threads.close()
-        self._departures.close()
+        self._loss_notifier.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
         """Records and returns the local ranks without which the cycle succeeded."""
         lost = sorted(self._rungs.lost)
         if lost:
-            self._recorder.finished_without(self._store.cycle, [int(self._workers[one].global_rank) for one in lost])
+            self._recorder.finished_without(
+                self._store.cycle, [int(self._workers[local_rank].global_rank) for local_rank in lost]
+            )
         return set(lost)
 
     def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
@@ -176,7 +178,7 @@ class InProcess:
                 rank = int(self._workers[step.local_rank].global_rank)
             match step:
                 case NotifyLoss():
-                    self._departures.notify(step, self._ends[step.local_rank].pid)
+                    self._loss_notifier.notify(step, self._ends[step.local_rank].pid)
                 case StartAgain(local_rank):
                     self._start_again(local_rank, rank)
                 case StayAway(_, reason):

@@ -155,8 +155,10 @@ class Rungs:
                 self._since = None
             return steps + self._start_next()
         if slot.is_new:
-            return [StayAway(local_rank, f"its wish to join could not be taken back: {problem}")]
-        return [TakeOver(local_rank, f"the others could not be told that {self._name(local_rank)} is gone: {problem}")]
+            return [StayAway(local_rank, f"its request to join could not be cancelled: {problem}")]
+        return [
+            TakeOver(local_rank, f"the others could not be notified that {self._name(local_rank)} is gone: {problem}")
+        ]
 
     def started(self, local_rank: int) -> None:
         """Notes that the rank was started again."""
@@ -237,7 +239,7 @@ class Rungs:
             return []
         # It ended well without having taken part: another start would do the same.
         if slot.is_new and slot.exit_code == 0:
-            return [StayAway(local_rank, "it ended before it was let in")]
+            return [StayAway(local_rank, "it ended before it had joined")]
         if slot.starts >= MOST_STARTS:
             return [StayAway(local_rank, f"it died {slot.starts + 1} times between two restarts")]
         slot.starts += 1
@@ -246,7 +248,7 @@ class Rungs:
     def _why_not(self, last: Restarter) -> str:
         """Why rung 1 cannot handle the death of a rank whose last message is `last`; empty: it can."""
         if not last.prefix:
-            return "its wrapper uses a store in which the launcher cannot tell the others"
+            return "its wrapper uses a store in which the launcher cannot notify the others"
         for number, other in enumerate(self._slots):
             if other.last is last or other.is_lost or other.is_new or other.state in _GONE:
                 continue
@@ -282,7 +284,7 @@ class Rungs:
         after it, before the message that another has recovered from the first.
         """
         going_on = [slot.last for slot in self._slots if slot.goes_on and slot.last]
-        reached = min((word.iteration for word in going_on), default=self._failed)
+        reached = min((message.iteration for message in going_on), default=self._failed)
         if self._since is None or (going_on and reached <= self._failed):
             return []
         took_s, self._since = now - self._since, None
@@ -294,7 +296,7 @@ class Rungs:
         else:
             prefix = ""
         ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(self._failed, reached)]
-        if any(word.state == WrapperState.HANDLING_STARTING or word.iteration > reached for word in going_on):
+        if any(message.state == WrapperState.HANDLING_STARTING or message.iteration > reached for message in going_on):
             self._begin(reached, now)
         return ends
 

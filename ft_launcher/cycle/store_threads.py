@@ -17,6 +17,7 @@ from rank_monitor.contract.errors import StoreLost, one_line
 from rank_monitor.contract.iterations.barrier import release
 from rank_monitor.contract.processes import resolver
 
+# The store of a running cycle takes a connection at once. Where its host is lost, torch's own limit is five minutes.
 _CONNECT_S = 20.0
 # Per thread, at the end of a cycle: a restart must not wait for a store that is lost.
 _END_S = 0.5
@@ -96,7 +97,7 @@ class StoreThreads:
         end(problem)
 
     def _release(self) -> None:
-        with contextlib.suppress(Exception):  # a store that is gone lets go of whoever waits
+        with contextlib.suppress(Exception):  # a store that is gone ends every wait by itself
             for keys in list(self._waiting.values()):
                 another = Keys(keys.name, self._host, self._port, self._over)
                 for key in keys.awaited:

@@ -16,8 +16,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from rank_monitor.contract.errors import ConfigError
 
-# Each endpoint is tried twice, with a pause before the second round.
+# Each endpoint is tried twice, so that one lost connection is not an error of the job.
 _ROUNDS = 2
+# Between the rounds, and an eighth of `read_timeout` at most: without a pause both would meet the same short outage.
 _PAUSE_S = 0.5
 # Where a watch ends at once, its caller polls; this bounds how often.
 _POLL_S = 0.05
@@ -98,9 +99,9 @@ class Gateway:
                 self._current = at
                 return answer
             problems[client.base_url] = "answers, but not as etcd does"
-        told = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
+        details = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
         raise RendezvousConnectionError(
-            f"no etcd (3.4 or later) can be reached ({told}); see --rdzv-endpoint, and --rdzv-conf for TLS"
+            f"no etcd (3.4 or later) can be reached ({details}); see --rdzv-endpoint, and --rdzv-conf for TLS"
         )
 
     def watch(self, key: str, revision: int, limit_s: float) -> None:
@@ -116,8 +117,8 @@ class Gateway:
         try:
             with client.session.post(url, json=body, stream=True, timeout=limits) as answer:
                 for line in answer.iter_lines(chunk_size=1 << 16):
-                    said = json.loads(line)["result"]
-                    if said.get("canceled") or not said.get("created"):
+                    event = json.loads(line)["result"]
+                    if event.get("canceled") or not event.get("created"):
                         return
         except (*self._failures, LookupError, TypeError, AttributeError):
             pass
@@ -129,8 +130,8 @@ def _refusal_or_problem(url: str, error: Exception) -> str:
     text = str(getattr(error, "detail_text", None) or error)
     kind = type(error).__name__
     try:
-        said = json.loads(text)
-        message, code = str(said["message"]), int(said["code"])
+        refusal = json.loads(text)
+        message, code = str(refusal["message"]), int(refusal["code"])
     except (ValueError, KeyError, TypeError):
         if "Timeout" in kind or "timed out" in text:
             return "no answer in time"

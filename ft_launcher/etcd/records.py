@@ -49,8 +49,8 @@ class Records:
         held_s = _hold_lease(gateway, self._lease, ttl_s)
         stopped = threading.Event()
         weakref.finalize(self, stopped.set)
-        words = (gateway, self._lease, ttl_s, held_s, stopped)
-        threading.Thread(target=_refresh_lease, args=words, name="etcd lease", daemon=True).start()
+        arguments = (gateway, self._lease, ttl_s, held_s, stopped)
+        threading.Thread(target=_refresh_lease, args=arguments, name="etcd lease", daemon=True).start()
 
     def read(self, names: Sequence[str]) -> tuple[list[Record | None], int]:
         """Returns the records, None for a missing one, and a revision; no record is older than that."""
@@ -102,14 +102,14 @@ class Records:
 
     def put_and_read_span(self, name: str, value: bytes, names: Sequence[str]) -> dict[str, bytes]:
         """Writes one record and reads all from the first to the last of some names, in one transaction."""
-        wanted = {self._key(one): one for one in names}
+        wanted = {self._key(key): key for key in names}
         operations = [self._put(name, value)]
         if names:
             span = {"key": self._key(min(names)), "range_end": self._key(max(names) + "\0")}
             operations.append({"request_range": span})
         _, *answers = self._transact(operations)["responses"]
         read = [record for answer in answers for record in answer["response_range"].get("kvs", ())]
-        return {wanted[one["key"]]: b64decode(one.get("value", "")) for one in read if one["key"] in wanted}
+        return {wanted[record["key"]]: b64decode(record.get("value", "")) for record in read if record["key"] in wanted}
 
     def watch(self, name: str, revision: int, limit_s: float) -> None:
         """Waits until a record was written after a revision; see `Gateway.watch`."""

@@ -146,14 +146,14 @@ class EtcdV2Store(Store):  # type: ignore[misc]
             found = self._do(self.client.read, at)
         except etcd.EtcdKeyNotFound:
             return []
-        return [_given(one.key.rpartition("/")[2]) for one in found.children if one.dir and one.key != at]
+        return [_unescaped(node.key.rpartition("/")[2]) for node in found.children if node.dir and node.key != at]
 
     # Keys.
 
-    def _do(self, call: Callable[..., Any], *args: Any, **rest: Any) -> Any:
+    def _do(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Makes one call of the client at a time, since each concurrent call opens another connection."""
         with self._lock:
-            return call(*args, **rest)
+            return call(*args, **kwargs)
 
     def _at(self, key: str) -> str:
         *folders, name = key.split("/")
@@ -187,9 +187,9 @@ class EtcdV2Store(Store):  # type: ignore[misc]
                 indices.append(int(none.payload.get("index", 0)))
                 continue
             indices.append(int(answer.etcd_index))
-            for one in answer.children:
-                if one.key in found and not one.dir:
-                    found[one.key] = b64decode(one.value)
+            for node in answer.children:
+                if node.key in found and not node.dir:
+                    found[node.key] = b64decode(node.value)
         return found, min(indices, default=0)
 
     def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
@@ -217,15 +217,15 @@ def _only_if(condition: str, value: str | bytes | int) -> dict[str, Any]:
 
 def _escaped(name: str) -> str:
     """Escapes a name as one part of a path in etcd's v2 API and in HTTP. etcd hides names that begin with `_`."""
-    text = "".join(chr(one) if chr(one) in _PLAIN else f"~{one:02x}" for one in name.encode())
+    text = "".join(chr(byte) if chr(byte) in _PLAIN else f"~{byte:02x}" for byte in name.encode())
     if text.strip(".") and text[0] != "_":
         return text
     return f"~~{text}"
 
 
-def _given(text: str) -> str:
-    head, *rest = text.removeprefix("~~").split("~")
-    parts = [bytes.fromhex(part[:2]) + part[2:].encode() for part in rest]
+def _unescaped(text: str) -> str:
+    head, *escaped = text.removeprefix("~~").split("~")
+    parts = [bytes.fromhex(part[:2]) + part[2:].encode() for part in escaped]
     return b"".join([head.encode(), *parts]).decode(errors="replace")
 
 

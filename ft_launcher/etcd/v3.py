@@ -201,7 +201,7 @@ class EtcdV3Store(Store):  # type: ignore[misc]
                     raise
                 time.sleep(_RETRY_S)
                 continue
-            found |= {name: one.value for name, one in zip(missing, records, strict=True) if one is not None}
+            found |= {name: record.value for name, record in zip(missing, records, strict=True) if record is not None}
             missing = [name for name in missing if name not in found]
             if not missing:
                 return [found[_name(key)] for key in keys]
@@ -245,7 +245,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3S
     ttl_s, read_timeout_s = _seconds(params, "ttl", _TTL_S), _seconds(params, "read_timeout", _READ_TIMEOUT_S)
     prefix = str(params.get("key_prefix") or params.get("etcd_prefix") or _PREFIX).rstrip("/")
     try:
-        addresses = [parse_rendezvous_endpoint(one, _PORT) for one in params.endpoint.split(",")]
+        addresses = [parse_rendezvous_endpoint(address, _PORT) for address in params.endpoint.split(",")]
     except ValueError as error:
         raise ConfigError("rdzv_endpoint", params.endpoint, "--rdzv-endpoint", str(error)) from None
     certificate: str | tuple[str, str] | None = cert

@@ -24,6 +24,7 @@ CHECKS = {
     "endpoint": ("ft_launcher.health.endpoint", "look"),
     "gpu": ("ft_launcher.health.gpu", "look"),
     "gpu_memory": ("ft_launcher.health.gpu", "look_at_memory"),
+    "gpu_processes": ("ft_launcher.health.gpu", "look_at_processes"),
     "mounts": ("ft_launcher.health.storage", "look_at_mounts"),
     "nic": ("ft_launcher.health.nic", "look"),
     "nvlink": ("ft_launcher.health.gpu", "look_at_links"),

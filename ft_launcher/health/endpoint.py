@@ -116,17 +116,17 @@ def _text(value: object) -> str:
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protobuf message; stops at what is cut short or has another wire type."""
-    rest = iter(message)
+    remaining = iter(message)
     while True:
-        key = _varint(rest)
-        value = _varint(rest)
+        key = _varint(remaining)
+        value = _varint(remaining)
         if key is None or value is None:
             return
         # Wire types of protobuf: 0 is a varint, 2 has its length before it.
         if key & 7 == 0:
             yield key >> 3, value
         elif key & 7 == 2:
-            yield key >> 3, bytes(islice(rest, value))
+            yield key >> 3, bytes(islice(remaining, value))
         else:
             return
 

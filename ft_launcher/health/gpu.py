@@ -1,4 +1,4 @@
-"""The state of each GPU, of the NVLinks between them, and the memory in use.
+"""The state of each GPU, of the NVLinks between them, the memory in use, and the processes that use it.
 
 A GPU: the recovery that the driver asks for, memory errors, retired pages and remapped rows. NVLink: a link that was
 active and is no more, and a GPU with fewer active links than others of the same kind. A GPU without any active link is
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ft_launcher.health.check import Answer, Finding, Task
@@ -28,7 +29,9 @@ _RECOVERY = {
     6: "a reset of its bus",
     7: "a reboot of the system",
 }
-_MIB = 1 << 20
+_MIB = 1 << 20  # NVML counts bytes
+# The reason is one line on the console.
+_MOST_NAMED = 4
 _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; a GPU with fewer says so of each
 
 
@@ -50,7 +53,7 @@ class Links(NamedTuple):
     active: frozenset[int]
 
 
-def judge_gpu(name: str, gpu: Gpu) -> Finding:
+def finding_on_gpu(name: str, gpu: Gpu) -> Finding:
     """The finding on one GPU. Pure."""
     if gpu.recovery_action:
         return "unhealthy", f"{name} needs {_RECOVERY.get(gpu.recovery_action, f'action {gpu.recovery_action}')}"
@@ -71,7 +74,22 @@ def judge_gpu(name: str, gpu: Gpu) -> Finding:
     return "ok", ""
 
 
-def judge_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[int]]) -> list[Finding]:
+def finding_on_processes(name: str, commands: Mapping[int, str]) -> Finding:
+    """The finding on the processes that use a GPU, by pid and command. Pure."""
+    if not commands:
+        return "ok", ""
+    named = []
+    for pid, command in sorted(commands.items())[:_MOST_NAMED]:
+        if command:
+            named.append(f"{pid} ({command})")
+        else:
+            named.append(str(pid))
+    if len(commands) > len(named):
+        named.append(f"{len(commands) - len(named)} more")
+    return "warning", f"{name} is in use by processes that are not of this job: {', '.join(named)}"
+
+
+def findings_on_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[int]]) -> list[Finding]:
     """One finding per GPU that has links. Pure.
 
     Args:
@@ -95,7 +113,7 @@ def look(task: Task) -> Answer:
     """One finding per GPU that the ranks may use."""
     from ft_launcher.health import nvml
 
-    return nvml.each_gpu(lambda name, handle: [judge_gpu(name, _read_gpu(handle))], task.say), {}
+    return nvml.each_gpu(lambda name, handle: [finding_on_gpu(name, _read_gpu(handle))], task.say), {}
 
 
 def look_at_links(task: Task) -> Answer:
@@ -110,7 +128,7 @@ def look_at_links(task: Task) -> Answer:
 
     findings = nvml.each_gpu(read, task.say)
     before = {name: frozenset(links) for name, links in task.memory.items()}
-    findings += judge_links(gpus, before)
+    findings += findings_on_links(gpus, before)
     seen = {name: before.get(name, frozenset()) | links.active for name, links in gpus.items()}
     return findings or [("not present", "no active NVLink")], {name: sorted(links) for name, links in seen.items()}
 
@@ -129,6 +147,28 @@ def look_at_memory(task: Task) -> Answer:
         return [("ok", "")]
 
     return nvml.each_gpu(read, task.say), {"used_mib": used_mib}
+
+
+def look_at_processes(task: Task) -> Answer:
+    """Returns one finding per GPU that the ranks may use: which other processes compute on it while no rank runs."""
+    from ft_launcher.health import nvml
+
+    def read(name: str, handle: Any) -> list[Finding]:
+        processes = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        if processes is None:
+            return [("unknown", f"{name}: the driver does not say which processes use it")]
+        pids = [process.pid for process in processes if process.pid != task.work["own"]]
+        return [finding_on_processes(name, {pid: _command_of(pid) for pid in pids})]
+
+    return nvml.each_gpu(read, task.say), {}
+
+
+def _command_of(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:  # it has ended, or is in another namespace of pids
+        return ""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _read_gpu(handle: Any) -> Gpu:

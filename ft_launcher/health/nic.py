@@ -22,7 +22,9 @@ _UP = frozenset({"ACTIVE", "UP"})
 _DROPS = 2
 
 
-def judge_states(states: Mapping[str, str | None], known: Collection[str], needed: Mapping[str, str]) -> list[Finding]:
+def findings_on_states(
+    states: Mapping[str, str | None], known: Collection[str], needed: Mapping[str, str]
+) -> list[Finding]:
     """One finding per port. Pure.
 
     Args:
@@ -46,7 +48,7 @@ def judge_states(states: Mapping[str, str | None], known: Collection[str], neede
     return findings
 
 
-def judge_drops(
+def findings_on_drops(
     counts: Mapping[str, int], before: Mapping[str, list[int]]
 ) -> tuple[list[Finding], dict[str, list[int]]]:
     """One finding per counter that rose, and what to remember of each: its value, and how often in a row it rose. Pure.
@@ -96,10 +98,10 @@ def look(task: Task) -> Answer:
         if text is not None:
             states[path] = text.rpartition(":")[2].strip()
     known = memory.get("active", [])
-    findings += judge_states(states, known, needed)
+    findings += findings_on_states(states, known, needed)
     texts = {path: _read(path) or "" for path in downed}
     counts = {path: int(text) for path, text in texts.items() if text.isdigit()}
-    drops, remembered = judge_drops(counts, memory.get("downed", {}))
+    drops, remembered = findings_on_drops(counts, memory.get("downed", {}))
     active = {path for path, state in states.items() if state is not None and state.upper() in _UP}
     return findings + drops, {"active": sorted(active.union(known)), "downed": remembered}
 

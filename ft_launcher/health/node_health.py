@@ -6,17 +6,27 @@ Acts only: `plan` decides what to start, `reading` what an end means and what al
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.health.check_process import CheckProcess
 from ft_launcher.health.plan import Places, Plan
 from ft_launcher.health.reading import Order, Reading, too_late, understand
+from ft_launcher.health.repeated import repeated
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import HealthSettings
 
 # A process that SIGKILL has not ended by then waits in the kernel, which alone makes the node unhealthy.
 _AFTER_SIGKILL_S = 2.0
+
+
+@dataclass(frozen=True)
+class RepeatedHealth:
+    """The checks that are repeated while ranks run, and seconds from the end of a round to the next one."""
+
+    health: NodeHealth
+    interval_s: float
 
 
 class NodeHealth:
@@ -35,29 +45,74 @@ class NodeHealth:
         self._tag = tag
         self._places = places or Places()
         self._memory: dict[str, dict[str, Any]] = {}
+        self._readings: list[Reading] = []
         self._running: dict[str, CheckProcess] = {}
         self._stuck: dict[str, CheckProcess] = {}
+        self._deadline = 0.0
+        self._is_late = False
+
+    def repeated(self) -> RepeatedHealth | None:
+        """Returns the checks that are repeated while ranks run, with a memory of their own; None: none is."""
+        wanted = repeated(self._settings)
+        if wanted is None:
+            return None
+        folders: Sequence[str] = ()
+        if wanted.with_folders:
+            folders = self._folders
+        return RepeatedHealth(NodeHealth(wanted.settings, folders, self._tag, self._places), wanted.interval_s)
 
     def check(self) -> list[Reading]:
         """One reading per check, within `health_timeout` and 2 s; at once where nothing is to be started."""
+        self.begin()
+        self._await_end()
+        return self.take()
+
+    # A round without waiting for it.
+
+    def begin(self) -> None:
+        """Starts a round of checks; the one before is over."""
         plan = Plan(self._settings, self._folders, self._places, self._memory)
-        readings = plan.readings
+        self._readings = plan.readings
+        self._is_late = False
+        self._deadline = time.monotonic() + self._settings.health_timeout
         for order in plan.orders:
-            readings += self._start(order)
-        deadline = time.monotonic() + self._settings.health_timeout
-        while self._running:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            ready = readable((fd for process in self._running.values() for fd in process.descriptors()), left_s)
-            for check, process in list(self._running.items()):
-                if not process.descriptors() & ready:
-                    continue
-                code = process.handle()
-                if code is not None:
-                    readings.append(self._ended(process, code))
-                    del self._running[check]
-        return readings + self._give_up()
+            self._readings += self._start(order)
+
+    def descriptors(self) -> set[int]:
+        """Returns descriptors that are readable when `attend` has something to do."""
+        return set[int]().union(*(process.descriptors() for process in self._running.values()))
+
+    def next_check(self) -> float | None:
+        """When to call `attend` even if nothing is readable (monotonic seconds); None: no check runs."""
+        if self._running:
+            return self._deadline
+        return None
+
+    def attend(self, ready: Set[int]) -> bool:
+        """Takes ends of checks, and kills those that are late. Returns whether the round is over. Does not block."""
+        for check, process in list(self._running.items()):
+            if not process.descriptors() & ready:
+                continue
+            code = process.handle()
+            if code is not None:
+                del self._running[check]
+                self._readings.append(self._ended(process, code))
+        if self._running and time.monotonic() >= self._deadline:
+            self._give_up()
+        return not self._running
+
+    def take(self) -> list[Reading]:
+        """Returns the readings of the round that is over."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def stop(self) -> None:
+        """Ends a round: kills its checks, and waits at most 2 s for them. Its readings are lost."""
+        self.close()
+        self._is_late = True
+        self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+        self._await_end()
+        self.take()
 
     def pids(self) -> set[int]:
         """Returns the pids of running checks, and of those that SIGKILL did not end."""
@@ -67,6 +122,10 @@ class NodeHealth:
         """Kills the running checks, without waiting for their end."""
         for process in list(self._running.values()):
             process.kill()
+
+    def _await_end(self) -> None:
+        while self._running:
+            self.attend(readable(self.descriptors(), max(0.0, self._deadline - time.monotonic())))
 
     def _start(self, order: Order) -> list[Reading]:
         """Starts the check; a reading instead, where it cannot be started."""
@@ -83,23 +142,22 @@ class NodeHealth:
 
     def _ended(self, process: CheckProcess, code: int) -> Reading:
         took_s = time.monotonic() - process.started
+        if self._is_late:
+            return too_late(process.order, bytes(process.output), took_s, None)
         reading, memory = understand(process.order, bytes(process.output), code, took_s)
         if memory:
             self._memory[process.order.check] = memory
         return reading
 
-    def _give_up(self) -> list[Reading]:
-        """Kills the checks that are late. Those that SIGKILL does not end are kept as stuck."""
-        readings = []
-        for process in self._running.values():
-            process.kill()
-        deadline = time.monotonic() + _AFTER_SIGKILL_S
+    def _give_up(self) -> None:
+        """Kills the checks that are late. Those that SIGKILL has not ended some time later are kept as stuck."""
+        if not self._is_late:
+            self._is_late = True
+            self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+            self.close()
+            return
         for check, process in self._running.items():
+            self._stuck[check] = process
             took_s = time.monotonic() - process.started
-            left_pid = None
-            if not process.gone(max(0.0, deadline - time.monotonic())):
-                self._stuck[check] = process
-                left_pid = process.pid
-            readings.append(too_late(process.order, bytes(process.output), took_s, left_pid))
+            self._readings.append(too_late(process.order, bytes(process.output), took_s, process.pid))
         self._running.clear()
-        return readings

@@ -1,6 +1,7 @@
 """Which checks apply to this node: what the settings ask for and what is there to be checked.
 
-Looks at names in /proc, /sys and /dev only: nothing here talks to a driver or to a network file system.
+`node_health.py` and `memory_reclaim.py` ask it. Looks at names in /proc, /sys and /dev only: nothing here talks to a
+driver or to a network file system.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Plan:
             return
         if settings.enable_gpu_health_check:
             self._plan_gpus()
+        if settings.check_remaining_processes and has_driver(places):
+            # A launcher inside of a program that uses a GPU is such a process itself.
+            self._order("gpu_processes", {"own": os.getpid()}, "unknown", needs="pynvml", package="nvidia-ml-py")
         if settings.enable_nic_healthcheck:
             self._plan_nics()
         table = storage.mounts_of(_text(places.mountinfo))

@@ -99,7 +99,7 @@ def too_late(order: Order, output: bytes, took_s: float, left_pid: int | None) -
     return Reading(order.check, order.late, reason, took_s)
 
 
-def judge(readings: Sequence[Reading]) -> NodeState:
+def node_state(readings: Sequence[Reading]) -> NodeState:
     """The state of the node with these readings: unhealthy when a reading is; no other state of a reading counts."""
     state, reason = worst((reading.state, f"{reading.check}: {reading.reason}") for reading in readings)
     if state == "unhealthy":

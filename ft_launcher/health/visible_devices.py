@@ -1,4 +1,8 @@
-"""The devices of the ranks: which GPUs CUDA shows to them, and which NIC belongs to each of these GPUs. Pure."""
+"""The devices of the ranks: which GPUs CUDA shows to them, and which NIC belongs to each of these GPUs. Pure.
+
+Health checks, `ranks/devices.py` and `settings/rank_count.py` ask it, some before torch is imported: no driver is
+called.
+"""
 
 from __future__ import annotations
 

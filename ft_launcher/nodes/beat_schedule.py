@@ -19,7 +19,7 @@ from __future__ import annotations
 from rank_monitor.contract.loss_detector import LossDetector
 
 # Bounded, so that many operations at once do not make a node leave out beats for long afterwards.
-_MOST_OWED = 2.0
+_MOST_TO_LEAVE_OUT = 2.0
 _ENOUGH = 7
 """With this many members, those that watch nobody can leave out what a coordinator and two deputies make more."""
 
@@ -36,7 +36,7 @@ class BeatSchedule:
 
     def __init__(self) -> None:
         self._share = 0.0
-        self._owed = 0.0
+        self._to_leave_out = 0.0
         self._left_out = False
 
     def serve(self, rank: int, members: int, deputies: int) -> None:
@@ -54,20 +54,20 @@ class BeatSchedule:
             self._share = 0.0
         if self._share:
             # Each node begins at another point, so that they do not all leave out the same beat.
-            self._owed = rank / members
+            self._to_leave_out = rank / members
         else:
-            self._owed = 0.0
+            self._to_leave_out = 0.0
 
     def looked(self) -> None:
         """Counts an operation other than a beat; a later beat is left out for it."""
-        self._owed = min(self._owed + 1.0, _MOST_OWED)
+        self._to_leave_out = min(self._to_leave_out + 1.0, _MOST_TO_LEAVE_OUT)
 
     def next_is_made(self, quick: bool = True) -> bool:
         """Whether to make the beat that is due now. To be called once per beat. `quick`: the last was answered soon."""
-        self._owed = min(self._owed + self._share, _MOST_OWED)
-        self._left_out = quick and not self._left_out and self._owed >= 1.0
+        self._to_leave_out = min(self._to_leave_out + self._share, _MOST_TO_LEAVE_OUT)
+        self._left_out = quick and not self._left_out and self._to_leave_out >= 1.0
         if self._left_out:
-            self._owed -= 1.0
+            self._to_leave_out -= 1.0
         return not self._left_out
 
 

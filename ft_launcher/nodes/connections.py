@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ft_launcher.nodes.failures import SAY_EVERY_S, Failures
+from ft_launcher.nodes.failures import LOG_EVERY_S, Failures
 from ft_launcher.nodes.job_store import JobStore
 from rank_monitor.contract.errors import StoreLost
 
@@ -58,11 +58,11 @@ class Connections:
 
     Args:
         first: an open connection, which becomes the shared one.
-        rest_s: delay in seconds before a thread tries again.
+        pause_s: delay in seconds before a thread tries again.
     """
 
-    def __init__(self, first: JobStore, rest_s: float) -> None:
-        self._rest_s = rest_s
+    def __init__(self, first: JobStore, pause_s: float) -> None:
+        self._pause_s = pause_s
         self.shared = Connection(first, first)
         self.waits = Connection(first)
         self.trouble: StoreLost | None = None
@@ -79,7 +79,7 @@ class Connections:
             StoreLost: the store does not answer; the next call makes a new connection.
         """
         used = connection or self.shared
-        failures = self._failures.setdefault(what, Failures(self._rest_s))
+        failures = self._failures.setdefault(what, Failures(self._pause_s))
         began = time.monotonic()
         store: JobStore | None = None
         try:
@@ -92,7 +92,7 @@ class Connections:
             now = time.monotonic()
             if failures.failed(began, now, str(lost)) and now >= self._quiet_until and not self.closed.is_set():
                 # One line for all kinds of work: they fail together when the store does.
-                self._quiet_until = now + SAY_EVERY_S
+                self._quiet_until = now + LOG_EVERY_S
                 logger.warning("the rendezvous' store refuses %s (%s); it is tried again", what, lost)
             raise
         failures.worked()
@@ -109,5 +109,5 @@ class Connections:
             try:
                 return self.once(work, what, connection)
             except StoreLost:
-                self.closed.wait(self._rest_s)
+                self.closed.wait(self._pause_s)
         return None

@@ -59,7 +59,7 @@ class Coordinator:
         self._term = 1
         self._preempted_by = 0
         self._ignored: set[str] = set()
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         self._over = JobOver(int(ExitCode.OK), "")
         if former is not None:
             self._take_over(former)
@@ -88,7 +88,7 @@ class Coordinator:
     def to_leave(self) -> set[str]:
         """Once the job is over: the other nodes that were notified and have not left yet."""
         if self.phase is Phase.OVER:
-            return self._told - {self._me}
+            return self._notified - {self._me}
         return set()
 
     def formed(self) -> Formed:
@@ -112,12 +112,15 @@ class Coordinator:
         if self.phase is Phase.FORMING:
             return []
         if self._over.exit_code == ExitCode.OK:
-            how = EndReason.SUCCEEDED
+            end_reason = EndReason.SUCCEEDED
         else:
-            how = EndReason.STOP
+            end_reason = EndReason.STOP
         everybody = self._roster.members | self._roster.waiting
         self._roster.waiting = {}
-        return [self._cycle_end(how, self._over.reason, self._over.exit_code), *self._answer(everybody, self._over)]
+        return [
+            self._cycle_end(end_reason, self._over.reason, self._over.exit_code),
+            *self._answer(everybody, self._over),
+        ]
 
     # Events.
 
@@ -157,7 +160,7 @@ class Coordinator:
         if arrival.node in self._ignored:
             return []
         if self.phase is Phase.OVER:
-            self._told.add(arrival.node)
+            self._notified.add(arrival.node)
             return [Reply(arrival.node, arrival.seq, self._over)]
         if self._roster.has(arrival):
             return []
@@ -212,9 +215,9 @@ class Coordinator:
         self._roster.away[ended.node] = EndReason.PREEMPTED
         return self.on_tick(now)
 
-    def _away_now(self, node: str, how: EndReason, reason: str, now: float) -> list[Work]:
+    def _away_now(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
         roster = self._roster
-        self._told.discard(node)
+        self._notified.discard(node)
         roster.waiting.pop(node, None)
         self._rank_claims.drop(node)
         if self._rules.hosts and node == self._me and self.phase is not Phase.OVER:
@@ -223,19 +226,19 @@ class Coordinator:
         if node not in roster.not_gone:
             return self.on_tick(now)
         if self.phase is not Phase.RUNNING or node in roster.done:
-            roster.away[node] = how
+            roster.away[node] = end_reason
             return self.on_tick(now)
-        if how is EndReason.LEFT:
+        if end_reason is EndReason.LEFT:
             verb = "left"
         else:
             verb = "is lost"
-        return self._lose_member(node, how, f"node {roster.members[node].name} {verb}: {reason}", now)
+        return self._lose_member(node, end_reason, f"node {roster.members[node].name} {verb}: {reason}", now)
 
-    def _lose_member(self, node: str, how: EndReason, reason: str, now: float) -> list[Work]:
-        self._roster.away[node] = how
+    def _lose_member(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
+        self._roster.away[node] = end_reason
         if self._rules.keep_healthy and len(self._roster.living) >= self._rules.size.minimum:
             return self._succeed_if_all()
-        return self._end_cycle(how, reason, now)
+        return self._end_cycle(end_reason, reason, now)
 
     def _succeed_if_all(self) -> list[Work]:
         if self._roster.succeeded:
@@ -244,22 +247,22 @@ class Coordinator:
 
     # Endings.
 
-    def _end_cycle(self, how: EndReason, reason: str, now: float) -> list[Work]:
+    def _end_cycle(self, end_reason: EndReason, reason: str, now: float) -> list[Work]:
         self.phase = Phase.FORMING
         self._roster.end()
         self._formation.begin(reason, now)
-        return [self._cycle_end(how, reason), *self._try_form(now)]
+        return [self._cycle_end(end_reason, reason), *self._try_form(now)]
 
-    def _cycle_end(self, how: EndReason, reason: str, exit_code: int | None = None) -> CycleEnd:
-        if how is EndReason.PREEMPTED:
+    def _cycle_end(self, end_reason: EndReason, reason: str, exit_code: int | None = None) -> CycleEnd:
+        if end_reason is EndReason.PREEMPTED:
             number = self._preempted_by
         else:
             number = 0
-        return CycleEnd(self._roster.cycle, how.value, reason, exit_code, number)
+        return CycleEnd(self._roster.cycle, end_reason.value, reason, exit_code, number)
 
-    def _finish(self, how: EndReason, exit_code: int, reason: str) -> list[Work]:
-        self._told |= self._roster.not_gone
-        return [self._cycle_end(how, reason, exit_code), *self._give_up(JobOver(exit_code, reason))]
+    def _finish(self, end_reason: EndReason, exit_code: int, reason: str) -> list[Work]:
+        self._notified |= self._roster.not_gone
+        return [self._cycle_end(end_reason, reason, exit_code), *self._give_up(JobOver(exit_code, reason))]
 
     def _give_up(self, over: JobOver) -> list[Work]:
         self.phase = Phase.OVER
@@ -268,11 +271,14 @@ class Coordinator:
         formed = self.formed()
         waiting = self._roster.waiting
         self._roster.waiting = {}
-        self._told |= waiting.keys()
+        self._notified |= waiting.keys()
         return [formed, *self._answer(waiting, over)]
 
     def _answer(self, nodes: dict[str, JoinRequest], over: JobOver) -> list[Work]:
-        return [Reply(node, arrival.seq, self._fault_decision.told(node, over)) for node, arrival in nodes.items()]
+        return [
+            Reply(node, arrival.seq, self._fault_decision.with_own_decision(node, over))
+            for node, arrival in nodes.items()
+        ]
 
     # Beginnings.
 
@@ -285,7 +291,7 @@ class Coordinator:
             case members:
                 self.phase = Phase.RUNNING
                 self._roster.form(members)
-                self._fault_decision.owe(self._roster.waiting)
+                self._fault_decision.keep_for(self._roster.waiting)
                 return [self.formed(), *self._places()]
 
     def _places(self) -> list[Work]:
@@ -304,6 +310,6 @@ class Coordinator:
         standby = [arrival.name for arrival in self._roster.waiting.values()]
         places[0] = replace(places[0], active=active, standby=standby)
         return [
-            Reply(node, arrival.seq, decided.told(node, answer))
+            Reply(node, arrival.seq, decided.with_own_decision(node, answer))
             for (node, arrival), answer in zip(self._roster.members.items(), places, strict=True)
         ]

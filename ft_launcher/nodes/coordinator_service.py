@@ -102,8 +102,8 @@ class Coordination:
         self._is_last = False
         self._lost_any = False
         self._threads = [
-            threading.Thread(target=self._keep_at, args=words, daemon=True, name="ft_coordinator")
-            for words in ((self._read_inbox, None), (self._read_beats, store))
+            threading.Thread(target=self._keep_at, args=arguments, daemon=True, name="ft_coordinator")
+            for arguments in ((self._read_inbox, None), (self._read_beats, store))
         ]
         self.why_ended = ""
 

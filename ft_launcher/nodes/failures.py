@@ -6,7 +6,7 @@ connections for example, had been taken by the store, and is simply begun again.
 
 from __future__ import annotations
 
-SAY_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 """Often enough to be found near the end of a log, seldom enough not to fill it."""
 
 
@@ -26,7 +26,7 @@ class Failures:
         """Ends the row: the work succeeded."""
         self.lasted_s = 0.0
         self._first: float | None = None
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
 
     def failed(self, began: float, now: float, why: str) -> bool:
         """Counts a failure of work that began at `began`. Returns whether to log it: the second, then one a minute."""
@@ -36,7 +36,7 @@ class Failures:
             self._first = now
             return False
         self.lasted_s = now - self._first
-        says = self._said_at is None or now - self._said_at >= SAY_EVERY_S
-        if says:
-            self._said_at = now
-        return says
+        is_due = self._logged_at is None or now - self._logged_at >= LOG_EVERY_S
+        if is_due:
+            self._logged_at = now
+        return is_due

@@ -5,8 +5,8 @@ Knows no phase and no members; the coordinator asks it when a cycle is to form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ft_launcher.nodes.messages import Formed, JobOver, RankAssigned
@@ -24,6 +24,7 @@ Fault = Mapping[str, Any]
 class PolicyAnswer:
     """What follows a fault: go on (`exit_code` None), after `wait_s`, or give up; and the new history of restarts.
 
+    `faulty_node`: another node's rank held up those of the node whose fault it was; empty: none did.
     `relocates`: a waiting node is to take the faulty one's place; `swap`: if none waits, a member may change with it.
     """
 
@@ -34,6 +35,25 @@ class PolicyAnswer:
     wait_s: float = 0.0
     relocates: bool = False
     swap: bool = False
+    faulty_node: str = ""
+
+
+@dataclass(frozen=True)
+class HangViews:
+    """Where the ranks of the nodes were when a cycle ended by a hang, as the nodes report it.
+
+    Attributes:
+        ranks: by node, JSON that `attribution/collective.py: of_record` reads.
+        names: of these nodes.
+        is_complete: these are all nodes of the cycle.
+    """
+
+    ranks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    is_complete: bool = False
+
+
+NO_VIEWS = HangViews()
 
 
 @dataclass(frozen=True)
@@ -41,6 +61,7 @@ class Case:
     """The question to the policy: a fault, and the history of restarts as it was `age_s` seconds ago.
 
     `elsewhere`: a node waits that could take the faulty one's place. `swap`: a member could change places with it.
+    `hang`: where the ranks were, if the cycle ended by a hang.
     """
 
     fault: dict[str, Any]
@@ -48,6 +69,7 @@ class Case:
     age_s: float
     elsewhere: bool
     swap: bool = False
+    hang: HangViews = NO_VIEWS
 
 
 Policy: TypeAlias = Callable[[Case, float], PolicyAnswer]
@@ -69,13 +91,13 @@ class FaultDecision:
         self._most_failed_starts = failed_starts
         self._history_at = now
         self.history: dict[str, Any] = {}
-        self.owed: dict[str, dict[str, Any]] = {}
+        self.kept: dict[str, dict[str, Any]] = {}
         self.answer: PolicyAnswer | None = None
         self.faulty_node = ""
         self._failed_starts = 0
         if former is not None:
             self.history = former.history
-            self.owed = dict(former.owed)
+            self.kept = dict(former.owed)
         if former is not None and former.members:
             self.answer = PolicyAnswer(former.reason, None, former.decision, former.history)
             self.faulty_node = former.fault_of
@@ -86,7 +108,7 @@ class FaultDecision:
             "history": self.history,
             "decision": self.decision,
             "fault_of": self.faulty_node,
-            "owed": dict(self.owed),
+            "owed": dict(self.kept),
         }
 
     def forget(self) -> None:
@@ -97,31 +119,34 @@ class FaultDecision:
     def decide(
         self,
         faults: Mapping[str, Fault],
-        told: bool,
+        reported: bool,
         gone: bool,
         places: tuple[bool, bool],
         why: str,
         now: float,
+        hang: HangViews = NO_VIEWS,
     ) -> PolicyAnswer:
         """Decides on the cycle that ended, by the policy if a node had a fault; keeps the answer.
 
         Args:
             faults: by node, in the order in which nodes reported them.
-            told: whether a node reported that the cycle failed on it.
+            reported: whether a node reported that the cycle failed on it.
             gone: whether a node was lost or left.
             places: whether a node waits that could take the faulty one's place; whether a member could change with it.
             why: why the cycle ended.
+            hang: where the ranks were, if the cycle ended by a hang.
         """
         faulty_node = find_faulty_node(faults, gone)
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
-        failed_to_start = told and faulty_node is None and not gone
+        failed_to_start = reported and faulty_node is None and not gone
         if failed_to_start:
             self._failed_starts = self._failed_starts + 1
         else:
             self._failed_starts = 0
         self.faulty_node = faulty_node or ""
         if faulty_node is not None:
-            self.answer = self._ask(as_one(faults[faulty_node], faults.values()), places, now)
+            self.answer = self._ask(combined(faults[faulty_node], faults.values()), places, now, hang)
+            self.faulty_node = self.answer.faulty_node or faulty_node
         elif self._failed_starts >= self._most_failed_starts:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
             self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), {}, self.history)
@@ -129,9 +154,9 @@ class FaultDecision:
             self.answer = PolicyAnswer(why, None, {}, self.history)
         return self.answer
 
-    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float) -> PolicyAnswer:
+    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float, hang: HangViews) -> PolicyAnswer:
         try:
-            answer = self._policy(Case(fault, self.history, now - self._history_at, *places), now)
+            answer = self._policy(Case(fault, self.history, now - self._history_at, *places, hang), now)
         except ProtocolError as error:
             answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), {}, self.history)
         self._history_at = now
@@ -155,14 +180,14 @@ class FaultDecision:
             return self.answer.decision
         return {}
 
-    def owe(self, waiting: Collection[str]) -> None:
+    def keep_for(self, waiting: Collection[str]) -> None:
         """Keeps the decision for `faulty_node` if it is among the nodes that go on waiting."""
         if self.faulty_node in waiting:
-            self.owed[self.faulty_node] = self.decision
+            self.kept[self.faulty_node] = self.decision
 
-    def told(self, node: str, answer: _A) -> _A:
+    def with_own_decision(self, node: str, answer: _A) -> _A:
         """Returns the answer to a node, with the decision about its fault if that was kept for it."""
-        decision = self.owed.pop(node, None)
+        decision = self.kept.pop(node, None)
         if decision is None:
             return answer
         return replace(answer, decision=decision, fault_of=node)
@@ -185,7 +210,7 @@ def find_faulty_node(faults: Mapping[str, Fault], gone: bool) -> str | None:
     return next(iter(own), None)
 
 
-def as_one(cause: Fault, all_faults: Collection[Fault]) -> dict[str, Any]:
+def combined(cause: Fault, all_faults: Collection[Fault]) -> dict[str, Any]:
     """Returns the cause; its `agreed_exit_code` is kept only if all faults that are no consequence have the same."""
     code = cause.get("agreed_exit_code")
     agree = all(fault.get("agreed_exit_code") == code for fault in all_faults if _own(fault))

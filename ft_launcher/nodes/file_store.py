@@ -106,12 +106,12 @@ class FolderStore(Store):  # type: ignore[misc]
 
     def remove_all(self, key: str, value: bytes) -> None:
         """Removes the folder with all keys, if `key` still has this value."""
-        aside = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
+        removed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
         with contextlib.suppress(FileNotFoundError), self._locked():
             if self._read(key) != value:
                 return
-            self.folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+            self.folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -144,7 +144,7 @@ class FolderStore(Store):  # type: ignore[misc]
         return self.folder / _name(key)
 
     def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        deadline, rest_s = time.monotonic() + timeout.total_seconds(), _SHORT_S
+        deadline, pause_s = time.monotonic() + timeout.total_seconds(), _SHORT_S
         found: dict[str, bytes] = {}
         while True:
             for key in set(keys) - found.keys():
@@ -155,8 +155,8 @@ class FolderStore(Store):  # type: ignore[misc]
                 return [found[key] for key in keys]
             if time.monotonic() >= deadline:
                 raise LookupError(f"{len(set(keys)) - len(found)} of {len(keys)} keys were not set within {timeout}")
-            time.sleep(rest_s)
-            rest_s = min(1.2 * rest_s, _LONG_S)
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, _LONG_S)
 
 
 def _name(key: str) -> str:

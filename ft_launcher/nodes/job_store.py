@@ -3,7 +3,7 @@
 The record is in a `RendezvousBackend` of torch, which has compare-and-set. All else is in a `Store`, by set, get, add,
 wait and check, or by a faster method where the store has one. Decides nothing. A thread that waits needs its own
 connection. Its waits should be long: torch's TCPStore prints two lines whenever a wait ends without its key.
-`store_connection.py` opens the store.
+`store_connection.py` opens the store; the link, the coordinator and the handlers use it, each over `connections.py`.
 """
 
 from __future__ import annotations

@@ -422,12 +422,12 @@ class Link:
     def _hear(self, store: JobStore, over: JobOver) -> None:
         """Writes the end of this node's attempt to the keys that it awaits, since no coordinator will any more."""
         if over.exit_code == ExitCode.OK:
-            how = EndReason.SUCCEEDED
+            end_reason = EndReason.SUCCEEDED
         else:
-            how = EndReason.STOP
+            end_reason = EndReason.STOP
 
         def end(key: str) -> str:
-            return encode(CycleEnd(int(key.rpartition("/")[2]), how.value, over.reason, over.exit_code))
+            return encode(CycleEnd(int(key.rpartition("/")[2]), end_reason.value, over.reason, over.exit_code))
 
         self._awaited.release(store, self._hosts_of_cycles)
         self._awaited.release(store, self._ends, text=end)

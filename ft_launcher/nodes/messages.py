@@ -17,6 +17,7 @@ from rank_monitor.contract.wire.json_record import from_json
 
 # Nodes of one job may run different releases of the launcher; a record of another version is refused.
 VERSION = 2
+# Cycles and ranks are numbered from 0.
 NO_CYCLE = -1
 NO_RANK = -1
 # Any program can write to the store. The largest record, `Formed`, contains an arrival of each node.
@@ -44,6 +45,7 @@ class EndReason(str, Enum):
 @dataclass(frozen=True)
 class JoinRequest:
     """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `fault` its fault there.
+    `views`: after a hang, `ranks` with where each of its ranks was before the first was ended.
 
     `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
     """
@@ -58,6 +60,7 @@ class JoinRequest:
     group: str = ""
     cycle: int = NO_CYCLE
     fault: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    views: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from ft_launcher.nodes.fault_decision import HangViews
 from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, EndReason, Formed, JobOver, JoinRequest, Reply, arrivals_of
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -75,15 +76,24 @@ class Roster:
         brought = [node for node, arrival in self.waiting.items() if arrival.fault and arrival.cycle == self.cycle]
         return {node: self.waiting[node].fault for node in reported + brought}
 
+    def hang_views(self) -> HangViews:
+        """Returns where the ranks were, as far as nodes brought that with them from the last cycle."""
+        ranks, names = {}, {}
+        for node, arrival in self.waiting.items():
+            found = arrival.views.get("ranks")
+            if isinstance(found, list) and arrival.cycle == self.cycle:
+                ranks[node], names[node] = found, arrival.name
+        return HangViews(ranks, names, ranks.keys() >= self.members.keys())
+
     def end(self) -> None:
         """Notes the end of the cycle: members that failed are expected to return."""
-        self.away = {node: how for node, how in self.away.items() if how in _NOT_BACK}
+        self.away = {node: reason for node, reason in self.away.items() if reason in _NOT_BACK}
         self.done = set()
 
     def form(self, members: Iterable[JoinRequest]) -> None:
         """Begins the next cycle with these members, by rank; the others go on waiting."""
         self.cycle += 1
-        self.members = {arrival.node: replace(arrival, fault={}) for arrival in members}
+        self.members = {arrival.node: replace(arrival, fault={}, views={}) for arrival in members}
         self.waiting = {node: arrival for node, arrival in self.waiting.items() if node not in self.members}
         self.away = {}
         self.failed = []

@@ -43,10 +43,10 @@ _CONNECT_S = 20.0
 # Between two attempts to reach a host that has not started yet; torch's own pause is up to half a minute.
 _RETRY_S = 0.05
 # A store answers well within this; after it, `_must_be_a_store` asks whether another program has the port.
-_DOUBT_S = 2.0
+_CHECK_AFTER_S = 2.0
 # torch's limit for that question: its first answer decides, and a program that is silent gives none.
-_WORD_S = 1.0
-_WRONG_WORD = "Ping failed"
+_FIRST_ANSWER_S = 1.0
+_WRONG_FIRST_ANSWER = "Ping failed"
 """torch's error where the first answer of a server is not that of a store."""
 
 
@@ -142,11 +142,11 @@ def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, flo
         may_host = int(parameters.config["rank"]) == 0
         limit_s = parameters.get_as_int("timeout", 600) or 600
     else:
-        told = parameters.get_as_bool("is_host")
-        if told is None:
+        is_host = parameters.get_as_bool("is_host")
+        if is_host is None:
             may_host = _matches_machine_hostname(host)
         else:
-            may_host = told
+            may_host = is_host
         limit_s = parameters.get_as_int("read_timeout", 60) or 60
     return may_host, float(limit_s)
 
@@ -190,21 +190,21 @@ def _must_be_a_store(host: str, port: int) -> None:
     """
     try:
         socket.create_connection((host, port), _REACH_S).close()
-        limit = timedelta(seconds=_WORD_S)
+        limit = timedelta(seconds=_FIRST_ANSWER_S)
         _within(
-            2 * _WORD_S,
+            2 * _FIRST_ANSWER_S,
             lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit),
             host,
             port,
         )
     except (OSError, ValueError, RuntimeError, RendezvousConnectionError) as error:
-        if _WRONG_WORD in str(error):
+        if _WRONG_FIRST_ANSWER in str(error):
             raise RendezvousConnectionError(_about(f"{host}:{port}", error)) from None
 
 
 def _about(endpoint: str, error: BaseException) -> str:
-    if _WRONG_WORD in str(error):
-        return f"what answers at {endpoint} is no store of torch's: another program has that port"
+    if _WRONG_FIRST_ANSWER in str(error):
+        return f"what answers at {endpoint} is not a store of torch's: another program has that port"
     return f"no store at {endpoint}: {one_line(error)}"
 
 
@@ -230,7 +230,7 @@ def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) 
     """As `_within`. If that takes longer than 2 s, checks that the server at the port is a store."""
     made = _begin(make, host)
     try:
-        return _take(made, min(_DOUBT_S, limit_s))
+        return _take(made, min(_CHECK_AFTER_S, limit_s))
     except queue.Empty:
         _must_be_a_store(host, port)
     return _in_time(made, limit_s, f"{host}:{port}")
@@ -301,4 +301,4 @@ def _listens(port: int) -> bool:
         connections = own.net_connections("tcp")
     else:
         connections = own.connections("tcp")
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+    return any(entry.status == psutil.CONN_LISTEN and entry.laddr.port == port for entry in connections)

@@ -7,11 +7,11 @@ so what does not fit is a ProtocolError.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.nodes.fault_decision import Case, Policy, PolicyAnswer
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
+from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Action, Decision, decide, is_suspect, with_decision
 from rank_monitor.contract.errors import ProtocolError
@@ -21,7 +21,9 @@ from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 _LIFE = "life"
-_FORGIVEN, _DOUBT, _HEADLINE = "forgiven_limit", "doubt", "headline"
+_FORGIVEN, _SUSPECT_RESULT, _HEADLINE, _GUILTY = "forgiven_limit", "doubt", "headline", "guilty"
+_BESIDE = (_FORGIVEN, _SUSPECT_RESULT, _HEADLINE, _GUILTY)
+"""What the record of a decision holds beside its fields."""
 # Characters. The line contains text of a rank, and goes to every node of the job with the decision.
 _MAX_HEADLINE = 500
 
@@ -31,12 +33,12 @@ def fault_record(fault: Fault, life: CycleLife, headline: str = "") -> dict[str,
     return asdict(fault) | {"kind": fault.kind.value, _LIFE: asdict(life), _HEADLINE: headline[:_MAX_HEADLINE]}
 
 
-def _fault_of(record: Mapping[str, Any]) -> tuple[Fault, CycleLife]:
+def _fault_of(record: Any) -> tuple[Fault, CycleLife]:
     known = {field.name for field in fields(Fault)}
     values = {name: value for name, value in record.items() if name in known}
     try:
-        values |= {name: tuple(values.get(name, ())) for name in ("detail", "others", "failed")}
-        values["doubt"] = doubt_in(values)
+        values |= {name: tuple(values.get(name, ())) for name in ("detail", "others", "failed", "blamed")}
+        values["doubt"] = suspect_result_in(values)
         agreed = values.get("agreed_exit_code")
         # The exact type, since JSON's true would pass as an int and become the exit code 1.
         if type(agreed) not in (int, type(None)):
@@ -57,7 +59,7 @@ def decision_of(record: Mapping[str, Any]) -> Decision | None:
     """
     if not record:
         return None
-    values = {name: value for name, value in record.items() if name not in (_FORGIVEN, _DOUBT, _HEADLINE)}
+    values = {name: value for name, value in record.items() if name not in _BESIDE}
     try:
         return Decision(**(values | {"action": Action(values["action"])}))
     except (KeyError, TypeError, ValueError) as error:
@@ -74,13 +76,27 @@ def headline_in(record: Mapping[str, Any]) -> str:
     return str(record.get(_HEADLINE, ""))[:_MAX_HEADLINE]
 
 
-def doubt_in(record: Mapping[str, Any]) -> ResultInDoubt | None:
+def guilty_in(record: Mapping[str, Any]) -> tuple[Fault, CycleLife] | None:
+    """Returns the fault of the rank that held up those of all nodes, where their views show one; None: they do not.
+
+    Its `local_rank` and `pid` are not known to the coordinator: they are 0.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    found = record.get(_GUILTY)
+    if isinstance(found, dict) and found:
+        return _fault_of(found)
+    return None
+
+
+def suspect_result_in(record: Mapping[str, Any]) -> ResultInDoubt | None:
     """Returns the suspect result because of which the ranks move to other hardware; None when there is none.
 
     Raises:
         ProtocolError: it does not fit.
     """
-    found = record.get(_DOUBT)
+    found = record.get(_SUSPECT_RESULT)
     if found:
         return from_json(ResultInDoubt, found)
     return None
@@ -91,17 +107,79 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
 
     def policy(case: Case, now: float) -> PolicyAnswer:
         fault, life = _fault_of(case.fault)
+        headline, faulty_node = headline_in(case.fault), ""
+        guilty = _faulty_of_all_nodes(fault, case.hang)
+        if guilty is not None:
+            fault, faulty_node = guilty
+            headline = f"rank {fault.rank} on {case.hang.names.get(faulty_node, faulty_node)} {fault.what}"[
+                :_MAX_HEADLINE
+            ]
         history = History.from_record(case.history, now - case.age_s).ended(fault, life, settings, now)
-        in_doubt = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        elsewhere = case.elsewhere or (in_doubt and case.swap)
+        has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        elsewhere = case.elsewhere or (has_suspect_result and case.swap)
         decision = decide(fault, history, settings, max_restarts, now, elsewhere)
-        record = asdict(decision) | {"action": decision.action.value, _HEADLINE: headline_in(case.fault)}
+        record = asdict(decision) | {"action": decision.action.value, _HEADLINE: headline}
+        if guilty is not None:
+            record[_GUILTY] = fault_record(fault, life)
         if fault.learned_limit:
             record[_FORGIVEN] = fault.limit
         after = with_decision(history, decision, now).to_record(now)
-        if in_doubt and fault.doubt is not None:
-            record[_DOUBT] = asdict(fault.doubt)
+        if has_suspect_result and fault.doubt is not None:
+            record[_SUSPECT_RESULT] = asdict(fault.doubt)
         relocates = is_suspect(fault)
-        return PolicyAnswer(decision.reason, decision.exit_code, record, after, decision.wait_s, relocates, in_doubt)
+        return PolicyAnswer(
+            decision.reason,
+            decision.exit_code,
+            record,
+            after,
+            decision.wait_s,
+            relocates,
+            has_suspect_result,
+            faulty_node,
+        )
 
     return policy
+
+
+def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | None:
+    """Returns the fault of the rank that holds up those of all nodes, and its node.
+
+    None where `fault` is no wait for another rank (its rank passed its own limit outside of a collective), where the
+    views name nobody or do not fit, or where they name the rank of `fault`.
+    """
+    hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
+    if not (hangs and fault.collateral and len(hang.ranks) > 1):
+        return None
+    node_of, views = {}, []
+    try:
+        for node, records in hang.ranks.items():
+            for record in records:
+                views.append(collective.of_record(record))
+                node_of[views[-1].rank] = node
+        blame = collective.find(views, hang.is_complete)
+    except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
+        return None
+    if not blame.ranks or fault.rank in blame.ranks:
+        return None
+    view = next(view for view in views if view.rank == blame.ranks[0])
+    found = replace(
+        fault,
+        kind=FaultKind.HANG,
+        fault_class=FaultClass.HANG,
+        rank=view.rank,
+        local_rank=0,
+        pid=0,
+        what=f"hangs: it {collective.sentence(blame, view)}",
+        where="",
+        hint="",
+        detail=tuple(view.scene.frames[:4]),
+        iteration=view.iteration,
+        limit="",
+        learned_limit=False,
+        collateral=False,
+        failed=blame.ranks,
+        finding=blame.finding.value,
+        blamed=blame.ranks,
+        waiting=len(blame.waiting),
+    )
+    return found, node_of[view.rank]

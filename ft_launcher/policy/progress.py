@@ -1,4 +1,7 @@
-"""The progress of a cycle: the highest iteration of its ranks, or that in the checkpoint's file. Decides nothing."""
+"""The progress of a cycle: the highest iteration of its ranks, or that in the checkpoint's file. Decides nothing.
+
+`agent/ranks.py` asks after a failed cycle. Reading the file must not hold up a restart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 # Storage that hangs must not hold up the restart.
-_PATIENCE_S = 5.0
+_READ_TIMEOUT_S = 5.0
 # The training writes this file. 18 digits always fit into 64 bits.
 _MOST_DIGITS = 18
 
@@ -35,8 +38,8 @@ def of_cycle(evidence: Iterable[RankEvidence], checkpoint_iteration_file: str | 
     return None
 
 
-def of_file(path: Path, patience_s: float = _PATIENCE_S) -> int | None:
-    """Returns the whole number in a file; None when it contains none, or cannot be read within `patience_s`."""
+def of_file(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> int | None:
+    """Returns the whole number in a file; None when it contains none, or cannot be read within `timeout_s`."""
     found: list[int] = []
 
     def read() -> None:
@@ -49,7 +52,7 @@ def of_file(path: Path, patience_s: float = _PATIENCE_S) -> int | None:
 
     reader = threading.Thread(target=read, daemon=True, name="ft_checkpoint_iteration")
     reader.start()
-    reader.join(patience_s)
+    reader.join(timeout_s)
     if found:
         return found[0]
     return None

@@ -73,14 +73,14 @@ class History:
             settings: the policy.
             now: monotonic seconds.
         """
-        moves = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        excused = moves or fault.fault_class is FaultClass.PREEMPTION
-        measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), excused)
+        relocates = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        is_ignored = relocates or fault.fault_class is FaultClass.PREEMPTION
+        measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), is_ignored)
         same_class = fault.fault_class.value == self.fault_class
         return replace(
             measured._with_error(fault),
             charged=measured.within(settings.restart_window, now),
-            moves=_in_a_row(self.moves, moves),
+            moves=_in_a_row(self.moves, relocates),
             young=_in_a_row(self.young, life.lived_s < YOUNG * settings.backoff[1]),
             fault_class=fault.fault_class.value,
             same_class=max(1, _in_a_row(self.same_class, same_class)),
@@ -94,13 +94,13 @@ class History:
         times = max(1, _in_a_row(self.same_errors, same))
         return replace(self, error=fault.error, error_iteration=fault.iteration, same_errors=times)
 
-    def _measured(self, iteration: int | None, least: int, excused: bool) -> History:
-        """Restores the budget after progress. An excused cycle without progress is not counted."""
+    def _measured(self, iteration: int | None, least: int, is_ignored: bool) -> History:
+        """Restores the budget after progress. A cycle without progress is not counted where `is_ignored`."""
         if iteration is None or (self.mark is None and iteration == NO_ITERATION):
             return self
         if self.mark is None or iteration >= self.mark + least:
             return replace(self, mark=iteration, no_progress=0, charged=())
-        if excused:
+        if is_ignored:
             return self
         return replace(self, no_progress=self.no_progress + 1)
 

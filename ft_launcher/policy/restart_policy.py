@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.attribution.suspect_result import words
+from ft_launcher.attribution.suspect_result import describe
 from ft_launcher.policy.restart_history import History
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
 from rank_monitor.contract.settings.config import RestartSettings
@@ -20,11 +20,11 @@ from rank_monitor.contract.wire.messages import ControlRequest
 MOST_MOVES = 3
 """How many exits with code 16 in a row are not charged."""
 
-MOST_EXCUSED = 3
+MOST_UNCHARGED = 3
 """How many cycles in a row that ended by preemption, or by hardware that a waiting node replaces, are not charged."""
 
 # Characters. A rank chooses the text, and it becomes part of one line.
-_MOST_WORDS = 200
+_MOST_DESCRIPTION = 200
 _MIN_HEALTHY = "min-healthy"
 _REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.JOB_STOPPED, "restart": None}
 
@@ -113,9 +113,9 @@ def _why_free(fault: Fault, history: History, max_restarts: int, elsewhere: bool
     """Returns why the restart is not charged; None when it is charged."""
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
         return f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware"
-    if history.same_class > MOST_EXCUSED:
+    if history.same_class > MOST_UNCHARGED:
         return None
-    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_EXCUSED} in a row"
+    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_UNCHARGED} in a row"
     if fault.fault_class is FaultClass.HARDWARE and elsewhere:
         return f"{times}: another node takes the place"
     # A user who allows no restart at all gets none after a preemption either.
@@ -128,7 +128,7 @@ def _not_restarted(fault: Fault, history: History, settings: RestartSettings, el
     """Returns the decision to end the job where a restart would not help, whatever the budget; else None."""
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
         if fault.doubt:
-            about = words(fault.doubt)
+            about = describe(fault.doubt)
         else:
             about = "the rank asks for the end of the job, and its log says why"
         reason = f"exit code 17: result could not be validated; {about}"
@@ -196,9 +196,9 @@ def is_known(request: ControlRequest) -> bool:
 
 def asked_by(rank: int, request: ControlRequest) -> str:
     """Describes in one line which rank made a request, with its description."""
-    words = " ".join(request.description.split())[:_MOST_WORDS]
-    if words:
-        return f"rank {rank} asked for it: {words}"
+    description = " ".join(request.description.split())[:_MOST_DESCRIPTION]
+    if description:
+        return f"rank {rank} asked for it: {description}"
     return f"rank {rank} asked for it"
 
 

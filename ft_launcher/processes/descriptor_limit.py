@@ -15,7 +15,7 @@ from rank_monitor.contract.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-LINES = 2
+CONNECTIONS_PER_NODE = 2
 """Connections of each node to the rendezvous' store; see `nodes/connections.py`."""
 _OWN, _OWN_PER_RANK = 64, 8
 """What a launcher has open without other nodes."""
@@ -56,7 +56,7 @@ def needed(nodes: int, nprocs: int, hosts_job: bool, shares: bool) -> int:
     if shares:
         of_each_node += nprocs
     if hosts_job:
-        of_each_node += LINES
+        of_each_node += CONNECTIONS_PER_NODE
     return _OWN + _OWN_PER_RANK * nprocs + nodes * of_each_node
 
 
@@ -82,8 +82,8 @@ def must_do(least: int, most: int, nprocs: int, hosts_job: bool, shares: bool) -
         if nodes == least:
             problem = f"{problem}, and RLIMIT_NOFILE is {limit}"
             if most == least:
-                given = str(least)
+                nodes_text = str(least)
             else:
-                given = f"{least}:{most}"
-            raise ConfigError("nnodes", given, "--nnodes", problem, hint)
+                nodes_text = f"{least}:{most}"
+            raise ConfigError("nnodes", nodes_text, "--nnodes", problem, hint)
         logger.warning("--nnodes: %s, and RLIMIT_NOFILE is %d. %s", problem, limit, hint)

@@ -58,7 +58,7 @@ class Reserve:
         Returns:
             Whether there are enough.
         """
-        deadline, was_said = time.monotonic() + most_s, False
+        deadline, is_logged = time.monotonic() + most_s, False
         while not _can_open(self._needed):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             if soft != hard and _raise_soft(hard):
@@ -69,12 +69,12 @@ class Reserve:
             elif hard >= self._hard_at_start:
                 return False  # a limit that was always tight, and that the first cycle did with
             else:
-                if not was_said:
+                if not is_logged:
                     logger.warning(
                         "RLIMIT_NOFILE of the launcher is %d, and a restart needs %d descriptors more: it waits "
                         "(prlimit --pid %d --nofile=4096)", hard, self._needed, os.getpid()
                     )  # fmt: skip
-                was_said = True
+                is_logged = True
                 if wait(_RETRY_S) is not None or time.monotonic() > deadline:
                     return False
         return True

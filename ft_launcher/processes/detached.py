@@ -1,6 +1,7 @@
 """Processes that a rank started to outlive it: those in a session of their own, for instance an upload.
 
-Tells which processes of a cycle these are, and what they run. Sends no signal; how long they may go on (`--ft-linger`)
+`agent/results.py` and `ranks/rank_context.py` ask which processes of a cycle these are, and what they run. Sends no
+signal; how long they may go on (`--ft-linger`)
 is the caller's.
 """
 

@@ -26,15 +26,15 @@ _FROM_STAT = (26, 27, 45, 46, 47, 28)
 _shown: list[mmap.mmap] = []
 
 
-def show(words: Sequence[str], environ: Mapping[str, str]) -> None:
+def show(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Sets what /proc/PID/cmdline and /proc/PID/environ show. A failure is ignored."""
-    arguments = b"".join(os.fsencode(word) + b"\0" for word in words)
+    shown_command = b"".join(os.fsencode(argument) + b"\0" for argument in command)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
-    length = len(arguments) + len(variables)
+    length = len(shown_command) + len(variables)
     memory = mmap.mmap(-1, max(1, length), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory[:length] = arguments + variables
+    memory[:length] = shown_command + variables
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    between, last = first + len(arguments), first + length
+    between, last = first + len(shown_command), first + length
     code, code_end, data, data_end, heap, stack = _layout()
     own = (code, code_end, data, data_end, heap, _libc().sbrk(0), stack)
     layout = struct.pack("11QQII", *own, first, between, between, last, 0, 0, _NO_EXE)

@@ -19,36 +19,40 @@ _TORCHS, _DRIVERS = "cuda:", "GPU-"
 
 
 @dataclass(frozen=True)
-class Move:
-    """Why the ranks of a cycle run on other hardware than before (`doubt` None: they do not), and which GPUs they see.
+class Relocation:
+    """Why the ranks of a cycle run on other hardware than before (`result` None: they do not), and which GPUs they see.
 
     `visible` is a value of CUDA_VISIBLE_DEVICES; empty: the launcher's own.
     """
 
-    doubt: ResultInDoubt | None = None
+    result: ResultInDoubt | None = None
     visible: str = ""
 
 
 def another_device(
-    doubt: ResultInDoubt | None, ranks: int, environ: Mapping[str, str], uuids: Sequence[str | None], former: Move
-) -> Move | None:
-    """Returns which GPUs `ranks` ranks are to see because of `doubt`; None: no doubt, or no other device here.
+    result: ResultInDoubt | None,
+    ranks: int,
+    environ: Mapping[str, str],
+    uuids: Sequence[str | None],
+    former: Relocation,
+) -> Relocation | None:
+    """Returns which GPUs `ranks` ranks are to see because of `result`; None: no doubt, or no other device here.
 
     Args:
         environ: the launcher's own environment.
         uuids: of every GPU of the node, as the driver spells them (`GPU-...`); None: not known.
         former: how they run now.
     """
-    if doubt is None:
+    if result is None:
         return None
     indices, _ = visible(former.visible or environ.get(VISIBLE), uuids)
     named = (uuids[index] for index in indices)
     shown = [uuid for uuid in named if uuid is not None]
-    suspect = _DRIVERS + doubt.device.removeprefix(_TORCHS).removeprefix(_DRIVERS)
+    suspect = _DRIVERS + result.device.removeprefix(_TORCHS).removeprefix(_DRIVERS)
     # With one GPU a rotation gives each rank the device that it had.
     if suspect not in shown or len(shown) < max(2, ranks):
         return None
     moved = [uuid for uuid in shown if uuid != suspect]
     if len(moved) < ranks:
         moved = shown[1:] + shown[:1]
-    return Move(doubt, ",".join(moved))
+    return Relocation(result, ",".join(moved))

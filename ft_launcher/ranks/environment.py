@@ -11,35 +11,41 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ft_launcher.ranks import nccl
-from ft_launcher.ranks.devices import VISIBLE, Move
+from ft_launcher.ranks.devices import VISIBLE, Relocation
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import NcclSettings, StartSettings
 
 
-def rank_environment(tag: str, cycle: int, monitor_socket: Path, stack_file: Path, stack_signal: int) -> dict[str, str]:
+def rank_environment(
+    tag: str, cycle: int, monitor_socket: Path, stack_file: Path, stack_signal: int, recorder_socket: str = ""
+) -> dict[str, str]:
     """Returns the variables of one rank.
 
     Args:
         tag: of the job; a stop finds all its processes by this.
+        recorder_socket: where torch's worker server of the rank is to listen; empty: nowhere.
     """
-    return {
+    variables = {
         env.JOB_TAG: tag,
         env.CYCLE: str(cycle),
         env.RANK_MONITOR_SOCKET: str(monitor_socket),
         env.STACK_FILE: str(stack_file),
         env.STACK_SIGNAL: str(int(stack_signal)),
     }
+    if recorder_socket:
+        variables[env.FLIGHT_RECORDER_SOCKET] = recorder_socket
+    return variables
 
 
 def cycle_environment(
-    settings: NcclSettings, environ: Mapping[str, str], multipliers: Mapping[str, float], move: Move
+    settings: NcclSettings, environ: Mapping[str, str], multipliers: Mapping[str, float], relocation: Relocation
 ) -> dict[str, str]:
     """Returns the variables that all ranks of a cycle get.
 
     Args:
         environ: the launcher's own environment, which the ranks have too.
         multipliers: learned limit -> factor, after a kill by that limit.
-        move: to other hardware, and why.
+        relocation: to other hardware, and why.
 
     Raises:
         ConfigError: as `nccl.variables`.
@@ -47,10 +53,10 @@ def cycle_environment(
     variables = nccl.variables(settings, environ)
     if multipliers:
         variables[env.LIMIT_MULTIPLIERS] = json.dumps(dict(multipliers))
-    if move.doubt is not None:
-        variables[env.RESULT_IN_DOUBT] = json.dumps(asdict(move.doubt))
-    if move.visible:
-        variables[VISIBLE] = move.visible
+    if relocation.result is not None:
+        variables[env.RESULT_IN_DOUBT] = json.dumps(asdict(relocation.result))
+    if relocation.visible:
+        variables[VISIBLE] = relocation.visible
     return variables
 
 

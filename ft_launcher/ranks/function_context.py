@@ -157,7 +157,7 @@ class FunctionContext(RankContext):
         """torch's hook."""
         self._begin(range(self.nprocs))
 
-    def _start_one(self, local_rank: int) -> None:
+    def _start_rank_again(self, local_rank: int) -> None:
         before = self._processes[local_rank]
         self._begin([local_rank])
         before.close()
@@ -237,7 +237,7 @@ class FunctionContext(RankContext):
         result = super()._poll()
         if result is not None and not result.is_failed():
             result.return_values = {
-                rank: None if rank in self.excused else _value(rank, process)
+                rank: None if rank in self.ignored else _value(rank, process)
                 for rank, process in self._processes.items()
             }
         return result
@@ -255,7 +255,7 @@ def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
             os.fsdecode(spawn.get_executable()),
             # As multiprocessing does it: the ranks run with the user's -O, -W and -X options.
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            *("-u", script.bootstrap(), *order.words, str(order.channel)),
+            *("-u", script.bootstrap(), *order.arguments, str(order.channel)),
         ],
         env=dict(order.environ),
         stdout=order.streams.get(1),

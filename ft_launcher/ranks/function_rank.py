@@ -51,7 +51,7 @@ class FunctionEntry:
 
 
 def check(entry: FunctionEntry, args: Sequence[Any]) -> None:
-    """Checks that a function and its arguments can be sent to a process that is no fork of this one.
+    """Checks that a function and its arguments can be sent to a process that is not a fork of this one.
 
     Raises:
         ConfigError: one of them cannot be pickled or imported there; the text says which, and why.
@@ -132,10 +132,10 @@ def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..
         fork_server.end_with_parent(order.agent)
     for number, path in order.outputs.items():
         if env.REJOIN in order.environ:
-            how = os.O_APPEND
+            mode = os.O_APPEND
         else:
-            how = os.O_TRUNC
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o644)
+            mode = os.O_TRUNC
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.update(order.environ)

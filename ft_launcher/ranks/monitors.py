@@ -13,11 +13,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record.monitor_events import STALL, News, Replaced
+from ft_launcher.record.monitor_events import STALL, MonitorEvent, Replaced
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.processes.spawn import Monitor
 from rank_monitor.contract.processes.wait import readable
@@ -31,6 +32,8 @@ from rank_monitor.contract.wire.launcher_messages import (
     Fenced,
     Snapshot,
     SnapshotRequest,
+    Times,
+    TimesRequest,
     Verdict,
 )
 from rank_monitor.contract.wire.messages import (
@@ -47,6 +50,7 @@ from rank_monitor.contract.wire.messages import (
     ResultInDoubt,
     SectionTimes,
 )
+from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +62,25 @@ _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
 
 @dataclass
 class Found:
-    """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds)."""
+    """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
+
+    `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
+    answer to `ask_readings`: a finding about the end of a rank must not take it for one.
+    """
+
+    start: CycleStart | None = None
 
     verdict: Verdict | None = None
     verdict_at: float | None = None
     exception: RankException | None = None
     exception_at: float | None = None
     last_output: str = ""
-    doubt: ResultInDoubt | None = None
+    suspect_result: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
     was_attached: bool = False
+    times: RankTimes | None = None
+    reading: Snapshot | None = None
+    reading_at: float | None = None
 
 
 @dataclass
@@ -99,8 +112,9 @@ class NodeMonitors:
         self._settings = settings
         self._lease = lease
         self._sequence = 0
+        self._reading_token = 0
         self._slots: list[_Slot] = []
-        self._not_told: list[tuple[int, News]] = []
+        self._not_passed_on: list[tuple[int, MonitorEvent]] = []
         for local_rank in range(nprocs):
             listener = channel.listen(self.socket_path(local_rank))
             self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
@@ -116,6 +130,12 @@ class NodeMonitors:
     def stack_file(self, local_rank: int) -> Path:
         """The file that a rank writes its stacks to."""
         return self._runtime.folder / f"stacks{local_rank}"
+
+    def recorder_socket(self, local_rank: int) -> str:
+        """The socket on which a rank gives torch's flight recorder; empty where it is not asked for."""
+        if self._settings.flight_recorder != "off":
+            return str(self._runtime.folder / f"f{local_rank}")
+        return ""
 
     @property
     def local_ranks(self) -> range:
@@ -150,10 +170,12 @@ class NodeMonitors:
     def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
         """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
         slot = self._slots[local_rank]
-        slot.attached, slot.limits, slot.guard, slot.found = False, None, None, Found()
+        slot.attached, slot.limits, slot.guard = False, None, None
         with contextlib.suppress(OSError):
             os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
-        slot.start = CycleStart(cycle, rank, pid, started_ns, str(self.stack_file(local_rank)))
+        stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
+        slot.start = CycleStart(cycle, rank, pid, started_ns, stack_file, recorder_socket=recorder_socket)
+        slot.found = Found(slot.start)
         self._send(slot, slot.start)
 
     def end_cycle(self) -> None:
@@ -166,25 +188,26 @@ class NodeMonitors:
         """What the rank's monitor reported in this cycle."""
         return self._slots[local_rank].found
 
-    def doubts(self) -> dict[int, ResultInDoubt]:
+    def suspect_results(self) -> dict[int, ResultInDoubt]:
         """The suspect results of this cycle, by local rank."""
-        return {rank: slot.found.doubt for rank, slot in enumerate(self._slots) if slot.found.doubt is not None}
+        found = {rank: slot.found.suspect_result for rank, slot in enumerate(self._slots)}
+        return {rank: result for rank, result in found.items() if result is not None}
 
-    def handle(self) -> list[tuple[int, News]]:
+    def handle(self) -> list[tuple[int, MonitorEvent]]:
         """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
-        news, self._not_told = self._not_told, []
+        events, self._not_passed_on = self._not_passed_on, []
         for local_rank, slot in enumerate(self._slots):
             for message in self._drain(slot):
                 heard = self._note(slot, message)
                 if heard is not None:
-                    news.append((local_rank, heard))
+                    events.append((local_rank, heard))
         self._note_changes()
         for local_rank, slot in enumerate(self._slots):
             why = self._why_lost(slot)
             if why:
                 self._replace(local_rank, slot)
-                news.append((local_rank, Replaced(local_rank, why)))
-        return news
+                events.append((local_rank, Replaced(local_rank, why)))
+        return events
 
     def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
         """Asks every monitor where its rank is, and waits a bounded time for the answers, which `found` then has.
@@ -211,20 +234,44 @@ class NodeMonitors:
             for descriptor in readable(waiting, left_s):
                 slot = waiting[descriptor]
                 for message in self._drain(slot):
-                    news = self._note(slot, message)
-                    if news is not None:
-                        self._not_told.append((self._slots.index(slot), news))
+                    event = self._note(slot, message)
+                    if event is not None:
+                        self._not_passed_on.append((self._slots.index(slot), event))
                 snapshot = slot.found.snapshot
                 if (snapshot and snapshot.token == token) or readable([slot.monitor.pidfd]):
                     waiting.pop(descriptor)
 
+    def ask_times(self) -> None:
+        """Asks every monitor for the time ledger of its rank, which `found` has once it has come."""
+        for slot in self._slots:
+            if slot.start is not None:
+                self._send(slot, TimesRequest())
+
+    def ask_readings(self, stacks: bool = False) -> int:
+        """Asks every monitor where its rank is, without waiting. Returns the token of the answers, `Found.reading`.
+
+        Args:
+            stacks: have the ranks write their stacks too.
+        """
+        self._reading_token -= 1  # below 0: `snapshots` counts upwards
+        for slot in self._slots:
+            if slot.start is not None:
+                self._send(slot, SnapshotRequest(self._reading_token, stacks))
+        return self._reading_token
+
     def close(self) -> None:
-        """Ends every monitor. The goodbye tells it apart from a launcher that was killed."""
+        """Ends every monitor, and takes its last time ledger. The goodbye tells it apart from a killed launcher."""
         for slot in self._slots:
             self._send(slot, Bye())
         for slot in self._slots:
-            slot.monitor.close()
+            slot.monitor.close(last=partial(self._take_last, slot))
             slot.listener.close()
+
+    def _take_last(self, slot: _Slot) -> None:
+        # A monitor that ends before it has read our second goodbye resets the channel: one receive fails (unix(7)).
+        for message in [*self._drain(slot), *self._drain(slot)]:
+            if isinstance(message, Times):
+                self._note(slot, message)
 
     def _drain(self, slot: _Slot) -> Iterator[Message]:
         while True:
@@ -237,14 +284,14 @@ class NodeMonitors:
             try:
                 heard = codec.decode(received[0])
             except ProtocolError as error:
-                logger.warning("a monitor sent what is no message: %s", error)
+                logger.warning("a monitor sent what is not a message: %s", error)
                 continue
             # Sent before these ranks were started: it is about their predecessors.
             is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
             if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
                 yield heard.message
 
-    def _note(self, slot: _Slot, message: Message) -> News | None:
+    def _note(self, slot: _Slot, message: Message) -> MonitorEvent | None:
         """Stores a message; returns it if the launcher must act on it or record it."""
         now = time.monotonic()
         match message:
@@ -255,10 +302,13 @@ class NodeMonitors:
                 slot.limits = message
                 return message
             case Snapshot():
-                slot.found.snapshot = message
+                _note_snapshot(slot.found, message, now)
+            case Times():
+                self._note_times(slot.found, message)
             case Verdict():
-                # A verdict may cross the end of its cycle on the way.
-                if slot.start is None or message.cycle != slot.start.cycle:
+                # It may cross the end of its cycle on the way, and then still explains why its rank died; but not the
+                # start of the next cycle.
+                if slot.found.start is None or message.cycle != slot.found.start.cycle:
                     return None
                 if message.condemned or (message.limit == STALL and slot.found.verdict is None):
                     slot.found.verdict, slot.found.verdict_at = message, now
@@ -271,18 +321,25 @@ class NodeMonitors:
             case LastOutput():
                 slot.found.last_output = message.text
             case ResultInDoubt():
-                slot.found.doubt = message
+                slot.found.suspect_result = message
                 return message
             case Guard():
                 slot.guard = message
-            case Fenced():
-                is_of_this_cycle = slot.start is not None and message.cycle == slot.start.cycle
-                if is_of_this_cycle:
-                    return message
-                return None
+            case Fenced() if slot.start is not None and message.cycle == slot.start.cycle:
+                return message
             case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
                 return message
         return None
+
+    def _note_times(self, found: Found, message: Times) -> None:
+        start = found.start
+        # It may have been sent before this process of the rank was started, or after the cycle's end.
+        if start is None or (message.cycle, message.pid) != (start.cycle, start.rank_pid):
+            return
+        try:
+            found.times = rank_times(message.times)
+        except ProtocolError as error:
+            logger.warning("a monitor sent what is no time ledger: %s", error)
 
     def _note_changes(self) -> None:
         by_pid = {slot.monitor.pid: slot for slot in self._slots}
@@ -316,13 +373,22 @@ class NodeMonitors:
         slot.stopped_since = None
         if slot.start is not None:
             start = replace(slot.start, reconnect=True, attached=slot.attached)
+            if slot.found.times is not None:
+                start = replace(start, times=slot.found.times.json())
             self._send(slot, start)
             # The new monitor judges by these at once, also where its rank is stuck and connects late.
-            for said in (slot.limits, slot.guard):
-                if said is not None:
-                    self._send(slot, said)
+            for message in (slot.limits, slot.guard):
+                if message is not None:
+                    self._send(slot, message)
 
     def _send(self, slot: _Slot, message: Message) -> None:
         self._sequence += 1
         with contextlib.suppress(OSError):
             channel.send(slot.monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))
+
+
+def _note_snapshot(found: Found, message: Snapshot, now: float) -> None:
+    if message.token < 0:
+        found.reading, found.reading_at = message, now
+    else:
+        found.snapshot = message

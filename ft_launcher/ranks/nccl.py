@@ -33,9 +33,9 @@ def variables(settings: NcclSettings, environ: Mapping[str, str]) -> dict[str, s
     """Returns what the ranks get in addition to `environ`, the launcher's own environment.
 
     Raises:
-        ConfigError: the user's FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC is no limit.
+        ConfigError: the user's FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC is not a limit.
     """
-    _given_collective(environ)
+    _collective_timeout_s(environ)
     wanted = {
         env.NCCL_COLLECTIVE_TIMEOUT: _text(settings.nccl_collective_timeout),
         # torch reads whole seconds here.
@@ -53,7 +53,7 @@ def of(environ: Mapping[str, str]) -> dict[str, str]:
 
 def detection(ranks: Mapping[str, str], max_restarts: int) -> str:
     """Returns a text: how long ranks with this environment may hang in NCCL, in one cycle and in all."""
-    collective, heartbeat = _given_collective(ranks), _number(ranks.get(_HEARTBEAT))
+    collective, heartbeat = _collective_timeout_s(ranks), _number(ranks.get(_HEARTBEAT))
     if ranks.get(_ERRORS, "").strip() == "0":
         return f"NCCL ends no rank that hangs in a collective ({_ERRORS} is 0); the monitors' limits do"
     first = f"collective {_seconds(collective, _COLLECTIVE_S)}"
@@ -69,15 +69,15 @@ def detection(ranks: Mapping[str, str], max_restarts: int) -> str:
 
 def collective_timeout(settings: NcclSettings, environ: Mapping[str, str]) -> str:
     """Returns a text: the timeout of collectives in process groups that are made without one."""
-    given = _given_collective({**environ, **variables(settings, environ)})
-    if given is None:
+    timeout_s = _collective_timeout_s({**environ, **variables(settings, environ)})
+    if timeout_s is None:
         after = "torch's default, 600 s for NCCL and 1800 s for others"
     else:
-        after = f"{given:g} s"
+        after = f"{timeout_s:g} s"
     return f"the collective timeout ends it (--ft-nccl-collective-timeout: {after})"
 
 
-def _given_collective(environ: Mapping[str, str]) -> float | None:
+def _collective_timeout_s(environ: Mapping[str, str]) -> float | None:
     text = environ.get(env.NCCL_COLLECTIVE_TIMEOUT)
     try:
         found = kinds.LIMIT.read(text)
@@ -105,7 +105,7 @@ def _text(number: float | None) -> str | None:
     return str(number)
 
 
-def _seconds(given: float | None, default: float) -> str:
-    if given is None:
+def _seconds(seconds: float | None, default: float) -> str:
+    if seconds is None:
         return f"{default:g} s, torch's default"
-    return f"{given:g} s"
+    return f"{seconds:g} s"

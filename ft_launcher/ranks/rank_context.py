@@ -81,9 +81,9 @@ class ForkedHandler:
 class _AppendingHandler(SubprocessHandler):  # type: ignore[misc]
     """torch's handler, for a rank that appends to the log files of its predecessor."""
 
-    def __init__(self, streams: Mapping[int, IO[str]], **rest: Any) -> None:
+    def __init__(self, streams: Mapping[int, IO[str]], **kwargs: Any) -> None:
         self._streams = streams
-        super().__init__(stdout=None, stderr=None, **rest)
+        super().__init__(stdout=None, stderr=None, **kwargs)
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
         self._stdout, self._stderr = self._streams.get(1), self._streams.get(2)
@@ -109,7 +109,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
-        self.excused: set[int] = set()
+        self.ignored: set[int] = set()
         self._started_again: dict[int, float] = {}
         self._first_failed = -1
 
@@ -159,7 +159,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         error_file = Path(self.error_files[local_rank])
         with suppress(OSError):
             error_file.rename(error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}"))
-        self._start_one(local_rank)
+        self._start_rank_again(local_rank)
         pid: int = self.pids()[local_rank]
         self.pidfds[local_rank] = os.pidfd_open(pid)
         self._started_again[local_rank] = start_ticks(pid)
@@ -172,17 +172,17 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         since = self._started_again | dict.fromkeys(lost, math.inf)
         return {str(local_rank): ticks for local_rank, ticks in since.items()}
 
-    def excuse(self, local_ranks: Collection[int]) -> None:
+    def ignore(self, local_ranks: Collection[int]) -> None:
         """Leaves these ranks' ends out of the cycle's result. Call it after all ranks ended."""
-        self.excused |= set(local_ranks)
-        self._running_local_ranks -= self.excused
+        self.ignored |= set(local_ranks)
+        self._running_local_ranks -= self.ignored
 
     def name_failed(self, first: int, local_ranks: Collection[int]) -> None:
         """Has torch see only the ranks that failed by themselves, `first` as the root cause. Call it at the end."""
         self._first_failed = first
         for local_rank in local_ranks:
             _set_aside_unreadable(Path(self.error_files[local_rank]))
-        self.excuse(set(range(self.nprocs)) - set(local_ranks))
+        self.ignore(set(range(self.nprocs)) - set(local_ranks))
 
     def hides_errors(self, local_rank: int) -> bool:
         """Whether the rank's stderr does not reach the console."""
@@ -210,8 +210,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
         make_handler = torch_multiprocessing.get_subprocess_handler
 
-        def make(*args: Any, **rest: Any) -> Any:
-            handler = make_handler(*args, **rest)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            handler = make_handler(*args, **kwargs)
             descriptor_limit.give_back(handler.proc.pid)
             return handler
 
@@ -228,7 +228,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             torch_multiprocessing.get_subprocess_handler = make_handler
             binding.disabled = muted
 
-    def _start_one(self, local_rank: int) -> None:
+    def _start_rank_again(self, local_rank: int) -> None:
         """Starts one rank again and replaces its handler."""
         before = self.subprocess_handlers[local_rank]
         # torch's handler requires the argument from torch 2.9 on, and has none before.
@@ -273,9 +273,9 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     def _order(self, local_rank: int, streams: Mapping[int, IO[str]]) -> RankOrder:
         # The zygote runs the bootstrap itself, so only what follows it is ordered.
-        words = [str(word) for word in self.args[local_rank]]
+        arguments = [str(argument) for argument in self.args[local_rank]]
         return RankOrder(
-            words[words.index(script.bootstrap()) + 1 :] if script.bootstrap() in words else [],
+            arguments[arguments.index(script.bootstrap()) + 1 :] if script.bootstrap() in arguments else [],
             {**os.environ, **self.envs[local_rank]},
             {number: file.fileno() for number, file in streams.items()},
         )

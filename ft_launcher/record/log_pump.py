@@ -41,7 +41,7 @@ _ROOM_S = 0.2
 
 @dataclass
 class Stream:
-    """One log file and where its lines go. `rest`: a line that has no end yet.
+    """One log file and where its lines go. `partial`: a line that has no end yet.
 
     For a console, `live` decides what is written and when. Otherwise only whole lines are, if `wanted`.
     """
@@ -52,7 +52,7 @@ class Stream:
     wanted: Callable[[str], bool]
     live: ConsoleLines | None = None
     file: IO[bytes] | None = None
-    rest: bytes = b""
+    partial: bytes = b""
 
     def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
         """Copies what was written since the last call: whole lines, with `ended` also a last one without an end.
@@ -78,10 +78,10 @@ class Stream:
     def _text(self, content: bytes, last: bool) -> str:
         if self.live is not None:
             return self.live.take(content, time.monotonic(), last)
-        *whole, self.rest = (self.rest + content).split(b"\n")
-        if last and self.rest:
-            whole.append(self.rest)
-            self.rest = b""
+        *whole, self.partial = (self.partial + content).split(b"\n")
+        if last and self.partial:
+            whole.append(self.partial)
+            self.partial = b""
         texts = (line.decode(errors="replace") for line in whole)
         return "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
 

@@ -141,7 +141,7 @@ def _make_private(folder: Path) -> None:
     found = folder.lstat()
     # `lstat`: a link of that name may be another user's.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is no folder that only this user can write to")
+        raise PermissionError(f"{folder} is not a folder that only this user can write to")
 
 
 def _lock(path: Path) -> int:

@@ -1,4 +1,7 @@
-"""What the monitor of a rank reports to the launcher's parts: the types of these messages. Pure."""
+"""What the monitor of a rank reports to the launcher's parts: the types of these messages. Pure.
+
+`ranks/monitors.py` returns them; the agent acts on them, and `recorder.py` writes them down.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Replaced:
     why: str
 
 
-News: TypeAlias = (
+MonitorEvent: TypeAlias = (
     Verdict
     | RankException
     | ControlRequest

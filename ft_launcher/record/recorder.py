@@ -17,15 +17,18 @@ from typing import Any
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
 from ft_launcher.health.reading import NodeState, Reading
+from ft_launcher.health.repeated import HealthChange
+from ft_launcher.ledger.account import Account, CycleTimes, durations_as_json
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
-from ft_launcher.record import console, report
+from ft_launcher.record import console, events, report
 from ft_launcher.record.contained import contained
 from ft_launcher.record.journal import Journal
 from ft_launcher.record.logs import MOST_KEPT, RunFolder
-from ft_launcher.record.monitor_events import STALL, News, Replaced
+from ft_launcher.record.monitor_events import STALL, MonitorEvent, Replaced
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.launcher_messages import Verdict
@@ -50,51 +53,90 @@ class Recorder:
 
     Args:
         run: the run's folder; made at the first thing worth keeping.
-        journal_dir: where the journal goes instead; None: into the run's folder.
+        settings: where the journal goes instead, how large it may become, and who reads it: with a log folder, a
+            folder for the journal or a port to ask at, it is kept from the start.
     """
 
-    def __init__(self, run: RunFolder, journal_dir: str | None) -> None:
-        self.journal = Journal()
+    def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
+        self.journal = Journal(settings.journal_max_mb)
         self._run = run
         self._node = socket.gethostname()
         self._folder: Path | None = None
-        if journal_dir:
-            self._folder = Path(journal_dir)
-        self._store_said = False
+        if settings.journal_dir:
+            self._folder = Path(settings.journal_dir)
+        self._store_reported = False
         self._keep_failed = False
         self.shown: Fault | None = None
         """The last fault whose block was printed."""
         self._counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
-        if journal_dir or run.exists:
+        asked_at = settings.metrics_port is not None or settings.status_port is not None
+        if settings.journal_dir or run.exists or asked_at:
             self._keep()
 
-    def job_started(self, run_id: str, command: list[str], max_restarts: int, nprocs: int) -> None:
+    def job_started(
+        self, run_id: str, command: list[str], max_restarts: int, nprocs: int, monitor: MonitorSettings
+    ) -> None:
         """The launcher has started."""
+        self.journal.run_id = run_id
+        self.journal.node = self._node
+        limits = {
+            "initial": monitor.initial_rank_heartbeat_timeout,
+            "subsequent": monitor.rank_heartbeat_timeout,
+            "sections": dict(monitor.rank_section_timeouts),
+            "out_of_section": monitor.rank_out_of_section_timeout,
+        }
+        self.journal.write(events.JobStart(run_id, self._node, command, max_restarts, nprocs, limits))
+
+    def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
+        """What a part of the job's time was spent on, and the account until now."""
         self.journal.write(
-            "job_start", run_id=run_id, node=self._node, command=command, max_restarts=max_restarts, nprocs=nprocs
+            events.Ledger(
+                cycle=part.cycle,
+                has_ended=has_ended,
+                since=round(part.since, 6),
+                until=round(part.until, 6),
+                seconds=_rounded(part.seconds),
+                steps=part.steps,
+                iteration=part.iteration,
+                resumed=part.resumed,
+                points=[[iteration, round(spent_s, 6)] for iteration, spent_s in part.points],
+                saved=part.saved,
+                saved_s=None if part.saved_s is None else round(part.saved_s, 6),
+                saves=part.saves,
+                recovery={phase: round(spent_s, 6) for phase, spent_s in part.recovery.items()},
+                durations=durations_as_json(part.durations),
+                total=_rounded(account.seconds),
+                goodput=round(account.goodput, 6),
+                goodput_saved=round(account.goodput_saved, 6),
+            )
         )
 
-    def job_ended(self, exit_code: int, reason: str) -> None:
+    def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
         if self._counts["restarts_in_process"]:
             report.show(f"ft_launcher: {report.of_rung_one(**self._counts)}")
-        dropped = console.dropped()
-        if dropped:
-            unseen = {"console_lines_dropped": dropped}
-        else:
-            unseen = {}
-        self.journal.write("job_end", exit_code=exit_code, reason=reason, **self._counts, **unseen)
+        dropped = console.dropped() or events.ABSENT
+        facts: dict[str, Any] = {**self._counts, "console_lines_dropped": dropped}
+        if account is not None:
+            facts["seconds"] = _rounded(account.seconds)
+            facts["wall_s"] = round(account.wall_s, 6)
+            facts["goodput"] = round(account.goodput, 6)
+            facts["goodput_saved"] = round(account.goodput_saved, 6)
+        self.journal.write(events.JobEnd(exit_code, reason, **facts))
         self.journal.close()
 
     def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
         """The ranks of a cycle run; `ranks` maps local rank to global rank and pid."""
+        if self._run.exists:  # made for what the ranks print
+            self._keep()
         self.journal.write(
-            "cycle_start",
-            cycle=cycle,
-            node_rank=group.group_rank,
-            nodes=group.group_world_size,
-            master=f"{group.master_addr}:{group.master_port}",
-            ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
+            events.CycleStart(
+                cycle=cycle,
+                node_rank=group.group_rank,
+                nodes=group.group_world_size,
+                master=f"{group.master_addr}:{group.master_port}",
+                ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
+            )
         )
 
     @contained("an event cannot be recorded")
@@ -108,68 +150,81 @@ class Recorder:
             self._keep()
             report.show(f"ft_launcher: this node is unhealthy and takes no part: {node.reason}")
         if notable:
-            self.journal.write("health", cycle=cycle, healthy=node.healthy, readings=notable)
+            self.journal.write(events.Health(cycle, node.healthy, notable))
+
+    @contained("an event cannot be recorded")
+    def health_changed(self, cycle: int, change: HealthChange) -> None:
+        """While ranks ran, a check of the node found another state than before."""
+        self.journal.write(events.HealthChange.of(change, cycle=cycle))
+        if change.state == "unhealthy":
+            self._keep()
+            report.show(
+                f"ft_launcher: this node is unhealthy: {change.check}: {change.reason}. The ranks go on; it is checked "
+                "again before the next cycle"
+            )
+        elif change.before == "unhealthy":
+            report.show(f"ft_launcher: health check {change.check} is {change.state} again")
 
     def memory_kept(self, cycle: int, why: str) -> None:
         """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
         if why:
             logger.warning("%s", why)
-            self.journal.write("gpu_memory", cycle=cycle, why=why)
+            self.journal.write(events.GpuMemory(cycle, why))
 
-    def cycle_ended(self, cycle: int, how: str, **facts: Any) -> None:
+    def cycle_ended(self, cycle: int, how: str) -> None:
         """A cycle is over."""
-        self.journal.write("cycle_end", cycle=cycle, how=how, **facts)
+        self.journal.write(events.CycleEnd(cycle, how))
 
     @contained("an event cannot be recorded")
     def on_purpose(self, cycle: int, strike: StrikeReport) -> None:
         """A fault on purpose strikes a rank."""
         report.show(f"ft_launcher: a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
-        self.journal.write("fault_on_purpose", cycle=cycle, **vars(strike))
+        self.journal.write(events.FaultOnPurpose.of(strike, cycle=cycle))
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""
-        self.journal.write("rank_exit", cycle=cycle, rank=rank, exit_code=exit_code)
+        self.journal.write(events.RankExit(cycle, rank, exit_code))
 
     @contained("an event cannot be recorded")
-    def heard(self, cycle: int, local_rank: int, rank: int, news: News, stack_file: Path) -> None:
+    def heard(self, cycle: int, local_rank: int, rank: int, message: MonitorEvent, stack_file: Path) -> None:
         """A message of a monitor."""
-        match news:
+        match message:
             case Verdict():
                 stacks = self._keep_stacks(cycle, local_rank, stack_file)
-                if news.condemned or news.limit == STALL:
-                    self.journal.write("verdict", **vars(news), stacks=stacks)
+                if message.condemned or message.limit == STALL:
+                    self.journal.write(events.Verdict.of(message, stacks=stacks))
                 else:
-                    self.journal.write("interruption", **vars(news), stacks=stacks)
-                    line = f"ft_launcher: rank {rank} {news.reason}"
+                    self.journal.write(events.Interruption.of(message, stacks=stacks))
+                    line = f"ft_launcher: rank {rank} {message.reason}"
                     if stacks:
                         line += f"; stacks: {stacks}"
                     report.show(line)
             case RankException():
                 # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
-                self.journal.report("exception", cycle=cycle, rank=rank, **vars(news))
+                self.journal.report(events.UncaughtException.of(message, cycle=cycle, rank=rank))
             case Replaced():
-                logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, news.why)
-                self.journal.write("monitor_replaced", cycle=cycle, rank=rank, why=news.why)
+                logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, message.why)
+                self.journal.write(events.MonitorReplaced(cycle, rank, message.why))
             case LimitsSet():
-                self.journal.report("limits", cycle=cycle, rank=rank, **vars(news))
+                self.journal.report(events.Limits.of(message, cycle=cycle, rank=rank))
             case InterruptedAgain():
-                self.journal.report("interrupted_again", cycle=cycle, rank=rank, **vars(news))
+                self.journal.report(events.InterruptedAgain.of(message, cycle=cycle, rank=rank))
                 report.show(
-                    f"ft_launcher: rank {rank} has not ended {news.waited_s:.1f} s after its interruption "
-                    f"({news.why}): interrupted again (--ft-interrupt-grace)"
+                    f"ft_launcher: rank {rank} has not ended {message.waited_s:.1f} s after its interruption "
+                    f"({message.why}): interrupted again (--ft-interrupt-grace)"
                 )
             case SectionTimes():
-                self.journal.report("section_times", cycle=cycle, rank=rank, **vars(news))
+                self.journal.report(events.SectionTimes.of(message, cycle=cycle, rank=rank))
             case ResultInDoubt():
-                self.journal.report("result_in_doubt", cycle=cycle, **vars(news))
+                self.journal.report(events.ResultInDoubt.of(message, cycle=cycle))
             case ControlRequest():
-                logger.warning("rank %d asks for %s (%s)", rank, news.action, news.description)
-                self.journal.report("control_request", cycle=cycle, rank=rank, **vars(news))
+                logger.warning("rank %d asks for %s (%s)", rank, message.action, message.description)
+                self.journal.report(events.ControlRequest.of(message, cycle=cycle, rank=rank))
 
     def cannot_act(self, cycle: int, why: str) -> None:
         """Limits that the user set cannot act."""
         logger.warning("%s", why)
-        self.journal.write("limits_cannot_act", cycle=cycle, why=why)
+        self.journal.write(events.LimitsCannotAct(cycle, why))
 
     @contained("an event cannot be recorded")
     def stalled(
@@ -178,7 +233,7 @@ class Recorder:
         """Ranks stand still, and go on running; `scenes`: where each rank of this node is, by local rank."""
         kept = [self._keep_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
         text = about_stall(list(scenes.values()), stall.rank, round(stall.waited_s, 1))
-        self.journal.write("stall", cycle=cycle, what=text, ranks=[_plain(scene) for scene in scenes.values()])
+        self.journal.write(events.Stall(cycle, text, [_plain(scene) for scene in scenes.values()]))
         if any(kept):
             stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
         else:
@@ -202,8 +257,8 @@ class Recorder:
             stacks = self._keep_stacks(cycle, rank.local_rank, stack_file(rank.local_rank))
             if not stacks and rank.exception is not None:
                 stacks = self._keep_text(cycle, rank.local_rank, rank.exception.traceback)
-            found.append(_plain(rank.scene) | {"stacks": stacks})
-        self.journal.write("stacks", cycle=cycle, ranks=found)
+            found.append(_plain(rank.scene) | {"stacks": stacks, "groups": rank.groups})
+        self.journal.write(events.Stacks(cycle, found))
 
     @contained("an event cannot be recorded")
     def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
@@ -217,10 +272,8 @@ class Recorder:
         if fault:
             what = fault.what
             known = {"what": what, "where": fault.where, "hint": fault.hint, "fault_class": fault.fault_class.value}
-        self.journal.write(
-            "in_process_fault", cycle=cycle, rank=end.rank, pid=end.pid, exit_code=end.exit_code, **known
-        )
-        place = "".join(f", {word}" for word in (known["where"], known["hint"] and f"likely: {known['hint']}") if word)
+        self.journal.write(events.InProcessFault(cycle, end.rank, end.pid, end.exit_code, **known))
+        place = "".join(f", {part}" for part in (known["where"], known["hint"] and f"likely: {known['hint']}") if part)
         report.show(f"ft_launcher: rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
 
     @contained("an event cannot be recorded")
@@ -228,7 +281,7 @@ class Recorder:
         """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
         self._keep()
         self._counts["restarts_in_process"] += 1
-        self.journal.write("in_process_restart", cycle=cycle, iteration=iteration, took_s=round(took_s, 6), why=why)
+        self.journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why))
         line = f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
         reasons = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
         if reasons:
@@ -238,33 +291,33 @@ class Recorder:
     def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
         """A rank that died was started again alone."""
         self._counts["started_again"] += 1
-        self.journal.write("started_again", cycle=cycle, rank=rank, local_rank=local_rank, pid=pid)
+        self.journal.write(events.StartedAgain(cycle, rank, local_rank, pid))
         report.show(f"ft_launcher: rank {rank} was started again (pid {pid}); it joins at the next restart in process")
 
     def stays_away(self, cycle: int, rank: int, reason: str) -> None:
         """A rank that died is not started again in this cycle."""
-        self.journal.write("stays_away", cycle=cycle, rank=rank, reason=reason)
+        self.journal.write(events.StaysAway(cycle, rank, reason))
         report.show(f"ft_launcher: rank {rank} is not started again: {reason}; the others go on")
 
     def joined(self, cycle: int, rank: int, iteration: int) -> None:
         """A rank that was started again takes part."""
-        self.journal.write("joined", cycle=cycle, rank=rank, iteration=iteration)
+        self.journal.write(events.Joined(cycle, rank, iteration))
 
     def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
         """A cycle succeeds, and these ranks are lost."""
-        self.journal.write("finished_without", cycle=cycle, ranks=ranks)
+        self.journal.write(events.FinishedWithout(cycle, ranks))
         report.show(f"ft_launcher: the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
 
     def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
         """A rank that the others went on without is killed."""
-        self.journal.write("late_rank_ended", cycle=cycle, rank=rank, reason=reason)
+        self.journal.write(events.LateRankEnded(cycle, rank, reason))
         report.show(f"ft_launcher: {reason}; the others went on, and it is killed")
 
     def took_over(self, cycle: int, rank: int, reason: str) -> None:
         """Rung 1 cannot handle a fault: the cycle ends."""
         self._keep()
         self._counts["taken_over"] += 1
-        self.journal.write("taken_over", cycle=cycle, rank=rank, reason=reason)
+        self.journal.write(events.TakenOver(cycle, rank, reason))
         report.show(f"ft_launcher: no restart in process: {reason}")
 
     def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
@@ -276,17 +329,17 @@ class Recorder:
     def _decided(self, cycle: int, decision: Decision) -> None:
         """Writes a decision to the journal, before it is carried out."""
         self._keep()
-        self.journal.write("decision", cycle=cycle, **(asdict(decision) | {"action": decision.action.value}))
+        self.journal.write(events.Decision.of(decision, cycle=cycle))
 
     def failed(self, cycle: int, fault: Fault, decision: Decision, life: CycleLife | None = None) -> None:
         """A cycle failed: the fault and the decision; `life`: how long the cycle ran and how far it came."""
         self._keep()
         with contained("the fault cannot be written to the journal"):
-            self.journal.write("fault", cycle=cycle, **(asdict(fault) | {"kind": fault.kind.value}))
+            self.journal.write(events.Fault.of(fault, cycle=cycle))
         with contained("the decision cannot be written to the journal"):
             self._decided(cycle, decision)
             if life:
-                self.cycle_ended(cycle, "failed", **asdict(life))
+                self.journal.write(events.CycleEnd.of(life, cycle=cycle, how="failed"))
             else:
                 self.cycle_ended(cycle, "failed")
         if self.journal.path:
@@ -302,15 +355,15 @@ class Recorder:
     def stopped(self, cycle: int, ending: Ending) -> None:
         """The processes of a cycle were ended: which of them needed SIGKILL, and which are left."""
         if ending.killed:
-            self.journal.write("killed", cycle=cycle, pids=sorted(ending.killed))
+            self.journal.write(events.Killed(cycle, sorted(ending.killed)))
         if ending.left:
             logger.error("processes that even SIGKILL did not end: %s", sorted(ending.left))
-            self.journal.write("left_over", cycle=cycle, pids=sorted(ending.left))
+            self.journal.write(events.LeftOver(cycle, sorted(ending.left)))
 
     def limit_doubled(self, limit: str, factor: float) -> None:
         """A learned limit killed a rank; it is `factor` times itself in the next cycle."""
         logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
-        self.journal.write("limit_doubled", limit=limit, factor=factor)
+        self.journal.write(events.LimitDoubled(limit, factor))
 
     def headline(self, fault: Fault) -> str:
         """Returns a fault of this node in one line, which other nodes show."""
@@ -319,7 +372,7 @@ class Recorder:
     def failed_elsewhere(self, cycle: int, headline: str, decision: Decision) -> None:
         """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
         step = report.next_step(decision)
-        self.cycle_ended(cycle, "failed elsewhere", why=headline, next=step)
+        self.journal.write(events.CycleEnd(cycle, "failed elsewhere", why=headline, next=step))
         report.show(f"ft_launcher: {headline}")
         report.show(f"  cycle {cycle}; {step}")
 
@@ -327,12 +380,12 @@ class Recorder:
         """The job ends on this node without a fault of its ranks; `cycle`: the last one, if any."""
         report.show(f"ft_launcher: the job ends here: {why}; exit code {exit_code}")
         if cycle is not None:
-            self.cycle_ended(cycle, "job over", why=why)
+            self.journal.write(events.CycleEnd(cycle, "job over", why=why))
 
     def reform(self, cycle: int, why: str = "other nodes wait to take part") -> None:
         """The group forms anew, without a fault of this node's ranks."""
         logger.warning("the group forms anew: %s", why)
-        self.cycle_ended(cycle, "membership changed", why=why)
+        self.journal.write(events.CycleEnd(cycle, "membership changed", why=why))
 
     @contained("an event cannot be recorded")
     def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
@@ -341,13 +394,12 @@ class Recorder:
             f"ft_launcher: this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
             f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
         )
-        facts = {"ranks": list(ranks), "silent_s": round(silent_s, 3), "limit_s": limit_s}
-        self.journal.write("fenced", cycle=cycle, **facts)
+        self.journal.write(events.Fenced(cycle, list(ranks), round(silent_s, 3), limit_s))
 
     def preempted_elsewhere(self, cycle: int, why: str) -> None:
         """Another node got a signal to end, and the ranks of this node end with it."""
         report.show(f"ft_launcher: {why}; the ranks here are told to end too")
-        self.journal.write("preempted_elsewhere", cycle=cycle, why=why)
+        self.journal.write(events.PreemptedElsewhere(cycle, why))
 
     def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
         """Background processes of ranks that succeeded still run."""
@@ -356,7 +408,7 @@ class Recorder:
         else:
             how_long = f"at most {limit_s:g} s"
         logger.info("the ranks succeeded; waits %s (--ft-linger) for what they left: %s", how_long, _named(commands))
-        self.journal.write("lingers", cycle=cycle, processes={str(pid): text for pid, text in commands.items()})
+        self.journal.write(events.Lingers(cycle, {str(pid): text for pid, text in commands.items()}))
 
     def ends_background(self, cycle: int, commands: Mapping[int, str], number: int | None) -> None:
         """Background processes are ended, since their time is over or because of a signal."""
@@ -365,20 +417,20 @@ class Recorder:
         else:
             why = f"got {signal_name(number)}"
         report.show(f"ft_launcher: {why}; ends what the ranks left running: {_named(commands)}")
-        self.journal.write("background_ended", cycle=cycle, pids=sorted(commands), signal=number)
+        self.journal.write(events.BackgroundEnded(cycle, sorted(commands), number))
 
     def signalled(self, number: int) -> None:
         """A signal ends the launcher."""
         report.show(f"ft_launcher: got {signal_name(number)}; the ranks are told to end")
-        self.journal.write("signal", signal=number)
+        self.journal.write(events.Signal(number))
 
     def store_silent(self, error: Exception) -> None:
         """The rendezvous' store does not answer while ranks are healthy."""
         # The store is asked again and again; one line is enough.
-        if not self._store_said:
-            self._store_said = True
+        if not self._store_reported:
+            self._store_reported = True
             logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
-            self.journal.write("store_silent", error=str(error))
+            self.journal.write(events.StoreSilent(str(error)))
 
     def _keep(self) -> None:
         """Makes the run's folder and opens the journal, once there is something to keep."""
@@ -434,3 +486,9 @@ def _plain(scene: Scene) -> dict[str, Any]:
 
 def _named(commands: Mapping[int, str]) -> str:
     return ", ".join(f"{pid} ({command})" for pid, command in sorted(commands.items()))
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by category in whole microseconds, without those that are zero."""
+    found = {str(category): round(spent_s, 6) for category, spent_s in seconds.items()}
+    return {category: spent_s for category, spent_s in found.items() if spent_s}

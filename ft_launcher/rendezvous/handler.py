@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -200,14 +200,19 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return self._link.take_end(self.place.cycle)
         return None
 
-    def report_end(self, how: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
+    def report_end(self, end_reason: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
         """Reports how the cycle ended on this node; returns at once. `number`: of the preempting signal."""
         if self._link is not None and self.place is not None:
-            self._link.send(Ended(self._me.node, self.place.cycle, how.value, reason, exit_code, number))
+            self._link.send(Ended(self._me.node, self.place.cycle, end_reason.value, reason, exit_code, number))
 
-    def bring(self, fault: dict[str, Any]) -> None:
-        """Sets the fault of this node's ranks in the last cycle, which the next arrival carries."""
-        self._me = replace(self._me, fault=fault)
+    def bring(self, fault: dict[str, Any], views: Sequence[dict[str, Any]] = ()) -> None:
+        """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
+
+        Args:
+            fault: empty: none of them failed by itself.
+            views: after a hang, where each of them was.
+        """
+        self._me = replace(self._me, fault=fault, views={"ranks": list(views)} if views else {})
 
     def leave(self, reason: str, limit_s: float | None = None) -> None:
         """Leaves the job for good. The store's host waits until the others know the job's end.
@@ -253,7 +258,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             if self._rename_if_deposed(link):
                 link.ask(self._me)
         # The coordinator has it now; a later arrival must not bring it again.
-        self._me = replace(self._me, fault={})
+        self._me = replace(self._me, fault={}, views={})
         try:
             answer = decode(text)
         except ProtocolError as error:

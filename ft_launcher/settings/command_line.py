@@ -25,13 +25,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SplitCommandLine:
-    """A command line in two: `options` with ours in one spelling, `rest` from the script (or `--`) on, unchanged.
+    """A command line in two: `options` with ours in one spelling, `command` from the script (or `--`) on, unchanged.
 
     `spelled` maps the keys of our options to the user's last spelling; `accepted` those that have no effect here.
     """
 
     options: tuple[str, ...]
-    rest: tuple[str, ...]
+    command: tuple[str, ...]
     spelled: Mapping[str, str]
     accepted: Mapping[str, str]
 
@@ -44,28 +44,28 @@ class Parsed:
     texts: Mapping[str, str]
     spelled: Mapping[str, str]
     accepted: Mapping[str, str]
-    given: frozenset[str]
+    from_user: frozenset[str]
 
     def source_of(self, dest: str) -> str:
         """Returns the source of the value of an option of torch: its flag, or its PET_ variable."""
         variable = _TORCH_VARIABLE.format(dest.upper())
-        if dest not in self.given and variable in os.environ:
+        if dest not in self.from_user and variable in os.environ:
             return variable
         return "--" + dest.replace("_", "-")
 
-    def is_given(self, dest: str) -> bool:
+    def is_from_user(self, dest: str) -> bool:
         """Whether the value of an option of torch is the user's: from the command line or its variable."""
-        return dest in self.given or _TORCH_VARIABLE.format(dest.upper()) in os.environ
+        return dest in self.from_user or _TORCH_VARIABLE.format(dest.upper()) in os.environ
 
-    def python_words(self) -> list[str]:
+    def script_arguments(self) -> list[str]:
         """Returns `[-m] SCRIPT ARGS` as they follow `python -u`; empty when the ranks run another program."""
         asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)
         if asked.no_python and not run_path:
             return []
-        words = [asked.training_script, *asked.training_script_args]
+        arguments = [asked.training_script, *asked.training_script_args]
         if asked.module and not run_path:
-            words.insert(0, "-m")
-        return words
+            arguments.insert(0, "-m")
+        return arguments
 
 
 class Blame:
@@ -97,11 +97,11 @@ class Blame:
             raise self.error(dest, one_line(error)) from None
 
 
-def cut(words: Sequence[str], value_follows: Callable[[str], bool]) -> SplitCommandLine:
+def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> SplitCommandLine:
     """Finds where the script begins, and brings our options before it to one spelling.
 
     Args:
-        value_follows: whether the word after an option of torch is its value.
+        value_follows: whether the argument after an option of torch is its value.
 
     Raises:
         UsageError: an option of ours that does not exist, or has no value.
@@ -110,29 +110,29 @@ def cut(words: Sequence[str], value_follows: Callable[[str], bool]) -> SplitComm
     spelled: dict[str, str] = {}
     accepted: dict[str, str] = {}
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
-        word = words[at]
-        flag, joined, value = word.partition("=")
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-", "--"):
+        argument = arguments[at]
+        flag, joined, value = argument.partition("=")
         key = options.key_of(flag)
         at += 1
         # The argument after an option of torch is the script, unless the option takes a value.
         if key is None:
-            if value_follows(word):
+            if value_follows(argument):
                 taken = 2
             else:
                 taken = 1
-            found += words[at - 1 : at - 1 + taken]
+            found += arguments[at - 1 : at - 1 + taken]
             at += taken - 1
             continue
         if not joined:
-            value, taken = _value(key, flag, words[at:])
+            value, taken = _value(key, flag, arguments[at:])
             at += taken
         if key in nvrx_flags.DONE_INSTEAD:
             accepted[key] = flag
         else:
             spelled[key] = flag
             found.append(f"{options.flag_of(key)}={value}")
-    return SplitCommandLine(tuple(found), tuple(words[at:]), spelled, accepted)
+    return SplitCommandLine(tuple(found), tuple(arguments[at:]), spelled, accepted)
 
 
 def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
@@ -141,7 +141,7 @@ def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
     A switch takes `true`, `no` and so on only where another argument follows, which can be the script.
     """
     if options.is_switch(key):
-        if len(following) > 1 and following[0].strip().lower() in kinds.BOOLEAN_WORDS:
+        if len(following) > 1 and following[0].strip().lower() in kinds.BOOLEAN_TEXTS:
             return following[0], 1
         return "true", 0
     if not following or (following[0].startswith("-") and not _is_number(following[0])):
@@ -149,9 +149,9 @@ def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
     return following[0], 1
 
 
-def _is_number(word: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        float(word)
+        float(text)
     except ValueError:
         return False
     return True
@@ -182,7 +182,9 @@ def make_parser() -> ArgumentParser:
         raise UsageError(f"a PET_ variable of a flag must be 0 or 1 ({error})", f"Look at {', '.join(flags)}") from None
     parser = _Parser(
         usage="ft_launcher [options] script.py [arguments of the script]\n"
-        "       ft_launcher validate [options]    prints the settings and where each comes from",
+        "       ft_launcher validate [options]    prints the settings and where each comes from\n"
+        "       ft_launcher report JOURNAL...     says what the time of a job went to, and what its faults cost\n"
+        "       ft_launcher status|stacks [RUN]   says what a job on this host does, and where its ranks are",
         description="torchrun's command line; ranks are watched, and restarted when they fail or hang.",
         parents=[torch_parser],
         add_help=False,
@@ -191,7 +193,7 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def parse(words: Sequence[str], script_if_none: str | None = None) -> Parsed:
+def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed:
     """Parses a command line (without the program's name).
 
     Args:
@@ -203,45 +205,47 @@ def parse(words: Sequence[str], script_if_none: str | None = None) -> Parsed:
     """
     parser = make_parser()
     table = parser._option_string_actions
-    halves = cut(words, lambda word: _value_follows(table, word))
-    rest = halves.rest
-    if not rest and script_if_none is not None:
-        rest = (script_if_none,)
-    namespace = _read(parser, halves.options, rest)
+    halves = cut(arguments, lambda argument: _value_follows(table, argument))
+    command = halves.command
+    if not command and script_if_none is not None:
+        command = (script_if_none,)
+    namespace = _read(parser, halves.options, command)
     return Parsed(
         namespace=namespace,
         texts={key: _text(getattr(namespace, f"ft_{key}")) for key in halves.spelled},
         spelled=halves.spelled,
         accepted=halves.accepted,
-        given=frozenset(_dests(table, halves.options)),
+        from_user=frozenset(_dests(table, halves.options)),
     )
 
 
-def _text(given: str | list[str]) -> str:
+def _text(value: str | list[str]) -> str:
     """Returns the value of an option; of one that can be repeated, all values, separated by semicolons."""
-    if isinstance(given, str):
-        return given
-    return ";".join(given)
+    if isinstance(value, str):
+        return value
+    return ";".join(value)
 
 
-def _read(parser: ArgumentParser, before: Sequence[str], rest: Sequence[str]) -> Namespace:
+def _read(parser: ArgumentParser, before: Sequence[str], command: Sequence[str]) -> Namespace:
     """Has argparse read the options and the script.
 
     argparse gets a number in place of each argument of the script, and the arguments are put back afterwards: it would
     refuse one that looks like an ambiguous abbreviation. A bare `--` is left to argparse.
     """
-    if rest[:1] == ("--",):
+    if command[:1] == ("--",):
         place_of_arguments = 2
     else:
         place_of_arguments = 1
-    script, arguments = rest[:place_of_arguments], rest[place_of_arguments:]
-    stand_ins = [word if word == "--" else str(number) for number, word in enumerate(arguments)]
+    script, arguments = command[:place_of_arguments], command[place_of_arguments:]
+    stand_ins = [argument if argument == "--" else str(number) for number, argument in enumerate(arguments)]
     try:
         namespace = parser.parse_args([*before, *script, *stand_ins])
     except UsageError as error:
         raise _explained(error, parser, before, bool(script) and script != ("--",)) from None
     returned = namespace.training_script_args
-    namespace.training_script_args = [word if word == "--" else arguments[int(word)] for word in returned]
+    namespace.training_script_args = [
+        argument if argument == "--" else arguments[int(argument)] for argument in returned
+    ]
     return namespace
 
 
@@ -263,41 +267,41 @@ def _explained(error: UsageError, parser: ArgumentParser, before: Sequence[str],
     return error
 
 
-def _matches(table: Mapping[str, Action], word: str) -> list[Action]:
+def _matches(table: Mapping[str, Action], argument: str) -> list[Action]:
     """Returns the options of torch that an argument can mean to argparse: exact, abbreviated, or joined like `-r3`."""
-    flag = word.partition("=")[0]
-    if not word.startswith("--"):
-        if word[:2] in table:
-            return [table[word[:2]]]
+    flag = argument.partition("=")[0]
+    if not argument.startswith("--"):
+        if argument[:2] in table:
+            return [table[argument[:2]]]
         return []
     if flag in table:
         return [table[flag]]
     return [action for name, action in table.items() if name.startswith(flag) and options.key_of(name) is None]
 
 
-def _value_follows(table: Mapping[str, Action], word: str) -> bool:
+def _value_follows(table: Mapping[str, Action], argument: str) -> bool:
     """Whether the argument after an option of torch is its value.
 
     Raises:
         UsageError: there is no such option.
     """
-    matches = _matches(table, word)
+    matches = _matches(table, argument)
     if not matches:
-        raise options.unknown_option(word.partition("=")[0], (name for name in table if name.startswith("--")))
-    if word.startswith("--"):
-        return "=" not in word and any(action.nargs != 0 for action in matches)
-    for place, letter in enumerate(word[1:], start=2):
+        raise options.unknown_option(argument.partition("=")[0], (name for name in table if name.startswith("--")))
+    if argument.startswith("--"):
+        return "=" not in argument and any(action.nargs != 0 for action in matches)
+    for place, letter in enumerate(argument[1:], start=2):
         action = table.get("-" + letter)
         if action is None or action.nargs != 0:
-            return action is not None and place == len(word)
+            return action is not None and place == len(argument)
     return False
 
 
-def _dests(table: Mapping[str, Action], words: Sequence[str]) -> set[str]:
+def _dests(table: Mapping[str, Action], arguments: Sequence[str]) -> set[str]:
     """Returns the options of torch among arguments."""
     return {
         action.dest
-        for word in words
-        if word.startswith("-") and len(word) > 1 and not word.startswith("--ft-")
-        for action in _matches(table, word)
+        for argument in arguments
+        if argument.startswith("-") and len(argument) > 1 and not argument.startswith("--ft-")
+        for action in _matches(table, argument)
     }

@@ -105,7 +105,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     warnings += about_names(getattr(namespace, SIGNALS, ""))
     threads = settle_threads(seen, ranks, environ)
     conf = blame.read("rdzv_conf", _parse_rendezvous_config)
-    config, entrypoint, words = _from_torch(_with_free_port(parsed), ranks)
+    config, entrypoint, args = _from_torch(_with_free_port(parsed), ranks)
     settled = check_rendezvous(config, conf, blame)
     config.rdzv_configs = {
         **settled.conf,
@@ -126,7 +126,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         warnings=tuple(warnings),
         launch_config=config,
         entrypoint=entrypoint,
-        args=tuple(words),
+        args=tuple(args),
         log_dir=namespace.log_dir,
         redirects=redirects,
         tee=tee,
@@ -145,15 +145,15 @@ def _take_nvidias_backend(parsed: Parsed) -> list[str]:
     """
     namespace = parsed.namespace
     _, most = torch_run.parse_min_max_nnodes(namespace.nnodes)
-    given = any(parsed.is_given(dest) for dest in ("rdzv_backend", "node_rank"))
-    if most == 1 or given or namespace.standalone or not namespace.rdzv_endpoint:
+    is_chosen = any(parsed.is_from_user(dest) for dest in ("rdzv_backend", "node_rank"))
+    if most == 1 or is_chosen or namespace.standalone or not namespace.rdzv_endpoint:
         return []
     namespace.rdzv_backend = "c10d"
     return ["--rdzv-backend=c10d, the default of NVIDIA's launcher, holds under --ft-alias-nvrx"]
 
 
 def _named_signals(parsed: Parsed, blame: Blame) -> frozenset[int]:
-    if not parsed.is_given(SIGNALS):
+    if not parsed.is_from_user(SIGNALS):
         return frozenset()
     named: frozenset[int] = blame.read(SIGNALS, named_signals)
     return named
@@ -248,7 +248,7 @@ def _local_ranks(text: str) -> set[int] | None:
         return None
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
         raise ValueError("must be local ranks like 0,1,2")
-    return {int(word) for word in text.split(",")}
+    return {int(number) for number in text.split(",")}
 
 
 def _with_free_port(parsed: Parsed) -> Namespace:
@@ -257,7 +257,7 @@ def _with_free_port(parsed: Parsed) -> Namespace:
     torch 2.6 takes 29500 then, on which two jobs of one machine collide.
     """
     asked = copy(parsed.namespace)
-    by_port = asked.rdzv_backend != "static" or asked.rdzv_endpoint or parsed.is_given("master_port")
+    by_port = asked.rdzv_backend != "static" or asked.rdzv_endpoint or parsed.is_from_user("master_port")
     if asked.master_port is not None and not by_port and torch_run.parse_min_max_nnodes(asked.nnodes)[1] == 1:
         asked.standalone = True
     return asked
@@ -275,18 +275,18 @@ def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
         asked.run_path = asked.no_python = asked.module = False
     if namespace.logs_specs is None:
         vars(asked).update(_NO_LOGS)
-    told: list[tuple[Any, str, list[str]]] = []
+    found: list[tuple[Any, str, list[str]]] = []
 
-    def tell(config: LaunchConfig, entrypoint: str, **_: Any) -> Callable[..., None]:
-        return lambda *words: told.append((config, entrypoint, list(words)))
+    def note(config: LaunchConfig, entrypoint: str, **_: Any) -> Callable[..., None]:
+        return lambda *args: found.append((config, entrypoint, list(args)))
 
     # `run` and not the public `config_from_args`: torch handles `--standalone` in `run`.
     before = torch_run.elastic_launch
-    torch_run.elastic_launch = tell
+    torch_run.elastic_launch = note
     try:
         torch_run.run(asked)
     except (ValueError, RuntimeError, AssertionError) as error:
         raise options.UsageError(f"torch does not take this command line: {error}") from None
     finally:
         torch_run.elastic_launch = before
-    return told[0]
+    return found[0]

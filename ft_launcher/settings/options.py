@@ -1,13 +1,14 @@
 """Our options: which exist, their spellings, and their help.
 
-Knows neither torch nor where a command line ends. Values stay text: `rank_monitor.contract.settings.declaration` reads
+The command line, YAML, environment and `LaunchConfig` look their names up here. Knows neither torch nor where a command
+line ends. Values stay text: `rank_monitor.contract.settings.declaration` reads
 them.
 """
 
 from __future__ import annotations
 
 import difflib
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterable
 from typing import Any
 
@@ -105,18 +106,18 @@ def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
     return UsageError(f"unknown option {flag}{nearest(dashed, known)}")
 
 
-def looks_like(word: str, known: Iterable[str], most: int) -> list[str]:
-    """Returns the names of `known` at an edit distance of at most `most` from `word`, the nearest first."""
-    distances = {other: _edit_distance(word, other) for other in known if abs(len(word) - len(other)) <= most}
+def looks_like(name: str, known: Iterable[str], most: int) -> list[str]:
+    """Returns the names of `known` at an edit distance of at most `most` from `name`, the nearest first."""
+    distances = {other: _edit_distance(name, other) for other in known if abs(len(name) - len(other)) <= most}
     return sorted((other for other, distance in distances.items() if distance <= most), key=distances.__getitem__)
 
 
-def _edit_distance(one: str, other: str) -> int:
+def _edit_distance(name: str, known: str) -> int:
     """Returns the Levenshtein distance, computed row by row."""
-    row = list(range(len(other) + 1))
-    for at, letter in enumerate(one, start=1):
+    row = list(range(len(known) + 1))
+    for at, letter in enumerate(name, start=1):
         before, row = row, [at]
-        for place, another in enumerate(other, start=1):
+        for place, another in enumerate(known, start=1):
             replaced = before[place - 1]
             if letter != another:
                 replaced += 1
@@ -124,9 +125,9 @@ def _edit_distance(one: str, other: str) -> int:
     return row[-1]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` (did you mean X?)`, or an empty text."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
     if close:
         return f" (did you mean {close[0]}?)"
     return ""
@@ -145,11 +146,9 @@ def add_group(parser: ArgumentParser) -> None:
         declaration = declaration_of(key)
         form = declaration.kind.form
         default = default_of(of_group, key)
-        if declaration.pending:
-            later = " [accepted; without effect in this version]"
-        else:
-            later = ""
-        text = f"{declaration.help} ({form}; default {_shown(declaration.kind, default)}){later}".replace("%", "%%")
+        text = f"{declaration.help} ({form}; default {_shown(declaration.kind, default)})".replace("%", "%%")
+        if declaration.instead:
+            text = SUPPRESS
         argument: dict[str, Any] = {"dest": f"ft_{key}", "metavar": form, "help": text}
         if " " in form:
             argument["metavar"] = "VALUE"

@@ -34,14 +34,16 @@ class Scan:
     set_threads: bool = False
 
 
-def scan(words: Sequence[str], environ: Mapping[str, str]) -> Scan:
+def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
     """Reads a command line without torch, as far as possible. Raises nothing for a wrong one."""
     try:
-        halves = command_line.cut(words, lambda word: "=" not in word and _dashed(word) not in _TORCH_FLAGS)
+        halves = command_line.cut(
+            arguments, lambda argument: "=" not in argument and _dashed(argument) not in _TORCH_FLAGS
+        )
     except ConfigError:
         return Scan(None, starts_ranks=False)
     dry = options.flag_of("dry_run") + "=true"
-    starts = bool(halves.rest) and not {"-h", "--help", dry} & set(halves.options)
+    starts = bool(halves.command) and not {"-h", "--help", dry} & set(halves.options)
     return Scan(rank_count.guess(_ranks(halves.options, environ), environ), starts, _against_forks(halves, environ))
 
 
@@ -66,8 +68,8 @@ def settle_threads(seen: Scan, ranks: int, environ: MutableMapping[str, str]) ->
 def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
     flag, variable = _RANKS
     text = environ.get(variable, "1")
-    for place, word in enumerate(before):
-        name, joined, value = word.partition("=")
+    for place, argument in enumerate(before):
+        name, joined, value = argument.partition("=")
         if _dashed(name) == flag:
             if joined:
                 text = value
@@ -78,12 +80,12 @@ def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _against_forks(halves: command_line.SplitCommandLine, environ: Mapping[str, str]) -> str:
     flag = options.flag_of(_WARM_START)
-    given = [word.removeprefix(f"{flag}=") for word in halves.options if word.startswith(f"{flag}=")]
-    if (given or [environ.get(env.of_setting(_WARM_START), "")])[-1].strip().lower() == "off":
+    spelled = [argument.removeprefix(f"{flag}=") for argument in halves.options if argument.startswith(f"{flag}=")]
+    if (spelled or [environ.get(env.of_setting(_WARM_START), "")])[-1].strip().lower() == "off":
         return f"{flag}=off"
-    no_python = any(_dashed(word) == "--no-python" for word in halves.options)
-    return warm_start.against_command(() if no_python else halves.rest, environ, sys.orig_argv)
+    no_python = any(_dashed(argument) == "--no-python" for argument in halves.options)
+    return warm_start.against_command(() if no_python else halves.command, environ, sys.orig_argv)
 
 
-def _dashed(word: str) -> str:
-    return word.replace("_", "-")
+def _dashed(argument: str) -> str:
+    return argument.replace("_", "-")

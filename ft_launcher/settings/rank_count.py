@@ -26,17 +26,17 @@ class RankPlaces:
     devices: Path = Path("/dev")
 
 
-def guess(word: str, environ: Mapping[str, str], places: RankPlaces = RankPlaces()) -> int | None:
+def guess(value: str, environ: Mapping[str, str], places: RankPlaces = RankPlaces()) -> int | None:
     """Returns the number of ranks of this node; None if only torch can count them."""
-    if word.isdecimal():
-        return int(word)
+    if value.isdecimal():
+        return int(value)
     # By affinity, as the count of recent torch: a container or Slurm may allow fewer than the machine has.
     processors = len(os.sched_getaffinity(0))
-    if word == "cpu":
+    if value == "cpu":
         return processors
-    if word in ("gpu", "auto"):
+    if value in ("gpu", "auto"):
         gpus, _ = visible(environ.get("CUDA_VISIBLE_DEVICES"), gpu_uuids(places))
-        return len(gpus) or (processors if word == "auto" else None)
+        return len(gpus) or (processors if value == "auto" else None)
     return None
 
 

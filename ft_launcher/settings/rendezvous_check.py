@@ -33,7 +33,7 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> Sett
     backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *BACKENDS}
     if backend not in known:
         hint = f"There are {', '.join(sorted(known))}"
-        raise blame.error("rdzv_backend", f"is no rendezvous backend{options.nearest(backend, known)}", hint)
+        raise blame.error("rdzv_backend", f"is not a rendezvous backend{options.nearest(backend, known)}", hint)
     package, module = _PACKAGES.get(backend, ("", ""))
     if module and importlib.util.find_spec(module) is None:
         raise blame.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
@@ -80,5 +80,5 @@ def check_members(config: Any, members: MemberSettings, sources: Mapping[str, st
         problem = "a static rendezvous has no room for spares: each node rank belongs to one node"
         raise ConfigError("spares", members.spares, sources.get("spares", "settings"), problem, "Use c10d or etcd-v3")
     if members.segment and config.min_nodes % members.segment:
-        problem = f"the minimum of nodes, {config.min_nodes}, is no multiple of it"
+        problem = f"the minimum of nodes, {config.min_nodes}, is not a multiple of it"
         raise ConfigError("segment", members.segment, sources.get("segment", "settings"), problem, "Change --nnodes")

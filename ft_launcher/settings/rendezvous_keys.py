@@ -34,7 +34,7 @@ BACKENDS = tuple({**_READ_BY_TORCH, **_READ_HERE_TOO})
 """Those of torch, and one of our own."""
 
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
-_WORDS = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
+_CHOICES = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
 _ALL_KEYS = frozenset().union(*_READ_BY_TORCH.values(), *_READ_HERE_TOO.values())
 
 
@@ -105,8 +105,8 @@ def _check(key: str, value: Any) -> None:
             raise ValueError(f"{key} must be a whole number")
         if number <= 0:
             raise ValueError(f"{key} must be above 0")
-    if key in _WORDS and str(value).strip().lower() not in _WORDS[key]:
-        raise ValueError(f"{key} must be {' or '.join(_WORDS[key])}")
+    if key in _CHOICES and str(value).strip().lower() not in _CHOICES[key]:
+        raise ValueError(f"{key} must be {' or '.join(_CHOICES[key])}")
 
 
 def _tolerated(key: str, value: Any) -> tuple[Any, str]:

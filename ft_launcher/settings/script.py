@@ -46,10 +46,10 @@ def check_command(command: str) -> None:
             hint = f"chmod +x {command}, or leave out --no-python"
             raise ConfigError("script", command, _SOURCE, "has no execute permission", hint)
         hint = "Write it with a path (./...), or leave out --no-python"
-        raise ConfigError("script", command, _SOURCE, "is no command that can be run", hint)
+        raise ConfigError("script", command, _SOURCE, "is not a command that can be run", hint)
     if _is_text_without_interpreter(Path(found)):
         hint = "Let its first line name an interpreter (#!/bin/bash), or leave out --no-python"
-        raise ConfigError("script", command, _SOURCE, "says not what runs it", hint)
+        raise ConfigError("script", command, _SOURCE, "does not name what runs it", hint)
 
 
 def check_python(interpreter: str, source: str) -> None:
@@ -62,10 +62,10 @@ def check_python(interpreter: str, source: str) -> None:
         raise ConfigError("interpreter", interpreter, source, "cannot be run", "Change or unset it")
 
 
-def through_bootstrap(python_words: Sequence[str]) -> list[str]:
+def through_bootstrap(arguments: Sequence[str]) -> list[str]:
     """Returns `-u [-m] SCRIPT ...` with our bootstrap before the script; the bootstrap runs it as Python would."""
-    after = list(python_words).index("-u") + 1
-    return [*python_words[:after], bootstrap(), *python_words[after:]]
+    after = list(arguments).index("-u") + 1
+    return [*arguments[:after], bootstrap(), *arguments[after:]]
 
 
 def bootstrap() -> str:

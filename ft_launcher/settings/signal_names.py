@@ -1,4 +1,7 @@
-"""The names in `--signals-to-handle` as signals. Pure."""
+"""The names in `--signals-to-handle` as signals. Pure.
+
+The settings of a job and `launch()` read them here; the handlers are set elsewhere.
+"""
 
 from __future__ import annotations
 

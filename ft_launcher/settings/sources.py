@@ -25,8 +25,8 @@ with the same prefix, so a larger one would warn about these."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """One given value: text, or an object from YAML, and its source."""
+class RawSetting:
+    """One setting as its source has it: text, or an object from YAML."""
 
     key: str
     raw: object
@@ -60,12 +60,12 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     Raises:
         ConfigError: every wrong value of any source, overridden or not.
     """
-    command_line = [Given(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
+    command_line = [RawSetting(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
     environment, warnings = from_environment(environ)
     warnings = [*notes, *(nvrx_flags.warning(flag, key) for key, flag in parsed.accepted.items()), *warnings]
     # The settings that name the YAML file come first, from environment and command line only.
     where, _ = _read_all(
-        given for given in (*environment, *command_line) if options.GROUP_OF[given.key] is SourceSettings
+        setting for setting in (*environment, *command_line) if options.GROUP_OF[setting.key] is SourceSettings
     )
     from_yaml, more_warnings, errors = _from_yaml(where)
     layers = [*_stop_timeouts(parsed, environ), *from_yaml, *environment, *command_line]
@@ -82,30 +82,30 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     return Resolved(settings, sources, tuple(warnings))
 
 
-def _stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[Given]:
+def _stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[RawSetting]:
     """Returns torch's `--shutdown-timeout` and its variable as the lowest sources of `workers_stop_timeout`."""
     option = getattr(parsed.namespace, "shutdown_timeout", None), parsed.source_of("shutdown_timeout")
     asked = ((environ.get(_STOP_VARIABLE), _STOP_VARIABLE), option)
-    return [Given("workers_stop_timeout", raw, source) for raw, source in asked if raw is not None]
+    return [RawSetting("workers_stop_timeout", raw, source) for raw, source in asked if raw is not None]
 
 
-def _read_all(layers: Iterable[Given]) -> tuple[dict[str, tuple[Any, str]], list[ConfigError]]:
+def _read_all(layers: Iterable[RawSetting]) -> tuple[dict[str, tuple[Any, str]], list[ConfigError]]:
     """Returns key -> value and source, where the last layer wins, and an error for each value that cannot be read."""
     found: dict[str, tuple[Any, str]] = {}
     errors = []
-    for given in layers:
+    for setting in layers:
         try:
-            value = parse(options.GROUP_OF[given.key], given.key, given.raw, given.source)
+            value = parse(options.GROUP_OF[setting.key], setting.key, setting.raw, setting.source)
         except ConfigError as error:
             errors.append(error)
         else:
-            found[given.key] = (value, given.source)
+            found[setting.key] = (value, setting.source)
     return found, errors
 
 
-def from_environment(environ: Mapping[str, str]) -> tuple[list[Given], list[str]]:
+def from_environment(environ: Mapping[str, str]) -> tuple[list[RawSetting], list[str]]:
     """Returns the values of `FT_<KEY>` variables, and warnings about those that have no effect."""
-    found: list[Given] = []
+    found: list[RawSetting] = []
     warnings = []
     for name, text in environ.items():
         if not name.startswith(env.SETTING_PREFIX) or name in env.NOT_SETTINGS:
@@ -115,16 +115,16 @@ def from_environment(environ: Mapping[str, str]) -> tuple[list[Given], list[str]
             known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *nvrx_flags.DONE_INSTEAD))
             meant = options.looks_like(name.upper(), known, _MISTYPED)
             if meant:  # other programs have variables with this prefix, too: FT_BIN, FT_HOME
-                warnings.append(f"the variable {name} is no setting and does nothing (did you mean {meant[0]}?)")
+                warnings.append(f"the variable {name} is not a setting and does nothing (did you mean {meant[0]}?)")
         elif key in nvrx_flags.DONE_INSTEAD:
             warnings.append(nvrx_flags.warning(name, key))
         else:
-            found.append(Given(key, text, name))
-    paths = [Given("cfg_path", environ[name], name) for name in env.CFG_PATH_SPELLINGS if environ.get(name)]
+            found.append(RawSetting(key, text, name))
+    paths = [RawSetting("cfg_path", environ[name], name) for name in env.CFG_PATH_SPELLINGS if environ.get(name)]
     return [*reversed(paths), *found], warnings
 
 
-def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[str], list[ConfigError]]:
+def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], list[str], list[ConfigError]]:
     """Returns the values in the YAML file that `where` names, with warnings and errors."""
     source = SourceSettings(**{key: value for key, (value, _) in where.items()})
     if source.cfg_path is None:
@@ -139,13 +139,13 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[
     except ConfigError as error:
         return [], [], [error]
     tolerant = source.allow_unknown_keys or mapping.get("allow_unknown_keys") is True
-    found: list[Given] = []
+    found: list[RawSetting] = []
     warnings: list[str] = []
     errors: list[ConfigError] = []
     for name, value in mapping.items():
         key = options.canonical(str(name), in_yaml=True)
         if key is None or key == "cfg_path":
-            problem = f"is no setting{options.nearest(str(name), options.GROUP_OF)}"
+            problem = f"is not a setting{options.nearest(str(name), options.GROUP_OF)}"
             hint = "Remove it; --ft-allow-unknown-keys makes this a warning"
             if tolerant:
                 warnings.append(f"{name} in {source.cfg_path} {problem}")
@@ -154,7 +154,7 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[Given], list[
         elif key not in options.GROUP_OF:
             warnings.append(nvrx_flags.warning(f"{name} in {source.cfg_path}", key))
         else:
-            found.append(Given(key, value, source.cfg_path))
+            found.append(RawSetting(key, value, source.cfg_path))
     return found, warnings, errors
 
 
@@ -177,14 +177,14 @@ def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
         raise ConfigError(error.key, error.value, sources[error.key], error.problem, error.hint) from None
 
 
-def _about_values(layers: Iterable[Given], found: Mapping[str, tuple[Any, str]]) -> list[str]:
+def _about_values(layers: Iterable[RawSetting], found: Mapping[str, tuple[Any, str]]) -> list[str]:
     """Returns warnings about settings without effect, and about `none` where that is not a value."""
-    winners = {given.key: given.raw for given in layers}
+    winners = {setting.key: setting.raw for setting in layers}
     warnings = []
     for key, (value, source) in found.items():
-        pending = options.declaration_of(key).pending
-        if pending:
-            warnings.append(f"{key} (from {source}) is accepted and without effect in this version ({pending})")
-        elif kinds.is_none_word(winners[key]) and value not in (None, (), {}):
+        instead = options.declaration_of(key).instead
+        if instead:
+            warnings.append(f"{key} (from {source}) is accepted and does nothing here: {instead}")
+        elif kinds.means_none(winners[key]) and value not in (None, (), {}):
             warnings.append(f"{key} (from {source}) cannot be none; its default {value} holds")
     return warnings

@@ -54,24 +54,24 @@ _PROFILERS = {
 }
 
 
-def against_command(words: Sequence[str], environ: Mapping[str, str], orig_argv: Sequence[str]) -> str:
+def against_command(arguments: Sequence[str], environ: Mapping[str, str], orig_argv: Sequence[str]) -> str:
     """Returns why ranks of this command cannot be forks; empty when they can.
 
     Args:
-        words: `[-m] SCRIPT ARGS`; empty when Python does not run them.
+        arguments: `[-m] SCRIPT ARGS`; empty when Python does not run them.
         orig_argv: how this interpreter was started.
     """
-    if not words:
+    if not arguments:
         return "--no-python: the ranks are no Python scripts"
     if environ.get("PYTHON_EXEC"):
         return "PYTHON_EXEC names another interpreter"
-    if words[0] == "-":
+    if arguments[0] == "-":
         return "the script is read from stdin"
     for name, tool in _PROFILERS.items():
         if name in environ:
             return f"{tool} wraps the job ({name} is set): a profiler sees ranks only from their start"
-    own = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c", "-"), orig_argv[1:])
-    options = [word for word in own if word != "-u"]
+    own = takewhile(lambda option: option.startswith("-") and option not in ("-m", "-c", "-"), orig_argv[1:])
+    options = [option for option in own if option != "-u"]
     if options:
         return f"the launcher's interpreter was started with {' '.join(options)}, which ranks are not"
     return ""
@@ -112,13 +112,13 @@ def read_by_imports(changed: Collection[str], read: Collection[str]) -> list[str
 class FolderLook:
     """The folder that comes first in a script's `sys.path`."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        if words[0] == "-m":
+    def __init__(self, arguments: Sequence[str]) -> None:
+        if arguments[0] == "-m":
             folder = Path.cwd()
         else:
-            folder = Path(words[0]).resolve().parent
-        if Path(words[0]).is_dir():
-            self._folder = Path(words[0])
+            folder = Path(arguments[0]).resolve().parent
+        if Path(arguments[0]).is_dir():
+            self._folder = Path(arguments[0])
         else:
             self._folder = folder
 

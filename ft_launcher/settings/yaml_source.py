@@ -30,7 +30,7 @@ def section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]
 
     Raises:
         NoSuchFile: the file does not exist.
-        ConfigError: the file cannot be read, is no YAML or no mapping, or has no such mapping.
+        ConfigError: the file cannot be read, is not YAML, is not a mapping, or has no such mapping.
     """
     try:
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ def section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]
         raise ConfigError("cfg_path", path, named_by, f"cannot be read: {error.strerror}", hint) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         hint = "Correct the file"
-        raise ConfigError("cfg_path", path, named_by, f"is no YAML: {_problem(error)}", hint) from None
+        raise ConfigError("cfg_path", path, named_by, f"is not YAML: {_problem(error)}", hint) from None
     return _find(document, path, named_by, ignore_missing)
 
 
@@ -75,7 +75,7 @@ def _find(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapp
         else:
             waiting += reversed(node)
     if others and others[0] is not None:
-        raise ConfigError("cfg_path", path, named_by, f"`{SECTION}` in it is no mapping of keys to values", hint)
+        raise ConfigError("cfg_path", path, named_by, f"`{SECTION}` in it is not a mapping of keys to values", hint)
     if others or ignore_missing:
         return {}
     raise ConfigError("cfg_path", path, named_by, f"has no mapping named `{SECTION}`", hint)

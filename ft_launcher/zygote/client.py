@@ -53,10 +53,10 @@ class NoRanks(Exception):
 class RankOrder:
     """What starts one rank: `[-m] SCRIPT ARGS`, its whole environment, and descriptors of its streams by number.
 
-    `channel`: a further descriptor for a rank of a function; its number in the rank becomes the last of `words`.
+    `channel`: a further descriptor for a rank of a function; its number in the rank becomes the last of `arguments`.
     """
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     environ: Mapping[str, str]
     streams: Mapping[int, int]
     channel: int | None = None
@@ -182,11 +182,11 @@ class ZygoteProcess:
             return ZygoteLost("it ended")
         return ZygoteLost(if_alive)
 
-    def start_ranks(self, orders: Sequence[RankOrder], told: int) -> list[int]:
+    def start_ranks(self, orders: Sequence[RankOrder], report_to: int) -> list[int]:
         """Starts ranks; returns their pids, children of this process. They run from now on.
 
         Args:
-            told: descriptor to which a rank writes a line if it has to start again by exec.
+            report_to: descriptor to which a rank writes a line if it has to start again by exec.
 
         Raises:
             ZygoteLost: no answer arrived in time.
@@ -197,21 +197,25 @@ class ZygoteProcess:
             pids: list[int] = []
             # All ranks are forked before the first one may run: a failed request leaves none that runs.
             for first in range(0, len(orders), fork_server.MAX_RANKS):
-                pids += self._ask(orders[first : first + fork_server.MAX_RANKS], reader, told)
+                pids += self._ask(orders[first : first + fork_server.MAX_RANKS], reader, report_to)
             fork_server.let_go(writer, len(pids))
             return pids
         finally:  # ranks that were not let go see this end closed, and end
             os.close(reader)
             os.close(writer)
 
-    def _ask(self, orders: Sequence[RankOrder], go: int, told: int) -> list[int]:
-        descriptors, ranks = [go, told], []
+    def _ask(self, orders: Sequence[RankOrder], go: int, report_to: int) -> list[int]:
+        descriptors, ranks = [go, report_to], []
         for order in orders:
             streams = {}
             for number, descriptor in order.streams.items():
                 streams[number] = len(descriptors)
                 descriptors.append(descriptor)
-            rank: dict[str, Any] = {"words": list(order.words), "environ": dict(order.environ), "streams": streams}
+            rank: dict[str, Any] = {
+                "arguments": list(order.arguments),
+                "environ": dict(order.environ),
+                "streams": streams,
+            }
             if order.channel is not None:
                 rank["channel"] = len(descriptors)
                 descriptors.append(order.channel)
@@ -232,7 +236,7 @@ class ZygoteProcess:
         pids: list[int] = answer["pids"]
         return pids
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """Ends it, by SIGKILL if it does not end itself; returns its exit code. Running ranks go on."""
         with contextlib.suppress(OSError):
             # The zygote ends when it reads the end of its connection, also where a copy of the descriptor is open.

@@ -75,8 +75,8 @@ class _LoggerState:
         self.logger.level = self.level or self.logger.level
         self.logger.propagate = self.propagate and self.logger.propagate
         self.logger.disabled = self.disabled or self.logger.disabled
-        self.logger.handlers += [one for one in self.handlers if one not in self.logger.handlers]
-        self.logger.filters += [one for one in self.filters if one not in self.logger.filters]
+        self.logger.handlers += [handler for handler in self.handlers if handler not in self.logger.handlers]
+        self.logger.filters += [rule for rule in self.filters if rule not in self.logger.filters]
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Imports(MetaPathFinder):
         self.over = False
         """The script has ended: imports by exit functions are not decided about."""
         self._asks: Callable[[str, bool], None] = _ask_nobody
-        self._given_back: Callable[[], None] = _tell_nobody
+        self._given_back: Callable[[], None] = _notify_nobody
 
     def load(self, name: str) -> None:
         """Imports a module and records what that brought, unless it was done already.
@@ -112,11 +112,11 @@ class Imports(MetaPathFinder):
         Raises:
             BaseException: whatever its import raises.
         """
-        if any(one.name == _root(name) for one in self._all):
+        if any(brought.name == _root(name) for brought in self._all):
             return
         needs: list[str] = []
         self.take_back()
-        self.watch(lambda name, all_of_it: needs.append(name))
+        self.watch(lambda name, whole: needs.append(name))
         brought = _Brought(_root(name))
         modules, loggers = set(sys.modules), set(logging.root.manager.loggerDict)
         handlers, filters = list(logging._handlerList), list(warnings.filters)  # type: ignore[attr-defined]
@@ -129,18 +129,18 @@ class Imports(MetaPathFinder):
             os.environ.__class__ = usual
             self.read |= vars(os.environ).pop("_read", set())
             vars(os.environ).pop("_passing", None)
-            known = {module for one in self._all for module in one.modules}
+            known = {module for other in self._all for module in other.modules}
             new = [module for module in sys.modules if module not in modules and module not in known]
             brought.modules = {module: sys.modules[module] for module in new if _is_taken_back(module)}
-            given_back = {logger for one in self._all for logger in one.loggers}
+            given_back = {logger for other in self._all for logger in other.loggers}
             for title, logger in logging.root.manager.loggerDict.items():
                 if title not in loggers | given_back and isinstance(logger, logging.Logger):
                     brought.loggers[title] = _LoggerState.of(logger)
-            earlier = [one for other in self._all for one in (*other.handlers, *other.filters)]
+            earlier = [found for other in self._all for found in (*other.handlers, *other.filters)]
             now = [*logging._handlerList]  # type: ignore[attr-defined]
-            brought.handlers = [one for one in now if one not in handlers and one not in earlier]
-            brought.filters = [one for one in warnings.filters if one not in filters and one not in earlier]
-            brought.needs = [one for one in self._all if one.name in needs]
+            brought.handlers = [found for found in now if found not in handlers and found not in earlier]
+            brought.filters = [rule for rule in warnings.filters if rule not in filters and rule not in earlier]
+            brought.needs = [other for other in self._all if other.name in needs]
             self.give_back()
             self._all.append(brought)
 
@@ -153,8 +153,8 @@ class Imports(MetaPathFinder):
                 sys.modules.pop(name, None)
             self._loggers |= brought.loggers
         self._held |= _forget_loggers(self._loggers)
-        _forget(logging._handlerList, [one for brought in self._all for one in brought.handlers])  # type: ignore[attr-defined]
-        _forget(warnings.filters, [one for brought in self._all for one in brought.filters])
+        _forget(logging._handlerList, [handler for brought in self._all for handler in brought.handlers])  # type: ignore[attr-defined]
+        _forget(warnings.filters, [rule for brought in self._all for rule in brought.filters])
         if self._hides_any():
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
@@ -170,7 +170,7 @@ class Imports(MetaPathFinder):
             given_back: called when something has been given back.
         """
         self._asks = asks
-        self._given_back = given_back or _tell_nobody
+        self._given_back = given_back or _notify_nobody
 
     def give_back(self) -> None:
         """Gives back all that is still hidden, without calling anything."""
@@ -300,11 +300,11 @@ class _GivesBack(Loader):
         return getattr(self._loader, name)
 
 
-def _ask_nobody(name: str, all_of_it: bool) -> None:
+def _ask_nobody(name: str, whole: bool) -> None:
     pass
 
 
-def _tell_nobody() -> None:
+def _notify_nobody() -> None:
     pass
 
 
@@ -316,7 +316,7 @@ def _is_taken_back(name: str) -> bool:
 
 
 def _forget(where: Any, what: Sequence[Any]) -> None:
-    where[:] = [one for one in where if one not in what]
+    where[:] = [entry for entry in where if entry not in what]
 
 
 def _before_folder_of(spec: ModuleSpec) -> list[str]:
@@ -341,9 +341,9 @@ def _forget_loggers(states: dict[str, _LoggerState]) -> dict[str, logging.PlaceH
         if known.get(name) is state.logger:
             del known[name]
         state.logger._cache.clear()  # type: ignore[attr-defined]  # which levels it found to be enabled
-    held = {name: one for name, one in known.items() if isinstance(one, logging.PlaceHolder)}
+    held = {name: entry for name, entry in known.items() if isinstance(entry, logging.PlaceHolder)}
     others = known.keys() - held.keys()
-    free = {name: one for name, one in held.items() if not any(other.startswith(f"{name}.") for other in others)}
+    free = {name: entry for name, entry in held.items() if not any(other.startswith(f"{name}.") for other in others)}
     for name in free:
         del known[name]
     return free

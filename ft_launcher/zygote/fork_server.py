@@ -244,21 +244,21 @@ class Zygote:
 
     def _become_rank(self, fields: dict[str, Any], descriptors: list[int]) -> ForkedRank:
         streams: dict[str, int] = fields.pop("streams")
-        words: list[str] = fields["words"]
+        arguments: list[str] = fields["arguments"]
         place = fields.pop("channel", None)
         if place is None:
             channel = set()
         else:
             channel = {descriptors[place]}
-        words += map(str, channel)
+        arguments += map(str, channel)
         try:
             os.setsid()
             # Moved to a high number: the script finds the low ones free, as in a fresh interpreter.
-            go, told = descriptors[0], moved_up(descriptors[1])
+            go, report_to = descriptors[0], moved_up(descriptors[1])
             for number, place in streams.items():
                 os.dup2(descriptors[place], int(number))
             self._connection.detach()
-            for descriptor in open_descriptors() - self._kept - channel - {go, told}:
+            for descriptor in open_descriptors() - self._kept - channel - {go, report_to}:
                 os.close(descriptor)
             order = forked_rank.ForkOrder(**fields)
             forked_rank.become(order, script.bootstrap(), self._path)
@@ -272,7 +272,7 @@ class Zygote:
                 for descriptor in channel:
                     # The function's channel must outlive the exec.
                     os.set_inheritable(descriptor, True)
-                os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *words], fields["environ"])
+                os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *arguments], fields["environ"])
             os._exit(1)
         if is_safe_path():
             first_path = None
@@ -280,8 +280,8 @@ class Zygote:
             first_path = fields["cwd"] or ""
 
         def make() -> bootstrap.Rank:
-            program = bootstrap.Rank(bootstrap.main_of(words, first_path), bootstrap.prepare())
-            start_again.watch(order, told, channel, program.act_on_loaded)
+            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare())
+            start_again.watch(order, report_to, channel, program.act_on_loaded)
             return program
 
         return ForkedRank(make)
@@ -344,7 +344,7 @@ def _answer_of(between: int, reader: int) -> dict[str, Any]:
         text = pipe.read()
     os.waitpid(between, 0)
     if not text:
-        return {"error": "the process in between was killed"}
+        return {"error": "the process that forks the ranks was killed"}
     answer: dict[str, Any] = json.loads(text)
     return answer
 

@@ -39,9 +39,9 @@ _SHOW = b"raise __import__('sys').last_value"
 
 @dataclass(frozen=True)
 class ForkOrder:
-    """What a rank becomes. `words` follow `python -u`; signals in `ignored` stay ignored, others are as at a start."""
+    """What a rank becomes. `arguments` follow `python -u`; signals in `ignored` stay so, others are as at a start."""
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     environ: Mapping[str, str]
     cwd: str | None
     umask: int
@@ -80,10 +80,10 @@ def become(order: ForkOrder, bootstrap: str, path: Sequence[str]) -> None:
     os.umask(order.umask)
     if order.affinity:
         os.sched_setaffinity(0, order.affinity)
-    sys.orig_argv[:] = [sys.executable, "-u", bootstrap, *order.words]
+    sys.orig_argv[:] = [sys.executable, "-u", bootstrap, *order.arguments]
     sys.path[:] = path
     _renew_main()
-    proc_view.show([sys.executable, "-u", *order.words], order.environ)
+    proc_view.show([sys.executable, "-u", *order.arguments], order.environ)
     proc_view.name(Path(sys.executable).name)
     # `threading` has the id of the zygote's main thread.
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]

@@ -50,11 +50,11 @@ class ZygotePool:
         self._settings = StartSettings()
         self._tag = ""
         self._why_not = "no warm start was prepared"
-        self._said = ""
+        self._logged = ""
         self._look: warm_start.FolderLook | None = None
         self._respawns = 0
         self._apart, self._first = apart, False
-        self._told: tuple[int, int] | None = None
+        self._reports: tuple[int, int] | None = None
         self._source = ""
         self.held = fork_server.open_descriptors()
         self._first_path: str | None = None
@@ -95,11 +95,11 @@ class ZygotePool:
             self._why_not = warm_start.against_process(fork_server.threads_here(), cuda=False, device_files=())
         return None
 
-    def prepare(self, words: Sequence[str], settings: StartSettings, source: str, tag: str) -> None:
+    def prepare(self, arguments: Sequence[str], settings: StartSettings, source: str, tag: str) -> None:
         """Has the zygote import the user's preloaded modules; ends it where ranks cannot be forks.
 
         Args:
-            words: `[-m] SCRIPT ARGS` as given; empty when Python does not run them.
+            arguments: `[-m] SCRIPT ARGS` of the user; empty when Python does not run them.
             source: where the setting `warm_start` came from.
             tag: the job's mark.
 
@@ -108,12 +108,12 @@ class ZygotePool:
         """
         self._settings, self._tag = settings, tag
         try:
-            self._why_not = self._against_command(words) or self._why_not or self._preload()
+            self._why_not = self._against_command(arguments) or self._why_not or self._preload()
         finally:
             gc.freeze()
             self._restore()
         if self._why_not and self._zygote is not None:
-            self._zygote.bury()
+            self._zygote.reap()
             self._zygote = None
         self._insist(source)
 
@@ -134,13 +134,13 @@ class ZygotePool:
             return str(unfit)
         except ZygoteLost as lost:
             if modules:
-                code = self._zygote.bury()
+                code = self._zygote.reap()
                 self._zygote = None
                 if code < 0:
-                    how = f"signal {-code}"
+                    reason = f"signal {-code}"
                 else:
-                    how = f"code {code}"
-                problem = f"the process that imported it ended ({how})"
+                    reason = f"code {code}"
+                problem = f"the process that imported it ended ({reason})"
                 raise _not_preloaded(",".join(modules), problem) from None
             return f"the zygote was lost: {lost}"
         took_s = time.monotonic() - began
@@ -148,30 +148,30 @@ class ZygotePool:
             print(f"ft_launcher: --ft-preload {','.join(modules)} took {took_s:.0f} s", file=sys.stderr)
         return self._against_loaded()
 
-    def prepare_apart(self, words: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:
+    def prepare_apart(self, arguments: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:
         """Starts a zygote as a program of its own if ranks may be forks. Returns at once; the first ranks wait for it.
 
         Args:
-            words: `[-m] SCRIPT ARGS`; empty when Python does not run them. Of a `function` any.
+            arguments: `[-m] SCRIPT ARGS`; empty when Python does not run them. Of a `function` any.
 
         Raises:
             ConfigError: a required warm start is impossible.
         """
         self._settings, self._tag = settings, tag
-        self._why_not = self._against_command(words, function)
+        self._why_not = self._against_command(arguments, function)
         if not self._why_not:
             self._first = True
             self._respawn()
         self._insist("settings")
 
-    def _against_command(self, words: Sequence[str], function: bool = False) -> str:
+    def _against_command(self, arguments: Sequence[str], function: bool = False) -> str:
         """Returns why ranks of this command cannot be forks; empty: they can, by the present state of their script."""
         if self._settings.warm_start == "off":
             return "--ft-warm-start=off"
-        why = warm_start.against_command(words, os.environ, sys.orig_argv)
+        why = warm_start.against_command(arguments, os.environ, sys.orig_argv)
         if why or function:
             return why
-        self._look = warm_start.FolderLook(words)
+        self._look = warm_start.FolderLook(arguments)
         return ""
 
     def _against_loaded(self) -> str:
@@ -208,9 +208,9 @@ class ZygotePool:
         why = self._why_not or self._against(orders, numa)
         if not why and self._zygote is not None:
             try:
-                pids = self._zygote.start_ranks(orders, self._way_to_tell())
+                pids = self._zygote.start_ranks(orders, self._report_to())
                 # A zygote that has forked ranks works: losses before it no longer count.
-                self._respawns, self._said = 0, ""
+                self._respawns, self._logged = 0, ""
                 return pids
             except ZygoteLost as lost:
                 self._lose(self._zygote, str(lost))
@@ -220,8 +220,8 @@ class ZygotePool:
         if self._settings.warm_start == "on":
             raise NoWarmStart(f"no warm start: {why}. --ft-warm-start=auto starts the ranks by exec instead")
         # Each cycle asks again; the same reason is logged once.
-        if why != self._said:
-            self._said = why
+        if why != self._logged:
+            self._logged = why
             logger.info("Ranks start by exec: %s.", why)
         return None
 
@@ -234,8 +234,8 @@ class ZygotePool:
     def descriptors(self) -> set[int]:
         """Readable when `handle` has something to do."""
         found = set()
-        if self._told is not None:
-            found.add(self._told[0])
+        if self._reports is not None:
+            found.add(self._reports[0])
         if self._zygote is not None:
             found |= self._zygote.descriptors()
         return found
@@ -261,7 +261,7 @@ class ZygotePool:
             except (ZygoteUnfit, fork_server.PreloadError) as unfit:
                 self._why_not = str(unfit)
                 self._zygote = None
-                current.bury()
+                current.reap()
 
     def close(self) -> None:
         """Ends the zygote; ranks that run go on."""
@@ -269,29 +269,29 @@ class ZygotePool:
         current, self._zygote = self._zygote, None
         self._why_not = self._why_not or "the launcher is ending"
         if current is not None:
-            current.bury()
-        for descriptor in self._told or ():
+            current.reap()
+        for descriptor in self._reports or ():
             os.close(descriptor)
-        self._told = None
+        self._reports = None
 
     # Losing one.
 
     def _lose(self, lost: ZygoteProcess, why: str) -> None:
         """Ends a zygote and starts another in the background, unless several were lost in a row."""
         self._zygote = None
-        code = lost.bury()
-        how = why
+        code = lost.reap()
+        reason = why
         if why == "it ended":
             if code < 0:
-                how = f"it ended (signal {-code})"
+                reason = f"it ended (signal {-code})"
             else:
-                how = f"it ended (code {code})"
+                reason = f"it ended (code {code})"
         if self._respawns >= _RESPAWNS:
-            self._why_not = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {how}"
+            self._why_not = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {reason}"
             logger.warning("No more zygotes: %s. Ranks start by exec.", self._why_not)
             return
         self._respawns += 1
-        logger.warning("The zygote was lost: %s. Another is started; ranks start by exec until it is ready.", how)
+        logger.warning("The zygote was lost: %s. Another is started; ranks start by exec until it is ready.", reason)
         self._respawn()
 
     def _respawn(self) -> None:
@@ -310,29 +310,29 @@ class ZygotePool:
 
     # What ranks find out.
 
-    def _way_to_tell(self) -> int:
-        if self._told is None:
-            self._told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        return self._told[1]
+    def _report_to(self) -> int:
+        if self._reports is None:
+            self._reports = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        return self._reports[1]
 
     def _hear_ranks(self) -> None:
         """Takes the ranks' lines: after the first rank that had to start again by exec, all ranks start by exec."""
-        if self._told is None:
+        if self._reports is None:
             return
         try:
             # One line is enough to decide; the rest of them says the same.
-            lines = os.read(self._told[0], 1 << 16).decode(errors="replace").splitlines()
+            lines = os.read(self._reports[0], 1 << 16).decode(errors="replace").splitlines()
         except BlockingIOError:
             return
         if not lines or self._why_not:
             return
-        self._why_not = self._said = lines[0]
+        self._why_not = self._logged = lines[0]
         if self._settings.warm_start == "on":
             raise self._refused()
         logger.info("Ranks start by exec from now on: %s.", lines[0])
         current, self._zygote = self._zygote, None
         if current is not None:
-            current.bury()
+            current.reap()
 
     # Asking one.
 

@@ -28,7 +28,7 @@ _DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
 # All that setitimer(2) has.
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = range(16)  # Linux has that many
-_MAX_WORDS = 1000  # a pipe takes up to 4096 bytes as a whole
+_MAX_REPORT = 1000  # a pipe takes up to 4096 bytes as a whole
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class Beginning:
 class FirstImport:
     """Decides at the script's first import of torch, and at that of a preloaded module; see `watch`."""
 
-    def __init__(self, order: ForkOrder, told: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
+    def __init__(self, order: ForkOrder, report_to: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
         self._given_back = given_back
         self._beginning = Beginning.of_now(order)
-        self._told, self._kept, self._pid = told, kept, os.getpid()
-        self._said = False
+        self._report_to, self._kept, self._pid = report_to, kept, os.getpid()
+        self._decided = False
 
     def begin(self) -> None:
         """Starts to watch for the script's first import of a hidden module, and for forks."""
@@ -143,7 +143,7 @@ class FirstImport:
 
     def _decide(self, name: str, whole: bool, what: str = "") -> None:
         # Once: the answer does not change, and exit functions are not the script.
-        if self._said or imports.over:
+        if self._decided or imports.over:
             return
         what = what or f"imports {name}"
         changed: list[str] = []
@@ -157,21 +157,21 @@ class FirstImport:
             sealed_pickle.let_go()
 
     def _start_again(self, why: str) -> None:
-        self._said = True
+        self._decided = True
         order = self._beginning.order
         refusal = self._beginning.against_another()
         if os.getpid() != self._pid:
             refusal = "this is a child of the rank"
-        self._tell(why)
+        self._report(why)
         if not refusal:
-            words = [sys.executable, "-u", script.bootstrap(), *order.words]
+            command = [sys.executable, "-u", script.bootstrap(), *order.arguments]
             try:
                 if self._kept:
-                    parcels = [sealed_pickle.resend()]
+                    pickles = [sealed_pickle.resend()]
                 else:
-                    parcels = []
-                self._beginning.restore({*self._kept, *parcels})
-                os.execve(sys.executable, [*words, *map(str, parcels)], dict(order.environ))
+                    pickles = []
+                self._beginning.restore({*self._kept, *pickles})
+                os.execve(sys.executable, [*command, *map(str, pickles)], dict(order.environ))
             except OSError as error:
                 refusal = f"the system refuses ({error.strerror})"
         print(
@@ -180,22 +180,22 @@ class FirstImport:
             file=sys.stderr,
         )
 
-    def _tell(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         """Reports to the agent, which starts all ranks by exec from then on."""
         with suppress(OSError):
-            os.write(self._told, why.encode(errors="replace")[:_MAX_WORDS] + b"\n")
+            os.write(self._report_to, why.encode(errors="replace")[:_MAX_REPORT] + b"\n")
 
 
-def watch(order: ForkOrder, told: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
+def watch(order: ForkOrder, report_to: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
     """Has this process start again, from now until its script ends, if a fork is not what its script needs.
 
     Args:
         order: the order of this rank.
-        told: descriptor of the pipe to the agent.
+        report_to: descriptor of the pipe to the agent.
         kept: the channel of a function's rank to the agent.
         given_back: called when hidden modules were given to the script.
     """
-    FirstImport(order, told, kept, given_back).begin()
+    FirstImport(order, report_to, kept, given_back).begin()
 
 
 def c_environment() -> dict[bytes, bytes]:
@@ -239,7 +239,7 @@ def _all_limits() -> dict[int, bytes]:
 
 
 def _position() -> int | None:
-    """Returns the position of stdin; None where it is no file."""
+    """Returns the position of stdin; None where it is not a file."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR)
     except OSError:
@@ -251,7 +251,7 @@ def _sockets() -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
         with suppress(OSError):
-            link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 (it is no path)
+            link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 (it is not a path)
             if link.startswith("socket:") and int(name) > 2:
                 found[int(name)] = link
     return found

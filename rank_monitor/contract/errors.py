@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from rank_monitor.contract.exit_codes import ExitCode
+
 
 class FtError(Exception):
-    """Base class of all exceptions of this project."""
+    """Base class of all exceptions of this project. `exit_code`: the launcher's, when one of the class ends it."""
+
+    exit_code = int(ExitCode.LAUNCHER_ERROR)
 
 
 class ConfigError(FtError):
-    """The user must act: a setting is wrong. The launcher answers with exit code 2.
+    """The user must act: a setting is wrong.
 
     The text names the setting, its value, where it came from, what is wrong and what to do.
     """
+
+    exit_code = int(ExitCode.BAD_CONFIG)
 
     def __init__(self, key: str, value: object, source: str, problem: str, hint: str = "") -> None:
         self.key = key

@@ -1,4 +1,7 @@
-"""Exit codes of the launcher. 80 to 99 are ours; see the table in docs/exit_codes.md."""
+"""Exit codes of the launcher. 80 to 99 are ours; see the table in docs/exit_codes.md.
+
+Schedulers and batch scripts decide by them. Which one a job ends with is decided by the launcher, not here.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ class ExitCode(IntEnum):
     JOB_STOPPED = 95
 
 
+# Above the codes of <sysexits.h> (64 to 78) and below those of a shell (126 and more).
 OURS = range(80, 100)
 AGREED = frozenset({ExitCode.RESUME_TO_DISAMBIGUATE, ExitCode.FAILED_ON_RESULT_VALIDATION})
 """With these codes all ranks leave together, after the same step, each when it has saved."""

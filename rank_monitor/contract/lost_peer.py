@@ -19,6 +19,6 @@ _LOST = re.compile(
 )
 
 
-def is_lost_peer(words: str) -> bool:
+def is_lost_peer(text: str) -> bool:
     """Whether an exception's text reports a lost peer. Takes time linear in `MOST_SEARCHED` at most."""
-    return _LOST.search(words[:MOST_SEARCHED]) is not None
+    return _LOST.search(text[:MOST_SEARCHED]) is not None

@@ -1,7 +1,8 @@
 """The demo: trains twice under the launcher, without and with faults, and shows that the result is the same.
 
-Prints what the launcher saw and did (from its journal), the accuracy on held-out images, and whether the weights of
-both runs are equal bit for bit. The exit code is 0 only if everything that it claims holds.
+Prints what the launcher saw and did (from its journal), the accuracy on held-out images, whether the weights of both
+runs are equal bit for bit, and, as `ft_launcher report` finds it, what each fault cost. The exit code is 0 only if
+everything that it claims holds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from typing import Any
 
 from faults import FAULTS
 
+from ft_launcher.record.journal_reader import Findings, read_journals
+from ft_launcher.report import summary
+from ft_launcher.report.advice import advise
+from ft_launcher.report.collection import Collection
+from ft_launcher.report.findings import JobFindings, find
+from ft_launcher.report.page import as_html
+
 HERE = Path(__file__).resolve().parent
 WANTED_ACCURACY = 0.95
 LIMIT_S = 300.0
@@ -33,6 +41,11 @@ class Training:
     seconds: float
     result: dict[str, Any]
     journal: list[dict[str, Any]]
+    findings: JobFindings | None
+
+    @property
+    def logs(self) -> Path:
+        return self.out / "logs"
 
     def count(self, event: str) -> int:
         return sum(record["event"] == event for record in self.journal)
@@ -65,7 +78,16 @@ def train(script: str, out: Path, epochs: int) -> Training:
         seconds=seconds,
         result=json.loads(result.read_text()) if result.exists() else {},
         journal=[json.loads(line) for line in lines],
+        findings=findings_of(out / "logs"),
     )
+
+
+def findings_of(logs: Path) -> JobFindings | None:
+    """What `ft_launcher report` finds in the journals of a folder; None: there are none."""
+    collection = Collection()
+    for entry in read_journals([logs], Findings()):
+        collection.add(entry)
+    return find(collection)
 
 
 def print_timeline(journal: list[dict[str, Any]]) -> None:
@@ -82,18 +104,38 @@ def print_timeline(journal: list[dict[str, Any]]) -> None:
             print(f"  {record['t'] - journal[0]['t']:6.2f} s  {record['event']:<11}  {words(record)}")
 
 
+def print_report(plain: Training, faulty: Training) -> None:
+    """The goodput of both runs, what each fault cost by phase, and where the whole report is."""
+    print("\nWhat the time went to (docs/operations.md):")
+    for name, run in (("without faults", plain), ("with faults", faulty)):
+        if run.findings is not None:
+            print(f"  goodput {name}: {run.findings.goodput:.1%} of {run.findings.wall_s:.1f} s")
+    if faulty.findings is None:
+        return
+    for fault in faulty.findings.faults:
+        print(f"  {summary.headline(fault)}\n    {summary.costs(fault)}")
+    page = faulty.out / "report.html"
+    page.write_text(as_html(faulty.findings, advise(faulty.findings)), encoding="utf-8", errors="backslashreplace")
+    print(f"  The whole report: {page}\n  (ft_launcher report {faulty.logs} -o report.html)")
+
+
 def claims(plain: Training, faulty: Training) -> list[tuple[bool, str]]:
     """What the demo says in the end: whether it holds, and the words."""
     runs = (plain, faulty)
     codes = [run.exit_code for run in runs]
     struck = sum((faulty.out / f"fault.{fault.name}").exists() for fault in FAULTS)
     named = [run.count("fault") for run in runs]
+    costs = [fault.cost_s for fault in faulty.findings.faults] if faulty.findings is not None else []
     accuracies = [run.result.get("test_accuracy", 0.0) for run in runs]
     digests = [run.result.get("weights_sha256", "") for run in runs]
     return [
         (codes == [0, 0], f"both trainings came to their end: exit codes {codes}"),
         (struck == len(FAULTS), f"{struck} of {len(FAULTS)} faults struck"),
         (named == [0, len(FAULTS)], f"the launcher named every fault and nothing else: {named}"),
+        (
+            len(costs) == len(FAULTS) and min(costs) > 0,
+            f"the report says what each fault cost: {[f'{cost_s:.1f} s' for cost_s in costs]}",
+        ),
         (
             min(accuracies) >= WANTED_ACCURACY,
             f"accuracy on held-out images is at least {WANTED_ACCURACY}: {accuracies}",
@@ -126,6 +168,7 @@ def main() -> int:
         for run in (plain, faulty):
             print(f"\nThe end of {run.out / 'console.log'}:")
             print("\n".join((run.out / "console.log").read_text(errors="replace").splitlines()[-30:]))
+    print_report(plain, faulty)
     print(f"\nEverything that was written lies in {args.out}.")
     return int(failed)
 

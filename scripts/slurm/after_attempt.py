@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from typing import Any
 from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 
 from ft_launcher.attribution.fault import FaultClass
+from ft_launcher.record.events import Decision, Fault, JobEnd
+from ft_launcher.record.journal_reader import Findings, read_journals
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.foreign import parse_json, read_file
 
 VERSION = 1
-_MAX_JOURNAL = 256 << 20
-"""Bytes read of a file, its end: what ranks report is at most 64 MiB of a journal."""
+_MAX_HISTORY = 16 << 20
+"""Bytes read of the history, its end: an attempt has a line of a few hundred."""
+_READ = (Decision.event, Fault.event, JobEnd.event)
 
 
 def main(words: Sequence[str]) -> int:
@@ -59,18 +62,21 @@ def main(words: Sequence[str]) -> int:
 
 def node_end(folder: Path) -> NodeEnd:
     """How the launcher of a node ended, by its journal; the folder has the node's name."""
-    lines = [line for file in sorted(folder.glob("journal.*.jsonl")) for line in lines_of(file)]
-    end = next((line for line in reversed(lines) if line.get("event") == "job_end"), None)
+    last: dict[str, Mapping[str, Any]] = {}
+    for entry in read_journals(folder.glob("journal.*.jsonl"), Findings()):
+        if entry.event in _READ:
+            last[entry.event] = entry.facts
+    end = last.get(JobEnd.event)
     if end is None:
         return NodeEnd(folder.name, None)
-    fault = next((line for line in reversed(lines) if line.get("event") == "fault"), None)
+    fault = last.get(Fault.event)
     reason = str(end.get("reason", ""))
     if fault is not None:
         reason = f"rank {fault.get('rank')} {fault.get('what')}; {reason}"
     in_doubt = fault is not None and (
         fault.get("exit_code") == ExitCode.RESUME_TO_DISAMBIGUATE or fault.get("fault_class") == FaultClass.HARDWARE
     )
-    decision = next((line for line in reversed(lines) if line.get("event") == "decision"), {})
+    decision = last.get(Decision.event, {})
     code = end.get("exit_code")
     return NodeEnd(
         folder.name,
@@ -84,7 +90,7 @@ def node_end(folder: Path) -> NodeEnd:
 def lines_of(file: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one a line; others are left out: ranks can write there, too."""
     with suppress(OSError):
-        for line in read_file(file, _MAX_JOURNAL, follow_link=True, tail=True).splitlines():
+        for line in read_file(file, _MAX_HISTORY, follow_link=True, tail=True).splitlines():
             with suppress(ValueError):
                 if isinstance(facts := parse_json(line), dict):
                     yield facts

@@ -138,7 +138,7 @@ def decide(attempt: Attempt, history: Sequence[Outcome], terms: Terms) -> Step:
             if attempt.told
             else "preempted"
         )
-        return Step(Action.NEXT, Outcome.PREEMPTED, f"{why}, which is no failure", _left(attempt))
+        return Step(Action.NEXT, Outcome.PREEMPTED, f"{why}, which is not a failure", _left(attempt))
     if stayed == {0}:
         return Step(
             Action.NEXT, Outcome.UNFINISHED, "all ranks ended with 0, without the finished flag", _left(attempt)

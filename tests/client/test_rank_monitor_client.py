@@ -55,10 +55,10 @@ MISUSE: dict[str, tuple[Callable[[RankMonitorClient], object], str]] = {
     "init twice": (lambda client: client.init_workload_monitoring(), "called twice"),
     "open an open one": (lambda client: client.start_section("open"), "section 'open' is open already"),
     "close a closed one": (lambda client: client.end_section("closed"), "section 'closed' is not open"),
-    "name too long": (lambda client: client.start_section("ö" * 128), "no text of at most 255 bytes"),
-    "name is no text": (lambda client: client.start_section(3), "no text of at most 255 bytes"),  # type: ignore[arg-type]
-    "name is no Unicode": (lambda client: client.start_section("\ud800"), "no text of at most 255 bytes"),
-    "iteration is no number": (lambda client: client.report_iteration("x"), "no whole number"),  # type: ignore[arg-type]
+    "name too long": (lambda client: client.start_section("ö" * 128), "not text of at most 255 bytes"),
+    "name is not text": (lambda client: client.start_section(3), "not text of at most 255 bytes"),  # type: ignore[arg-type]
+    "name is not Unicode": (lambda client: client.start_section("\ud800"), "not text of at most 255 bytes"),
+    "iteration is not a number": (lambda client: client.report_iteration("x"), "not a whole number"),  # type: ignore[arg-type]
     "iteration is negative": (lambda client: client.report_iteration(-2), "out of range"),
     "iteration is huge": (lambda client: client.report_iteration(2**63), "out of range"),
     "no interval yet": (lambda client: client.calculate_and_set_hb_timeouts(), "at least two signs of life"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,12 @@ DEMO = Path(__file__).resolve().parents[2] / "scripts" / "demo" / "run.py"
 
 
 @pytest.mark.timeout(patient(600))
-def test_faults_change_nothing_in_the_weights(tmp_path: Path) -> None:
+def test_faults_change_nothing_in_the_weights_and_the_report_says_what_they_cost(tmp_path: Path) -> None:
     command = [sys.executable, DEMO, f"--out={tmp_path}", "--epochs=9"]  # enough for every fault, and for the accuracy
     quick = dict(os.environ, FT_PRELOAD="torch._dynamo,sklearn.model_selection")  # or each rank of each cycle would
-    run(command, environ=quick, limit_s=580, check=True)
+    shown = run(command, environ=quick, limit_s=580, check=True).stdout
+    page = tmp_path / "with_faults" / "report.html"
+    assert str(page) in shown and page.read_text().startswith("<!DOCTYPE html>")
+    assert re.search(r"goodput without faults: \d+\.\d% .*\n  goodput with faults: \d+\.\d% ", shown)
+    for fault in ("signal of rank 1", "hang of rank 1", "exception of rank 0"):
+        assert re.search(rf"  {fault} on .*\n    .*stop .*first_step ", shown), fault

@@ -111,7 +111,7 @@ class Prologue:
 
     Attributes:
         again: what the rank says of why it starts again by exec; empty: it stays a fork.
-        slow: it is no case of its own kind.
+        slow: it is not a case of its own kind.
     """
 
     name: str

@@ -36,7 +36,7 @@ class ListeningPool(ZygotePool):
 
     def _hear_ranks(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self.said += os.read(self._told[0], 1 << 16).decode() if self._told else ""
+            self.said += os.read(self._reports[0], 1 << 16).decode() if self._reports else ""
 
 
 def by_exec(*between: str) -> Start:

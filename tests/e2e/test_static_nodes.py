@@ -17,11 +17,11 @@ import os, signal, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 os.write(1, f"up {rank} {count} {os.environ['MASTER_PORT']} {os.environ['MASTER_ADDR']}\\n".encode())
+dist.barrier()  # both have said it
 if count == "0":
     if rank == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
-dist.barrier()
 """
 
 

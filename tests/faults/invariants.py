@@ -26,8 +26,9 @@ from tests.patience import patient
 RESTART, GIVE_UP = "restart", "give up"
 _GONE_S = patient(10.0)
 _TORCHS = "/torchinductor_"  # a cache that torch makes in a rank and means to keep
-_REMOTE_MODULE = "_remote_module_non_scriptable.py"
-"""Alone in a temporary folder that torch 2.6 makes at the first DDP: a killed rank leaves it, under torchrun, too."""
+_REMOTE_MODULE = "_remote_module_non_scriptable."
+"""How a file begins, alone with its bytecode in a temporary folder that torch 2.6 makes at the first DDP: a killed rank
+leaves them, under torchrun, too."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,13 @@ def _left_over(job: Job, limits: Collection[str]) -> dict[str, Any]:
 def _entries(folder: Path) -> list[str]:
     """All that is in a folder; what is removed meanwhile does not matter, so that `rglob` would not do."""
     entries = [f"{top}/{name}" for top, *kinds in os.walk(folder) for names in kinds for name in names]
-    of_killed = {str(Path(entry).parent) for entry in entries if entry.endswith(f"/{_REMOTE_MODULE}")}
+    of_killed = {
+        entry.partition(_REMOTE_MODULE)[0].removesuffix("__pycache__/") for entry in entries if _REMOTE_MODULE in entry
+    }
     return [
         entry
         for entry in entries
-        if _TORCHS not in entry and entry not in of_killed and str(Path(entry).parent) not in of_killed
+        if _TORCHS not in entry and not any(f"{entry}/".startswith(folder) for folder in of_killed)
     ]
 
 

@@ -16,7 +16,7 @@ def say(state: str) -> None:
     link = process.current()
     assert link is not None
     message = Restarter(state, int(os.environ["RANK"]), 0, "by_hand", LIMIT_S)
-    assert link.post(message, time.monotonic_ns(), patience_s=20.0)
+    assert link.post(message, time.monotonic_ns(), timeout_s=20.0)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def without_exceptions(ranks, *rest):
     return attribution.attribute(ranks, *rest)
 
 evidence.attribute = without_exceptions
-report.block = progress.of_cycle = recorder.asdict = fails
+report.block = progress.of_cycle = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """
 

@@ -77,7 +77,7 @@ def test_one_that_goes_on_is_ended(start_job: StartJob, tmp_path: Path, limit: s
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait(start_job: StartJob, tmp_path: Path, number: signal.Signals) -> None:
-    """The training is complete: that is no failure."""
+    """The training is complete: that is not a failure."""
     job = start(start_job, tmp_path, "--ft-linger=none")
     lingers(job)
     job.process.send_signal(number)

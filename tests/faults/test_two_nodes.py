@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from ft_launcher.record.journal_reader import Findings, read_journals
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job, free_port
@@ -44,9 +46,11 @@ def test_at_a_hang_every_node_keeps_its_stacks(start_job: StartJob, tmp_path: Pa
     nodes = [start_job(Plan(), 1, *flags, name=name, script=script(tmp_path, HANG)) for name in ("first", "second")]
     assert all(node.finish(120) for node in nodes), "\n".join(node.tail() for node in nodes)
     waits, sleeps = sorted(nodes, key=lambda node: min(global_ranks(node)))
-    (fault,) = waits.journal("fault")
-    assert (fault["rank"], fault["fault_class"]) == (0, "hang"), waits.tail()
-    assert sleeps.journal("fault") == []
+    assert waits.journal("fault") == []
+    (fault,) = sleeps.journal("fault")
+    assert (fault["rank"], fault["fault_class"], fault["finding"]) == (1, "hang", "behind"), sleeps.tail()
+    for node in nodes:
+        assert re.search(r"ft_launcher: rank 1 on \S+ hangs: it .*, and 1 rank waits for it", node.output), node.tail()
     (kept,) = sleeps.journal("stacks")
     assert kept["ranks"][0]["place"] == "outside" and "in load" in kept["ranks"][0]["frames"][0]
     assert "where no rank failed: rank 1 is in no call of torch.distributed at train.py:7 in load" in sleeps.output
@@ -75,3 +79,15 @@ def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
         told = [(fault["rank"], fault["cycle"]) for fault in node.journal("fault")]
         assert told == ([(STRUCK, 0)] if STRUCK in global_ranks(node) else []), node.tail()
         assert [line["cycle"] for line in node.journal("cycle_start")] == [0, 1], node.tail()
+    one_story_in_the_journals(nodes)
+
+
+def one_story_in_the_journals(nodes: list[Job]) -> None:
+    """Read together, the journals have every event of both, in the order of time."""
+    findings = Findings()
+    found = list(read_journals([node.journal_folder for node in nodes], findings, "pair"))
+    assert findings == Findings() and len(found) == sum(len(node.journal()) for node in nodes)
+    assert [entry.t for entry in found] == sorted(entry.t for entry in found)
+    cycles = [entry.facts["cycle"] for entry in found if entry.event == "cycle_start"]
+    assert cycles == [0, 0, 1, 1], "no node is a cycle ahead"
+    assert len({entry.source for entry in found}) == 2 and {entry.attempt for entry in found} == {1}

@@ -47,7 +47,9 @@ TABLE = [
     Row("nodes in words", "--nnodes two train.py", ("--nnodes", "'two'")),
     Row("no room for spares", "--nnodes 2 --ft-spares 1 train.py", ("spares=1", "--ft-spares", "no room", "Use c10d")),
     Row(
-        "no whole segments", "--nnodes 3:4 --ft-segment 2 train.py", ("segment=2", "--ft-segment", "3, is no multiple")
+        "no whole segments",
+        "--nnodes 3:4 --ft-segment 2 train.py",
+        ("segment=2", "--ft-segment", "3, is not a multiple"),
     ),
     Row(
         "no TLS file",

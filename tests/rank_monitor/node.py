@@ -138,7 +138,7 @@ class Node:
                 return message
 
     def puppet(self) -> Puppet:
-        """A process of the job that is no rank yet."""
+        """A process of the job that is not a rank yet."""
         puppet = Puppet()
         self.puppets.append(puppet)
         return puppet

@@ -12,7 +12,15 @@ import pytest
 
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire import channel, codec
-from rank_monitor.contract.wire.launcher_messages import Connected, CycleEnd, Snapshot, SnapshotRequest, Verdict
+from rank_monitor.contract.wire.launcher_messages import (
+    Connected,
+    CycleEnd,
+    Snapshot,
+    SnapshotRequest,
+    Times,
+    TimesRequest,
+    Verdict,
+)
 from rank_monitor.contract.wire.messages import (
     Attach,
     ControlRequest,
@@ -31,10 +39,13 @@ from rank_monitor.contract.wire.messages import (
     Sections,
     Welcome,
 )
+from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, bytes_of, playing
 from tests.rank_monitor.timeline import limited
 
 SECTIONS = limited(rank_section_timeouts={"step": 0.3}, stall_warning=600.0)
+# A rank that is cut off is not ended while another process of a busy machine takes its time.
+RECONNECTS = limited(SECTIONS, connect_timeout=600.0)
 FREE = limited()
 NOBODY = 65534
 
@@ -294,7 +305,7 @@ def test_another_user_is_refused(node: Node) -> None:
 
 
 def test_a_lost_connection_comes_back(node: Node) -> None:
-    node.monitor(SECTIONS)
+    node.monitor(RECONNECTS)
     rank = node.watched()
     rank.do("close")
     rank.do("connect", node.path)
@@ -304,7 +315,7 @@ def test_a_lost_connection_comes_back(node: Node) -> None:
 
 
 def test_no_other_process_takes_the_place_of_a_rank_that_lives(node: Node) -> None:
-    node.monitor(SECTIONS)
+    node.monitor(RECONNECTS)
     rank, stray = node.watched(), node.puppet()
     rank.do("close")
     stray.do("connect", node.path)
@@ -447,3 +458,46 @@ def test_an_agent_that_does_not_read_holds_nothing_up(node: Node) -> None:
     rank.say(Sections((("step", time.monotonic_ns()),), 7))
     assert rank.wait() == -9
     assert node.hear(Verdict).limit == "section:step", "what was found is told when the agent reads again"
+
+
+# The time ledger.
+
+
+def ledger_of(node: Node, rank: Puppet) -> RankTimes:
+    """The next ledger that the monitor sends, which is about this rank."""
+    message = node.hear(Times)
+    assert (message.cycle, message.pid) == (node.cycle, rank.pid)
+    found = rank_times(message.times)
+    assert found.known_ns == found.at_ns - found.since_ns
+    return found
+
+
+def test_the_ledger_comes_when_asked_for_at_the_end_of_the_cycle_and_of_the_rank(node: Node) -> None:
+    node.monitor(FREE)
+    rank = node.watched()
+    opened = time.monotonic_ns()
+    rank.say(Sections((("data", opened),), 7))
+    node.say(TimesRequest())
+    found = ledger_of(node, rank)
+    assert (found.tail, found.tail_is_section, found.open, found.iteration) == ("data", True, {"data": opened}, 7)
+    rank.say(Sections(()))
+    node.say(CycleEnd())
+    assert ledger_of(node, rank).sections["data"].count == 1
+    rank.end()
+    assert ledger_of(node, rank).sections["data"].count == 1
+
+
+def test_the_next_monitor_goes_on_with_the_ledger(node: Node) -> None:
+    node.monitor(FREE)
+    rank = node.watched()
+    rank.say(Sections((("data", time.monotonic_ns()),)))
+    rank.say(Sections(()))
+    node.say(TimesRequest())
+    before = ledger_of(node, rank)
+    node.monitors.pop().close(goodbye_s=0)
+    node.monitor(FREE)
+    node.cycle -= 1
+    node.start(rank, reconnect=True, times=before.json())
+    node.say(TimesRequest())
+    after = ledger_of(node, rank)
+    assert (after.since_ns, after.sections["data"]) == (before.since_ns, before.sections["data"])

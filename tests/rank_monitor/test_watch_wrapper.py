@@ -225,7 +225,7 @@ def test_a_watch_that_must_begin_is_waited_for_anew() -> None:
 # Phases.
 
 
-def test_without_hang_protection_no_progress_is_owed_and_the_iteration_goes_on() -> None:
+def test_without_hang_protection_no_progress_is_expected_and_the_iteration_goes_on() -> None:
     line = running(limited(rank_section_timeouts={"step": 1000.0}))
     line.say(Attach())
     line.open("step", at=T + 2)
@@ -235,7 +235,7 @@ def test_without_hang_protection_no_progress_is_owed_and_the_iteration_goes_on()
     line.say(RUNNING, T + 500)
     stamp(line, T + 550)
     assert list(line.detector.watch.sections) == ["step"]
-    assert asked_at(line, T + 560) == ("soft_timeout", 60.0), "the ping is still owed"
+    assert asked_at(line, T + 560) == ("soft_timeout", 60.0), "the ping is still expected"
 
 
 @pytest.mark.parametrize("phase", WrapperPhase)

@@ -16,7 +16,7 @@ SCRIPT = SCRIPTS / "after_attempt.py"
 
 def journal(attempt: Path, node: str, *lines: dict[str, Any]) -> None:
     (attempt / node).mkdir(parents=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(json.dumps({"v": 1, "t": t, **line}) + "\n" for t, line in enumerate(lines))
     (attempt / node / "journal.host.jsonl").write_text(text + '{"event": "cut')
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-_last: Any = None
-"""The tensors of the last collective. With torch 2.6, a group of gloo that ends right after a collective whose tensor
-is gone hangs (all-reduce: 7 of 8 runs; gather: 2 of 2), so they live until the next one."""
+_last: deque[Any] = deque(maxlen=8)
+"""The tensors of the last collectives. With torch 2.6, a group of gloo that ends right after a collective whose tensor
+is gone hangs (all-reduce: 7 of 8 runs; gather: 2 of 2): a thread of the group, which frees it, needs the GIL for that.
+With forty processes that want to run that thread was several collectives late."""
 
 
 def rank() -> int:
@@ -96,9 +98,8 @@ def _reduced(values: Sequence[float], operation: str) -> list[float]:
 
 
 def _kept(tensors: Any) -> Any:
-    """Returns the tensors of a collective, which live until the next one."""
-    global _last
-    _last = tensors
+    """Returns the tensors of a collective, which live for the next few."""
+    _last.append(tensors)
     return tensors
 
 

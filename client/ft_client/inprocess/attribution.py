@@ -1,4 +1,8 @@
-"""The record of what interrupted an iteration, and on which rank, as written to the store. Pure."""
+"""The record of what interrupted an iteration, and on which rank, as written to the store. Pure.
+
+The wrapper of a rank writes it, or its companion where the rank is dead. Which rank failed first is decided by the
+launcher's `attribution/`, not here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Calls a function in a thread of its own; `call_within` stops waiting for it after a timeout."""
+"""Calls a function in a thread of its own; `call_within` stops waiting for it after a timeout.
+
+Aborts, health checks and finalizers use it, since each may hang in a library. A function that hangs is left alone: no
+thread can be ended from outside.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The wrapper's interface for the user's function: state of the restarts, `ping()`, atomic and unguarded sections."""
+"""The wrapper's interface for the user's function: state of the restarts, `ping()`, atomic and unguarded sections.
+
+`restart/call.py` makes one for each call. It only reports: when a restart begins is decided elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class CallWrapper:
 
     @contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """A context in whose body a lack of progress is no fault. Re-entrant."""
+        """A context in whose body a lack of progress is not a fault. Re-entrant."""
         iteration, self._unguarded = self._state.iteration, self._unguarded + 1
         try:
             if self._unguarded == 1:

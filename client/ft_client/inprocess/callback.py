@@ -1,4 +1,7 @@
-"""The base class of the wrapper's callbacks, and the function that calls one."""
+"""The base class of the wrapper's callbacks, and the function that calls one.
+
+`restart/user_function.py` calls them; the restart machine decides when.
+"""
 
 from __future__ import annotations
 

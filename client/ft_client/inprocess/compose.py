@@ -1,4 +1,7 @@
-"""Composes several callbacks into one."""
+"""Composes several callbacks into one.
+
+Users make one for any callback of the wrapper, and `restart_config.py` makes those of its own.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Compose:
 
 def _closest_base(instances: tuple[Callable[..., Any], ...]) -> type:
     classes = type(instances[0]).__mro__
-    return next(one for one in classes if all(isinstance(instance, one) for instance in instances))
+    return next(candidate for candidate in classes if all(isinstance(instance, candidate) for instance in instances))
 
 
 def _with_base(base: type) -> type[Compose]:

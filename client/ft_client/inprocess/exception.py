@@ -1,4 +1,8 @@
-"""Exceptions of in-process restart. An `Exception` is a fault of a rank; a `RestartAbort` ends the call there."""
+"""Exceptions of in-process restart. An `Exception` is a fault of a rank; a `RestartAbort` ends the call there.
+
+The wrapper raises them, and so may the user's callbacks. Names and bases are those of NVIDIA's extension, for scripts
+that catch them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Callbacks that run after a fault, before the health check, to prepare the process for another call."""
+"""Callbacks that run after a fault, before the health check, to prepare the process for another call.
+
+`restart/user_function.py` runs the user's. They must not use a process group: all are aborted by then.
+"""
 
 from __future__ import annotations
 

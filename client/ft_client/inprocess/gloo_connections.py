@@ -124,9 +124,9 @@ def _gloo_loops() -> list[Path]:
 def _waits_as_gloo(thread: Path) -> bool:
     """Whether a thread waits for events as gloo does, by the arguments of its present system call."""
     for _ in range(_LOOKS):
-        words = (thread / "syscall").read_text().split()
-        if words != ["running"]:
-            return words[3:5] == _UNNAMED_LOOP and _is_poll(int(words[1], 16))
+        fields = (thread / "syscall").read_text().split()
+        if fields != ["running"]:
+            return fields[3:5] == _UNNAMED_LOOP and _is_poll(int(fields[1], 16))
         time.sleep(_LOOK_AGAIN_S)
     return False
 
@@ -143,11 +143,11 @@ def _polled_by(thread: Path) -> int | None:
     deadline = time.monotonic() + _LOOP_SEEN_S
     while time.monotonic() < deadline:
         try:
-            words = (thread / "syscall").read_text().split()
+            fields = (thread / "syscall").read_text().split()
         except OSError:
             return None
         with suppress(ValueError, IndexError):
-            descriptor = int(words[1], 16)
+            descriptor = int(fields[1], 16)
             if _is_poll(descriptor):
                 return descriptor
         time.sleep(_LOOK_AGAIN_S)

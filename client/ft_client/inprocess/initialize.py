@@ -1,4 +1,7 @@
-"""Callbacks that run at the start of every iteration, before the function."""
+"""Callbacks that run at the start of every iteration, before the function.
+
+`restart/user_function.py` runs the user's. What they may raise is in `exception.py`.
+"""
 
 from __future__ import annotations
 

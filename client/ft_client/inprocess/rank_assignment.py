@@ -1,6 +1,7 @@
 """The rank assignments by their documented names.
 
-All but `FilterCountGroupedByKey` and `Tree` decide from this rank's own numbers, without the store.
+`restart/assigning.py` calls the one that the user chose, before each call of the function. All but
+`FilterCountGroupedByKey` and `Tree` decide from this rank's own numbers, without the store.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from ft_client.inprocess.timeouts import Timeouts
 if TYPE_CHECKING:
     from ft_client.inprocess.wrapper import Wrapper
 
+# As in Megatron-LM (`inprocess_restart.py`), for the same two callbacks.
 _CALLBACK_LIMIT = datetime.timedelta(seconds=10)
 _LOCAL_SIZES = (
     "LOCAL_WORLD_SIZE",
@@ -98,11 +99,11 @@ class InProcessRestartConfig:
         if self.monitor_process_logdir is not None and state.rank == 0:
             name = logfile_name(environment, socket.gethostname())
             arguments["monitor_process_logfile"] = str(Path(self.monitor_process_logdir, name))
-        for name, given in more.items():
-            if name in callbacks and given is not None:
-                arguments[name] = Compose(callbacks[name], given)
+        for name, value in more.items():
+            if name in callbacks and value is not None:
+                arguments[name] = Compose(callbacks[name], value)
             else:
-                arguments[name] = given
+                arguments[name] = value
         return Wrapper(**arguments)
 
     def timeouts(self) -> Timeouts:
@@ -121,7 +122,7 @@ class InProcessRestartConfig:
             at_least(least, name, getattr(self, name))
         if self.monitor_process_logdir is not None and not isinstance(self.monitor_process_logdir, str):
             raise TypeError(f"monitor_process_logdir={self.monitor_process_logdir!r} is not a text")
-        durations = {one.name for one in fields(Timeouts)}
+        durations = {field.name for field in fields(Timeouts)}
         return Timeouts(**{name: _duration(name, value) for name, value in asdict(self).items() if name in durations})
 
 

@@ -37,8 +37,8 @@ class StoreMixin:
             BarrierOverflow: more ranks have entered.
         """
         store: Any = self
-        roll, released = Arrivals(store, f"barrier/{group_name}"), f"barrier/{group_name}/released"
-        counted = roll.sign(Entry(rank))
+        arrivals, released = Arrivals(store, f"barrier/{group_name}"), f"barrier/{group_name}/released"
+        counted = arrivals.sign(Entry(rank))
         if counted > rendezvous_count:
             raise BarrierOverflow(f"barrier {group_name!r}: {counted} ranks came, {rendezvous_count} were expected")
         if counted == rendezvous_count:
@@ -46,7 +46,7 @@ class StoreMixin:
         try:
             store.wait([released], timeout)
         except RuntimeError:  # of every kind of store; one that is lost raises again here
-            present = sorted(entry.member for entry in roll.entries())
+            present = sorted(entry.member for entry in arrivals.entries())
             raise BarrierTimeout(
                 f"barrier {group_name!r}: after {timeout.total_seconds():g} s only ranks {present} of "
                 f"{rendezvous_count} have come"

@@ -1,4 +1,7 @@
-"""The callback that runs on a rank that leaves while others go on."""
+"""The callback that runs on a rank that leaves while others go on.
+
+`restart/user_function.py` runs the user's. What it raises is logged: the rank leaves in any case.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Timeouts:
     """Every duration of the wrapper; intervals are upper bounds.
 
     Raises:
-        TypeError: a value is no timedelta; the text names the argument.
+        TypeError: a value is not a timedelta; the text names the argument.
         ValueError: a value is below zero, or a relation is violated; the text names both arguments and values.
     """
 

@@ -34,13 +34,13 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 _NOT_FOUND = 127
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command line that the module describes. Returns the exit code.
 
     Args:
-        words: of the command line, without the program.
+        arguments: of the command line, without the program.
     """
-    own, command = _split(words)
+    own, command = _split(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m ft_client.inprocess.wait_daemon",
         usage="%(prog)s (PIDFILE | --monitor-process-logfile PATH -- COMMAND ...)",
@@ -103,13 +103,13 @@ def _run(command: Sequence[str]) -> int:
     return code
 
 
-def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The arguments before `--`, and those after it."""
-    if "--" in words:
-        place = list(words).index("--")
+    if "--" in arguments:
+        place = list(arguments).index("--")
     else:
-        place = len(words)
-    return words[:place], words[place + 1 :]
+        place = len(arguments)
+    return arguments[:place], arguments[place + 1 :]
 
 
 def _matching(path: str) -> list[Path]:

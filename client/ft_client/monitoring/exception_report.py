@@ -29,7 +29,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
 _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
 # The rank is about to exit: a monitor that does not read must not hold that up.
-_PATIENCE_S = 0.2
+_SEND_TIMEOUT_S = 0.2
 _kept = bytearray()
 """The end of what was written to stderr: as much as is reported of a traceback, and at most twice that."""
 
@@ -46,19 +46,19 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
         _report_output(_end_of_stderr())
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
-    message = _words(error)
+    message = _text_of(error)
     with contextlib.suppress(OSError):
         _write_error_file(f"{type(error).__name__}: {message}", text)
     link = process.current()
     if link is not None:
         exception = RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time())
-        link.post(exception, time.monotonic_ns(), _PATIENCE_S)
+        link.post(exception, time.monotonic_ns(), _SEND_TIMEOUT_S)
 
 
 def _report_output(text: str) -> None:
     link = process.current()
     if link is not None and text:
-        link.post(LastOutput(text), time.monotonic_ns(), _PATIENCE_S)
+        link.post(LastOutput(text), time.monotonic_ns(), _SEND_TIMEOUT_S)
 
 
 def _write_error_file(message: str, text: str) -> None:
@@ -70,11 +70,11 @@ def _write_error_file(message: str, text: str) -> None:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
 
 
-def _words(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as problem:
-        return f"<no words: str() raised {type(problem).__name__}>"
+        return f"<no text: str() raised {type(problem).__name__}>"
 
 
 def _name(kind: type) -> str:

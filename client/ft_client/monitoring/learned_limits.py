@@ -16,7 +16,7 @@ from rank_monitor.contract.wire.messages import LimitsSet
 
 INITIAL, SUBSEQUENT, OUT_OF_SECTION, SECTION = "initial", "subsequent", "out_of_section", "section:"
 STEP = "step"
-_NS = 1e9
+_NS = 1e9  # in a second
 _LONGEST_S = 1e8
 """Three years: a longer limit is a mistake."""
 
@@ -264,12 +264,12 @@ class Multipliers:
 
     def __call__(self, learned: Mapping[str, float], loaded: bool) -> tuple[dict[str, float], list[str]]:
         """Returns the limits with their factors applied, and lines for the log."""
-        result, words = dict(learned), []
-        for name in (one for one in learned if one in self._factors and (loaded or one not in self._applied)):
+        result, lines = dict(learned), []
+        for name in (name for name in learned if name in self._factors and (loaded or name not in self._applied)):
             result[name] = learned[name] * self._factors[name]
             self._applied.add(name)
-            words.append(
+            lines.append(
                 f"limit {name} is {result[name]:g} s instead of {learned[name]:g} s: "
                 f"it ended a cycle, so it is multiplied by {self._factors[name]:g}"
             )
-        return result, words
+        return result, lines

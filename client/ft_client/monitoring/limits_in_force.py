@@ -54,10 +54,10 @@ class LimitsInForce:
         An empty state is what NVIDIA's releases 0.1 and 0.2 save when nothing was learned.
 
         Raises:
-            RankMonitorClientError: it is no mapping.
+            RankMonitorClientError: it is not a mapping.
         """
         if not isinstance(state, Mapping):
-            raise RankMonitorClientError(f"not a state of this client: {type(state).__name__} is no mapping")
+            raise RankMonitorClientError(f"not a state of this client: {type(state).__name__} is not a mapping")
         try:
             if not state:
                 return
@@ -125,8 +125,8 @@ class LimitsInForce:
     def _adopt(self, learned: Mapping[str, float], loaded: bool) -> None:
         limits = dict(learned)
         if self._settings is not None:
-            limits, words = self._multipliers(floored(learned, self._settings), loaded)
-            for line in words:
+            limits, lines = self._multipliers(floored(learned, self._settings), loaded)
+            for line in lines:
                 logger.warning("%s", line)
         self.now = self.now.adopting(limits)
 

@@ -32,6 +32,7 @@ _QUIETLY = socket.MSG_NOSIGNAL
 _RETRY_NS = 100_000_000
 # Between attempts to reconnect: a monitor that is being replaced soon listens again; one that is gone must cost little.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
+# Between attempts while the queue is full: a monitor that runs takes many messages in this time.
 _POST_AGAIN_S = 0.01
 
 
@@ -47,7 +48,7 @@ class Speaker(Protocol):
         """Called when another speaker takes its place, and in a forked child."""
 
 
-class Guardian(Protocol):
+class WrapperLink(Protocol):
     """The in-process wrapper's end of the link. Its methods are called from any thread."""
 
     period_s: float
@@ -87,7 +88,7 @@ class Link:
         self.refused = ""
         self.closed = False
         self.speaker: Speaker | None = None
-        self.guardian: Guardian | None = None
+        self.wrapper_link: WrapperLink | None = None
         self.stamp_ns: int | None = None
         """When the main thread last executed bytecode, as far as the watchdog knows."""
         self._path, self._own = path, own
@@ -108,10 +109,10 @@ class Link:
             return self._send_again(data, error)
         return True
 
-    def post(self, message: Message, sent_ns: int, patience_s: float = 0.0) -> bool:
-        """Sends an infrequent message, and tries again for `patience_s` seconds. Returns whether it was sent."""
+    def post(self, message: Message, sent_ns: int, timeout_s: float = 0.0) -> bool:
+        """Sends an infrequent message, and tries again for `timeout_s` seconds. Returns whether it was sent."""
         data = codec.encode(message, next(self.sequence), sent_ns)
-        give_up_at = time.monotonic() + patience_s
+        give_up_at = time.monotonic() + timeout_s
         while not self.send(data):
             if time.monotonic() >= give_up_at or self.closed:
                 self.stale = True
@@ -125,13 +126,13 @@ class Link:
         if former is not None and former is not speaker:
             former.forget()
 
-    def ask(self, message: Message, sent_ns: int, patience_s: float) -> MonitorSettings | None:
-        """Sends a message and waits up to `patience_s` seconds for the `Welcome`. Returns its settings, or None."""
+    def ask(self, message: Message, sent_ns: int, timeout_s: float) -> MonitorSettings | None:
+        """Sends a message and waits up to `timeout_s` seconds for the `Welcome`. Returns its settings, or None."""
         if self.closed:
             return None
         self._answered.clear()
         self.post(message, sent_ns)
-        if self._answered.wait(patience_s):
+        if self._answered.wait(timeout_s):
             return self.settings
         return None
 
@@ -150,7 +151,7 @@ class Link:
     def forget(self) -> None:
         """Closes the parent's connection in a forked child. No other is made."""
         self._end()
-        self.guardian = None
+        self.wrapper_link = None
         self.speak_for(None)
 
     # Called in the watchdog's thread.
@@ -182,15 +183,15 @@ class Link:
     # Within.
 
     def _state(self) -> list[bytes]:
-        speaker, guardian = self.speaker, self.guardian
+        speaker, wrapper_link = self.speaker, self.wrapper_link
         if speaker:
             state = speaker.state()
         else:
             state = [(Hello(os.getpid()), time.monotonic_ns())]
-        if guardian is not None:
-            (hello, sent_ns), *rest = state
+        if wrapper_link is not None:
+            (hello, sent_ns), *others = state
             assert isinstance(hello, Hello)
-            state = [(dataclasses.replace(hello, guarded=True), sent_ns), *guardian.state(), *rest]
+            state = [(dataclasses.replace(hello, guarded=True), sent_ns), *wrapper_link.state(), *others]
         return [codec.encode(message, next(self.sequence), sent_ns) for message, sent_ns in state]
 
     def _send_again(self, data: bytes, error: OSError) -> bool:
@@ -267,8 +268,8 @@ class Link:
             elif isinstance(message, Refused) and self.settings is None:
                 self.refused = message.reason
             elif isinstance(message, InterruptAsked):
-                guardian = self.guardian
-                if guardian is not None:
-                    guardian.asked(message, received.sent_ns)
+                wrapper_link = self.wrapper_link
+                if wrapper_link is not None:
+                    wrapper_link.asked(message, received.sent_ns)
         except FtError:
             self.losses += 1

@@ -131,14 +131,14 @@ class SignsOfLife:
         """Reports the training's iteration: for progress over restarts, warm-up and verdicts.
 
         Raises:
-            RankMonitorClientError: not initialised, or it is no whole number.
+            RankMonitorClientError: not initialised, or it is not a whole number.
         """
         if not self.is_initialized:
             raise not_initialized("report_iteration")
         try:
             number = int(iteration)
         except (TypeError, ValueError, OverflowError):
-            raise RankMonitorClientError(f"iteration {iteration!r} is no whole number") from None
+            raise RankMonitorClientError(f"iteration {iteration!r} is not a whole number") from None
         if not 0 <= number <= _MAX_ITERATION:
             raise RankMonitorClientError(f"iteration {iteration!r} is out of range")
         self.iteration = number
@@ -179,7 +179,7 @@ class SignsOfLife:
         except (AttributeError, ValueError):
             fits = False
         if not fits:
-            raise RankMonitorClientError(f"section name {name!r} is no text of at most {codec.MAX_NAME_BYTES} bytes")
+            raise RankMonitorClientError(f"section name {name!r} is not text of at most {codec.MAX_NAME_BYTES} bytes")
         if len(self._open) >= codec.MAX_OPEN_SECTIONS:
             raise RankMonitorClientError(f"at most {codec.MAX_OPEN_SECTIONS} sections may be open at a time")
         self._names.add(name)

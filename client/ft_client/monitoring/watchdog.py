@@ -95,7 +95,7 @@ class Watchdog:
 
     def period_s(self) -> float:
         """Seconds from one stamp to the next: at most a quarter of the stall limit, and what a wrapper asks for."""
-        settings, guardian = self._link.settings, self._link.guardian
+        settings, wrapper_link = self._link.settings, self._link.wrapper_link
         unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
         if settings is None or unseen:
             period_s = FIRST_PERIOD_S
@@ -103,16 +103,16 @@ class Watchdog:
             period_s = _PERIOD_S
         if settings is not None and settings.stall_warning is not None:
             period_s = min(period_s, settings.stall_warning / 4)
-        if guardian is not None:
-            period_s = min(period_s, guardian.period_s)
+        if wrapper_link is not None:
+            period_s = min(period_s, wrapper_link.period_s)
         return period_s
 
     def _tick(self, now_ns: int) -> None:
         link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns
         link.stamp_ns = self._stamp.renew(now_ns)
         link.send(codec.encode(Progress(link.stamp_ns), next(link.sequence), now_ns))
-        if link.guardian is not None:
-            link.guardian.tick()
+        if link.wrapper_link is not None:
+            link.wrapper_link.tick()
         backends = group_backends()
         if backends != self._backends:
             sent = not backends or link.post(GroupMade(backends), now_ns)

@@ -14,6 +14,7 @@ from ft_client.rerun.data_iterator import RerunDataIterator
 from ft_client.rerun.transitions import IN_DOUBT, RerunState
 from ft_client.rerun.unexpected_result import UnexpectedResult
 
+# Of the state in a checkpoint; `read` refuses another, which a later release may have written.
 VERSION = 1
 _SHARDED = "sharded"
 _DISTRIBUTED = "torch_dist"

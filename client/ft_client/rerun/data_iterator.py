@@ -127,5 +127,5 @@ def as_iterators(data_iterator: Any, must_replay: bool = True) -> list[RerunData
     other = next((item for item in several if item is not None and not isinstance(item, RerunDataIterator)), None)
     if must_replay and other is not None:
         kind = type(other).__name__
-        raise TypeError(f"data_iterator: {kind} is no RerunDataIterator; wrap it: RerunDataIterator(iterator)")
+        raise TypeError(f"data_iterator: {kind} is not a RerunDataIterator; wrap it: RerunDataIterator(iterator)")
     return found

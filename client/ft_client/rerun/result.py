@@ -109,7 +109,7 @@ def difference(comparison_func: Callable[[Result, Result], Any] | None, first: R
     try:
         distance = float(apart)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"comparison_func gave {apart!r}, which is no number") from error
+        raise TypeError(f"comparison_func gave {apart!r}, which is not a number") from error
     if math.isnan(distance):
         return relative_difference(first, second)
     return distance
@@ -139,7 +139,7 @@ def check_large(result: Result, threshold: float, num_samples: int) -> None:
     check_result(result)
     check_count("num_samples", num_samples, 1)
     if not isinstance(threshold, (int, float)) or not (math.isfinite(threshold) and threshold > 0):
-        raise ValueError(f"threshold={threshold!r} is no finite number above 0")
+        raise ValueError(f"threshold={threshold!r} is not a finite number above 0")
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ class Check:
         check_callable("rejection_func", self.rejection_func)
         check_callable("comparison_func", self.comparison_func)
         if not isinstance(self.message, str):
-            raise TypeError(f"message={self.message!r} is no text")
+            raise TypeError(f"message={self.message!r} is not text")
         if not isinstance(self.tolerance, (int, float)) or not self.tolerance >= 0:
-            raise ValueError(f"tolerance={self.tolerance!r} is no number of at least 0")
+            raise ValueError(f"tolerance={self.tolerance!r} is not a number of at least 0")
 
     def rejects(self) -> bool:
         """Returns whether `rejection_func` rejects the result.

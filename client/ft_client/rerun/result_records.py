@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 # The job is about to end for this result; a monitor that does not read must not hold that up.
 _SEND_TIMEOUT_S = 1.0
+# Characters: names of hosts and devices are shorter, and a cut one is still found in the log.
 _MAX_NAME = 200
 _FINDINGS = {
     judgement.REPRODUCED: "reproducible",
@@ -80,7 +81,7 @@ def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int
             elif status == judgement.DISABLED and event["fatal"]:
                 stopped.setdefault(iteration, Counter())[int(event["rank"])] += 1
         except (ValueError, KeyError, TypeError):
-            logger.warning("tracker_file_name=%r has a line that is no record: %.200r", tracker_file_name, line)
+            logger.warning("tracker_file_name=%r has a line that is not a record: %.200r", tracker_file_name, line)
     return sorted(skipped | {at for at, ranks in stopped.items() if len(ranks) == 1 and max(ranks.values()) > 1})
 
 

@@ -1,4 +1,8 @@
-"""Statistics of results: the largest per context, and how far reruns differ from first runs. Knows no group."""
+"""Statistics of results: the largest per context, and how far reruns differ from first runs.
+
+`state_machine.py` asks for the largest, `validation.py` collects the differences. Each rank has its own: no group is
+known here.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ class LargestSeen:
     def __init__(self) -> None:
         self._contexts: dict[str, Largest] = {}
 
-    def judge(
+    def is_large(
         self, value: float, threshold: float, context: str, num_samples: int, resample: bool, count: bool
     ) -> bool:
         """Returns whether |value| is above threshold x maximum. NaN and infinities are not large, and are no samples.

@@ -76,7 +76,7 @@ class RerunStateMachine:
         if (state_save_func is None) != (state_restore_func is None):
             raise ValueError("state_save_func and state_restore_func: give both, or none")
         if error_injector is not None and not isinstance(error_injector, RerunErrorInjector):
-            raise TypeError(f"error_injector={error_injector!r} is no RerunErrorInjector")
+            raise TypeError(f"error_injector={error_injector!r} is not a RerunErrorInjector")
         self.state = RerunState.NOT_RUNNING_YET
         self.current_iteration = -1
         self.set_mode(mode)
@@ -217,7 +217,7 @@ class RerunStateMachine:
         """
         check_large(result, threshold, num_samples)
         counts = self.state not in RERUNNING
-        return self._largest.judge(number(result), threshold, context, num_samples, resample, counts)
+        return self._largest.is_large(number(result), threshold, context, num_samples, resample, counts)
 
     def state_dict(self, data_iterator: Any = None, ckpt_format: str = "torch", force: bool = True) -> dict[str, Any]:
         """Returns this rank's part of a checkpoint: JSON, and the microbatches of a step that will be computed again.
@@ -368,7 +368,7 @@ class RerunStateMachineConfig:
         """Checks the factor; raises ValueError."""
         factor: object = self.spiky_loss_factor
         if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
-            raise ValueError(f"spiky_loss_factor={factor!r} is no finite number above 0")
+            raise ValueError(f"spiky_loss_factor={factor!r} is not a finite number above 0")
 
     def initialize(self, **arguments: Any) -> RerunStateMachine:
         """Makes and returns the machine of this process; further arguments are `RerunStateMachine`'s."""

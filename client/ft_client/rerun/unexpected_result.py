@@ -1,4 +1,7 @@
-"""An unexpected result: which one, of which call of a check, on which device, and its form in a checkpoint."""
+"""An unexpected result: which one, of which call of a check, on which device, and its form in a checkpoint.
+
+`validation.py` makes it, `checkpoint.py` writes and reads it. What follows from it is decided in `judgement.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The checks of a step: which result was rejected first, what a rerun says of it, and what the rank votes for.
 
-Knows nothing of data and random numbers. What the votes lead to is decided in `transitions`.
+`state_machine.py` asks it for each result. Knows nothing of data and random numbers. What the votes lead to is decided
+in `transitions`.
 """
 
 from __future__ import annotations

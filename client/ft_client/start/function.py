@@ -27,24 +27,24 @@ class Function:
 
     Args:
         channel: to the agent; closed when the function has returned.
-        given: the function and its arguments, if this process has them already; None: the agent sends them.
+        entry: the function and its arguments, if this process has them already; None: the agent sends them.
     """
 
-    def __init__(self, channel: socket.socket, given: tuple[Callable[..., Any], tuple[Any, ...]] | None = None) -> None:
-        self._channel, self._source, self._given = channel, channel, given
+    def __init__(self, channel: socket.socket, entry: tuple[Callable[..., Any], tuple[Any, ...]] | None = None) -> None:
+        self._channel, self._source, self._entry = channel, channel, entry
         os.set_inheritable(channel.fileno(), False)
 
     @classmethod
-    def from_agent(cls, descriptor: int, parcel_at: int | None = None) -> Function:
+    def from_agent(cls, descriptor: int, pickle_at: int | None = None) -> Function:
         """The function that is to be received from a descriptor, in a process that has done nothing else yet.
 
         Args:
-            parcel_at: descriptor from which to receive it instead, in a rank that received it before and was started
+            pickle_at: descriptor from which to receive it instead, in a rank that received it before and was started
                 again by exec.
         """
         function = cls(socket.socket(fileno=descriptor))
-        if parcel_at is not None:
-            function._source = socket.socket(fileno=parcel_at)
+        if pickle_at is not None:
+            function._source = socket.socket(fileno=pickle_at)
         return function
 
     def take(self) -> Callable[[], object]:
@@ -57,7 +57,7 @@ class Function:
         Raises:
             TypeError: what it returned cannot be pickled.
         """
-        function, args = self._given or self._unpack()
+        function, args = self._entry or self._unpack()
         value = None
         try:
             value = function(*args)

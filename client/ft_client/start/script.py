@@ -42,9 +42,9 @@ class Script:
         self._arguments = arguments
         self._is_module = arguments[0] == "-m"
         if self._is_module:
-            _, self._name, *self._rest = arguments
+            _, self._name, *self._script_arguments = arguments
         else:
-            self._name, *self._rest = arguments
+            self._name, *self._script_arguments = arguments
         self._first_path = first_path
 
     def take(self) -> Callable[[], object]:
@@ -53,10 +53,10 @@ class Script:
         sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
         if self._is_module:
             # runpy replaces the first entry by the path of the module, once it has found that.
-            sys.argv = ["-m", *self._rest]
+            sys.argv = ["-m", *self._script_arguments]
             self._look_first_in(self._first_path)
             return partial(runpy._run_module_as_main, self._name)  # type: ignore[attr-defined]
-        sys.argv = [self._name, *self._rest]
+        sys.argv = [self._name, *self._script_arguments]
         if get_importer(self._name) is not None:  # a folder or zip file with a __main__
             self._look_first_in(_absolute(self._name), always=True)
             return partial(runpy._run_module_as_main, "__main__", alter_argv=False)  # type: ignore[attr-defined]

@@ -50,12 +50,12 @@ class Wrapped:
         """Checks that all of `wanted` can be wrapped.
 
         Raises:
-            ValueError: naming the argument and the first that is no callable, or is wrapped already.
+            ValueError: naming the argument and the first that is not a callable, or is wrapped already.
         """
         seen = [(id(target.obj), target.name) for target, _, _ in self._originals]
         for target in wanted:
             if not isinstance(target, CallableId):
-                raise ValueError(f"callable_ids: {target!r} is no CallableId(obj, name)")
+                raise ValueError(f"callable_ids: {target!r} is not a CallableId(obj, name)")
             if not callable(getattr(target.obj, target.name, None)):
                 raise ValueError(f"callable_ids: {target}: {target.obj!r} has no callable {target.name!r}")
             if (id(target.obj), target.name) in seen:

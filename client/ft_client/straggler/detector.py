@@ -192,7 +192,7 @@ class Detector:
 
         Raises:
             RuntimeError: not initialised; on entry, when the section is open already.
-            ValueError: that is no name.
+            ValueError: that is not a name.
         """
         now = cls._now
         if now is None:
@@ -279,12 +279,12 @@ def _scores_of(scores_to_compute: object) -> set[str]:
     known = {RELATIVE, INDIVIDUAL}
     if scores_to_compute == "all":
         return known
-    given = scores_to_compute
+    requested = scores_to_compute
     if isinstance(scores_to_compute, str):
-        given = [scores_to_compute]
+        requested = [scores_to_compute]
     wanted: set[str] = set()
-    if isinstance(given, Collection) and all(isinstance(name, str) for name in given):
-        wanted = set(given)
+    if isinstance(requested, Collection) and all(isinstance(name, str) for name in requested):
+        wanted = set(requested)
     if not wanted or wanted - known:
         raise ValueError(f'scores_to_compute={scores_to_compute!r}: give "all", or some of {sorted(known)}')
     return wanted

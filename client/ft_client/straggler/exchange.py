@@ -3,7 +3,7 @@
 `AgreedNames` decides the order in which all ranks send their medians, from the texts that all ranks have sent; a kernel
 goes by a digest of its name, which may be a page long. `Exchange` makes the collectives: one minimum, and a union and a
 second minimum when any rank has names that the others have not received yet. A rank alone makes none. Every rank makes
-the same calls in the same order.
+the same calls in the same order. `detector.py` calls it; what the medians mean is not known here.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import statistics
 from collections import deque
 
 _RECENT_STEPS = 16
+"""A few slow steps among so many, as with a checkpoint or an evaluation, do not change the median."""
 _FIRST_AGREEMENT = 4
 """Steps. Earlier, the slow first steps of a training would be the median."""
 _AGREEMENTS_PER_REPORT = 4

@@ -21,8 +21,9 @@ from ft_client.straggler.samples import Samples, Summary, summaries
 
 logger = logging.getLogger(__name__)
 
+# Names of kernels can be without end (a JIT compiler makes them); each has up to 64 KiB of samples.
 MAX_KERNELS = 512
-_SILENT = "6"
+_SILENT = "6"  # above the level of the lines that Kineto writes for each recording
 _TROUBLE = (RuntimeError, AssertionError)  # what the profiler raises
 # Kernels of NCCL mostly wait for other ranks; copies are no computation.
 _NOT_COUNTED = ("nccl", "Memcpy", "Memset")

@@ -22,7 +22,7 @@ THRESHOLD = 0.75
 _SMALLEST = 1e-9  # below what any clock here can measure: a median of zero is as good as this one
 # Bounds of the message to the launcher; the sections that took longest are kept.
 _MAX_SECTIONS = 64
-_MAX_NAME = 100
+_MAX_NAME = 100  # characters, the last ones
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+# As an array of doubles 64 KiB. A training with more in one report needs no older ones for a median.
 MAX_SAMPLES = 8192
 
 

@@ -82,7 +82,7 @@ class Sections(dict[str, Section]):
         """Makes and returns the section of a name that is used for the first time.
 
         Raises:
-            ValueError: that is no name.
+            ValueError: that is not a name.
         """
         if not isinstance(name, str) or not name:
             raise ValueError(f"name={name!r}: the name of a section must be a text that is not empty")

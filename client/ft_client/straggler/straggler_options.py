@@ -44,8 +44,8 @@ class StragglerOptions:
             raise ValueError("calc_relative_gpu_perf=False, calc_individual_gpu_perf=False: nothing is left to compute")
 
 
-def read_options(config: object, given: dict[str, object]) -> StragglerOptions:
-    """Returns the options of any object that has attributes of their names, replaced by those `given`.
+def read_options(config: object, options: dict[str, object]) -> StragglerOptions:
+    """Returns the options of any object that has attributes of their names, replaced by those in `options`.
 
     Raises:
         ValueError: a value is wrong.
@@ -53,4 +53,4 @@ def read_options(config: object, given: dict[str, object]) -> StragglerOptions:
     """
     names = [field.name for field in fields(StragglerOptions)]
     found: dict[str, object] = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return StragglerOptions(**(found | given))  # type: ignore[arg-type]
+    return StragglerOptions(**(found | options))  # type: ignore[arg-type]

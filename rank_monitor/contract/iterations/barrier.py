@@ -94,7 +94,7 @@ class Arrivals:
         if 0 < counted <= _MOST_SIGNATURES * size:
             return counted >= size
         leave_out(self._count)
-        return len({one.member for one in self.entries()}) >= size
+        return len({entry.member for entry in self.entries()}) >= size
 
     def entries(self) -> list[Entry]:
         """All entries, in the order of their arrival. Invalid lines are left out, with a warning."""
@@ -102,7 +102,7 @@ class Arrivals:
             return []
         found = []
         for line in self._store.get(self._entries).splitlines():
-            numbers = [whole_number(word, MOST_MEMBERS) for word in line.split()]
+            numbers = [whole_number(field, MOST_MEMBERS) for field in line.split()]
             match numbers:
                 case [int(member), int(rank), int(world_size), 0 | 1 as is_well]:
                     found.append(Entry(member, rank, world_size, bool(is_well)))

@@ -11,7 +11,8 @@ step is one atomic operation, so that a process killed between two of them leave
     closed    `Closed`: released when every rank has arrived at the end of a failed iteration, or is terminated
     records   why the iteration was interrupted
 
-A released key is written once, by compare-and-set. Arrivals at a barrier are those of `barrier.py`.
+A released key is written once, by compare-and-set, and is "gone" when the iteration is forgotten. Arrivals at a barrier
+are those of `barrier.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ from rank_monitor.contract.wire.foreign import whole_number
 from rank_monitor.contract.wire.json_record import read_record
 
 GO, FAULT, DONE, END = "go", "fault", "done", "end"
+GONE = "gone"
+"""In the place of `started`, `outcome` and `closed` once an iteration is forgotten: a process that was stopped just
+before it began to wait for one of them would wait for ever, were the key deleted. A wait with a limit that looks again
+is no way: torch writes two warnings to the console whenever one is over."""
+_MARKS_KEPT = 100
+"""Of so many iterations, some 20 KB: who is stopped between two instructions for longer is lost."""
 # A fault of one rank can fail all others as well: without a bound each of them would add a record.
 _MAX_RECORDS = 64
 _MOST_ITERATIONS = 1 << 31
@@ -113,6 +120,7 @@ class Iteration:
         self.start, self.returned, self.end = (
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
+        self._awaited = (self.started, self.outcome, self.closed)
         self._records, self._note = f"{number}/records", f"{number}/note"
 
     def offer(self, note: str) -> None:
@@ -176,8 +184,10 @@ class Iteration:
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
 
     def forget(self) -> None:
-        """Deletes every key of the iteration."""
-        keys = [self.started, self.outcome, self.closed, self._note, f"{self._records}/count"]
+        """Deletes every key of the iteration, but for a mark in the place of those that are awaited."""
+        for key in self._awaited:
+            self._store.set(key, GONE)
+        keys = [self._note, f"{self._records}/count", *Iteration(self._store, self.number - _MARKS_KEPT)._awaited]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
         for arrivals in (self.start, self.returned, self.end):
             keys += arrivals.keys()
@@ -186,9 +196,12 @@ class Iteration:
 
     def closing(self) -> Closed | None:
         """How the iteration ended; None: it has not ended, or was forgotten."""
-        if self._store.check([self.closed]):
-            return Closed.read(self._store.get(self.closed))
-        return None
+        if not self._store.check([self.closed]):
+            return None
+        written = self._store.get(self.closed)
+        if written == GONE.encode():
+            return None
+        return Closed.read(written)
 
     def may_have(self, member: int) -> bool:
         """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""

@@ -76,7 +76,7 @@ def variables_of(note: str) -> dict[str, str]:
 
     Raises:
         RuntimeError: no server could be made; the text says why.
-        ProtocolError: it is no note.
+        ProtocolError: it is not a note.
     """
     try:
         found = dict(parse_json(note))

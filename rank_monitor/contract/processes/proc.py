@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+# Bytes of one read, so that most files of /proc need one read and the one that finds the end.
 _CHUNK = 1 << 16
 _BOOT = "/proc/sys/kernel/random/boot_id"
 

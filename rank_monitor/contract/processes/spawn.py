@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,19 @@ class Monitor:
     channel: socket.socket
     _process: subprocess.Popen[bytes] | None = None
 
-    def close(self, goodbye_s: float = _GOODBYE_S) -> None:
-        """Ends the monitor: `Bye`, then SIGKILL if it has not exited after `goodbye_s` seconds. Blocks until then."""
+    def close(self, goodbye_s: float = _GOODBYE_S, last: Callable[[], object] = lambda: None) -> None:
+        """Ends the monitor: `Bye`, then SIGKILL if it has not exited after `goodbye_s` seconds. Blocks until then.
+
+        Args:
+            last: called when it has ended: what it sent is still in the channel.
+        """
         with contextlib.suppress(OSError):
             channel.send(self.channel, codec.encode(Bye(), 0, time.monotonic_ns()))
         if not readable([self.pidfd], goodbye_s):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             readable([self.pidfd], _GOODBYE_S)
+        last()
         self.channel.close()
         os.close(self.pidfd)
         if self._process is not None:

@@ -30,7 +30,7 @@ def readable(descriptors: Iterable[int], timeout_s: float | None = 0.0) -> set[i
 def await_child(pid: int, limit_s: float) -> None:
     """Waits up to `limit_s` seconds for a child that was asked to end, and reaps it. A stopped child is continued.
 
-    Harmless where `pid` is no child of this process: then nothing is reaped.
+    Harmless where `pid` is not a child of this process: then nothing is reaped.
     """
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(pid)

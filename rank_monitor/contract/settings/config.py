@@ -30,7 +30,7 @@ class MonitorSettings:
     rank_out_of_section_timeout: float | None = setting(None, kinds.LIMIT, "longest time with no section open")
     connect_timeout: float | None = setting(None, kinds.LIMIT, "from the start of a rank to init_workload_monitoring()")
     workload_check_interval: float = setting(
-        5.0, kinds.SECONDS, "accepted for compatibility: the detector wakes at the exact deadline"
+        5.0, kinds.SECONDS, "between two looks at the limits", "the monitor wakes at the exact deadline"
     )
     safety_factor: float = setting(5.0, kinds.FACTOR, "a learned limit is the longest time observed times this")
     # Without a floor the limit of a quick training is a fraction of a second, and any pause ends it.
@@ -41,6 +41,9 @@ class MonitorSettings:
     rank_termination_signal: int = setting(signal.SIGKILL, kinds.SIGNAL, "what a hung rank gets, after SIGCONT")
     termination_grace_time: float = setting(5.0, kinds.SECONDS, "from that signal to SIGKILL")
     dump_stacks: bool = setting(True, kinds.BOOLEAN, "write the stacks of a hung rank before it dies")
+    flight_recorder: str = setting(
+        "auto", kinds.choice("auto", "off"), "ask torch's flight recorder at a hang which rank the others wait for"
+    )
     stall_warning: float | None = setting(
         600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
     )
@@ -72,7 +75,7 @@ class StartSettings:
     """How ranks start."""
 
     warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
-    preload: tuple[str, ...] = setting((), kinds.WORDS, "modules imported before the ranks fork")
+    preload: tuple[str, ...] = setting((), kinds.TEXTS, "modules imported before the ranks fork")
     inprocess: str = setting(
         "auto", kinds.choice("auto", "off"), "ranks with an in-process wrapper restart in process first"
     )
@@ -156,16 +159,18 @@ class MemberSettings:
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """Checks of the node before a cycle."""
+    """Checks of the node, before a cycle and while one runs."""
 
     health: str = setting("auto", kinds.choice("auto", "off"), "checks of the node before a cycle")
     node_check: str | None = setting(None, kinds.TEXT_OR_NONE, "command that must exit 0")
     node_health_check_endpoint: str | None = setting(None, kinds.TEXT_OR_NONE, "of a checker: gRPC, or line:///path")
-    storage_health_check_path: tuple[str, ...] = setting((), kinds.WORDS, "paths that must answer")
+    storage_health_check_path: tuple[str, ...] = setting((), kinds.TEXTS, "paths that must answer")
     health_timeout: float = setting(30.0, kinds.SECONDS, "deadline of each check")
-    node_health_check_interval: float = setting(5.0, kinds.SECONDS, "between readings", "readings while ranks run")
+    node_health_check_interval: float | None = setting(
+        None, kinds.LIMIT, "repeat the checks while ranks run, this long after the last ones; none: only before a cycle"
+    )
     enable_nic_monitor: bool = setting(
-        False, kinds.BOOLEAN, "read the NICs while ranks run", "readings while ranks run"
+        False, kinds.BOOLEAN, "read the NICs while ranks run, every 5 s or at node_health_check_interval"
     )
     enable_nic_healthcheck: bool = setting(True, kinds.BOOLEAN, "check the NICs before a cycle")
     enable_gpu_health_check: bool = setting(True, kinds.BOOLEAN, "check the GPUs before a cycle")
@@ -173,8 +178,15 @@ class HealthSettings:
     pci_topo_file: str | None = setting(None, kinds.PATH_OR_NONE, "map of GPU to NIC")
     link_down_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "counter, with {nic}")
     link_state_path_template: str | None = setting(None, kinds.TEXT_OR_NONE, "state, with {nic}")
-    check_remaining_processes: bool = setting(False, kinds.BOOLEAN, "report others on the GPU", "processes on the GPU")
-    numa_bind_strict: bool = setting(False, kinds.BOOLEAN, "an impossible binding is an error", "NUMA binding")
+    check_remaining_processes: bool = setting(
+        False, kinds.BOOLEAN, "before a cycle, warn of processes of others that use a GPU of the ranks"
+    )
+    numa_bind_strict: bool = setting(
+        False,
+        kinds.BOOLEAN,
+        "an impossible binding is an error",
+        "a binding that --numa-binding asks for and torch cannot make is always an error",
+    )
 
 
 @dataclass(frozen=True)
@@ -199,9 +211,18 @@ class RecordSettings:
     """Journal, logs and status: what is written, and where."""
 
     journal_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of the journal; default: the log folder")
-    metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "Prometheus", "metrics")
-    status_port: int | None = setting(None, kinds.PORT_OR_OFF, "status page", "status page")
-    status_address: str = setting("127.0.0.1", kinds.TEXT_OR_NONE, "where the page listens", "status page")
+    # Four times what ranks may report in an attempt; at a line of 1 KiB every 5 s, two weeks.
+    journal_max_mb: float | None = setting(
+        256.0, kinds.LIMIT_MB, "MiB after which the journal begins a new file; at most three are kept"
+    )
+    metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "port of /metrics for Prometheus, /healthz and /readyz")
+    status_port: int | None = setting(None, kinds.PORT_OR_OFF, "port of /status.json and /events beside these")
+    status_address: str = setting(
+        "127.0.0.1", kinds.TEXT_OR_NONE, "address of both; beyond this host with a token only"
+    )
+    status_token_file: str | None = setting(
+        None, kinds.PATH_OR_NONE, "file with the token of requests (Authorization: Bearer TOKEN)"
+    )
     log_group_access: bool = setting(
         False, kinds.BOOLEAN, "the group may read journal and logs: 0640 in 0750, not 0600 in 0700"
     )
@@ -211,7 +232,9 @@ class RecordSettings:
     per_cycle_applog_prefix: str | None = setting(
         None, kinds.PATH_OR_NONE, "what ranks print goes to PREFIX_cycleN.log, of all nodes, instead of the console"
     )
-    install_exception_hook: bool = setting(True, kinds.BOOLEAN, "accepted: it is always installed")
+    install_exception_hook: bool = setting(
+        True, kinds.BOOLEAN, "report uncaught exceptions of ranks", "these are always reported to the monitor"
+    )
 
 
 @dataclass(frozen=True)

@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.settings.kinds import Kind, is_none_word
+from rank_monitor.contract.settings.kinds import Kind, means_none
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The metadata of a field that is a setting: how its value is read, its help text, and what is not built yet."""
+    """The metadata of a field that is a setting: how its value is read, its help text, and why it does nothing."""
 
     kind: Kind
     help: str
-    pending: str = ""
+    instead: str = ""
 
 
-def setting(default: Any, kind: Kind, help: str, pending: str = "") -> Any:
+def setting(default: Any, kind: Kind, help: str, instead: str = "") -> Any:
     """A dataclass field that is a setting.
 
     Args:
         default: its default; it is written nowhere else.
         kind: form and unit of its value.
         help: one line for `--help` and the reference.
-        pending: the feature that will use it, while that feature is not part of this version.
+        instead: of a setting that is accepted and does nothing: what is done instead. `--help` does not show it.
     """
-    metadata = {"declaration": Declaration(kind, help, pending)}
+    metadata = {"declaration": Declaration(kind, help, instead)}
     # A dataclass refuses a mutable default: instances would share it.
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
@@ -67,7 +67,7 @@ def parse(group: type, key: str, raw: object, source: str) -> Any:
     try:
         return declaration.kind.read(raw)
     except ValueError as problem:
-        if default is not None and is_none_word(raw):
+        if default is not None and means_none(raw):
             return default
         raise ConfigError(key, raw, source, str(problem), f"Expected: {declaration.kind.form}") from None
 

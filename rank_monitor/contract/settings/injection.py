@@ -93,7 +93,7 @@ def parse_all(text: str) -> tuple[Injection, ...]:
     Raises:
         ValueError: a fault is invalid; the text names it and the reason.
     """
-    parts = [part for part in text.split(";") if not kinds.is_none_word(part)]
+    parts = [part for part in text.split(";") if not kinds.means_none(part)]
     found = []
     for part in parts:
         try:
@@ -120,18 +120,18 @@ def kind_of(name: str) -> str:
     Raises:
         ValueError: no kind has this name; the text names the known ones.
     """
-    word = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
-    kind = OTHER_NAMES.get(word, word)
+    normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+    kind = OTHER_NAMES.get(normalized, normalized)
     if kind not in (*KINDS, RANDOM):
         known = (*KINDS, RANDOM, *OTHER_NAMES)
-        raise ValueError(f"no kind is named {name!r}{_nearest(word, known)}; kinds: {', '.join(known)}")
+        raise ValueError(f"no kind is named {name!r}{_nearest(normalized, known)}; kinds: {', '.join(known)}")
     return kind
 
 
 def _parts(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in (part for part in text.split(",") if part.strip()):
-        name, colon, value = (word.strip() for word in part.partition(":"))
+        name, colon, value = (piece.strip() for piece in part.partition(":"))
         name = name.lower()
         if not colon or not value:
             raise ValueError(f"{part.strip()!r} is not PART:VALUE")
@@ -153,9 +153,9 @@ def _injection(text: str, parts: dict[str, str]) -> Injection:
     needed = _NEEDED.get(kind)
     if needed and needed not in parts:
         raise ValueError(f"kind {kind} needs {needed}:VALUE")
-    for one, other in (("delay", "mtbf"), ("rank", "node")):
-        if one in parts and other in parts:
-            raise ValueError(f"{one} and {other} exclude each other")
+    for first, second in (("delay", "mtbf"), ("rank", "node")):
+        if first in parts and second in parts:
+            raise ValueError(f"{first} and {second} exclude each other")
     values: dict[str, object] = {}
     for part, value in parts.items():
         field, reader, form = _READERS[part]
@@ -164,7 +164,7 @@ def _injection(text: str, parts: dict[str, str]) -> Injection:
         except ValueError as problem:
             if part == "kind":
                 raise ValueError(f"{part}:{value} {problem}") from None
-            raise ValueError(f"{part}:{value} is no {form}") from None
+            raise ValueError(f"{part}:{value} is not a valid {form}") from None
     return Injection(name=parts["kind"], text=text, **values)  # type: ignore[arg-type]
 
 
@@ -174,9 +174,9 @@ def _count(value: str) -> int:
     return number
 
 
-def _count_or(*words: str) -> Callable[[str], int | str]:
+def _count_or(*names: str) -> Callable[[str], int | str]:
     def read(value: str) -> int | str:
-        if value.lower() in words:
+        if value.lower() in names:
             return value.lower()
         return _count(value)
 
@@ -236,10 +236,10 @@ _READERS: dict[str, tuple[str, Callable[[str], object], str]] = {
 """Part -> field, reader, and the description of its value for an error."""
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     import difflib  # only at an error: monitors are lean
 
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(name, list(known), n=1)
     if close:
         return f" (did you mean {close[0]}?)"
     return ""
@@ -250,8 +250,8 @@ def _read(raw: object) -> tuple[str, ...]:
         texts = raw
     else:
         texts = [raw]
-    given = [str(text) for text in texts if text is not None]
-    return tuple(map(str, parse_all(";".join(given))))
+    written = [str(text) for text in texts if text is not None]
+    return tuple(map(str, parse_all(";".join(written))))
 
 
 SETTING = kinds.Kind(_FORM, _read)

@@ -11,10 +11,10 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-NONE_WORDS = frozenset({"", "none", "null"})
+NONE_TEXTS = frozenset({"", "none", "null"})
 _TRUE = frozenset({"true", "yes", "1"})
 _FALSE = frozenset({"false", "no", "0"})
-BOOLEAN_WORDS = _TRUE | _FALSE
+BOOLEAN_TEXTS = _TRUE | _FALSE
 # Numbers as in `logging`; the short names are in use as well.
 _LEVELS = {
     **{"10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "CRITICAL"},
@@ -30,9 +30,9 @@ class Kind:
     read: Callable[[object], object]
 
 
-def is_none_word(raw: object) -> bool:
+def means_none(raw: object) -> bool:
     """Whether `raw` means "no limit": None, empty, or the text none or null."""
-    return raw is None or (isinstance(raw, str) and raw.strip().lower() in NONE_WORDS)
+    return raw is None or (isinstance(raw, str) and raw.strip().lower() in NONE_TEXTS)
 
 
 def _number(raw: object) -> float:
@@ -78,24 +78,24 @@ def _count(raw: object) -> int:
 
 def _nccl_mode(raw: object) -> int | None:
     """A mode of torch's TORCH_NCCL_ASYNC_ERROR_HANDLING; true and false as for Flyte's option of that name."""
-    word = str(raw).strip().lower()
-    if is_none_word(raw) or word == "false":
+    text = str(raw).strip().lower()
+    if means_none(raw) or text == "false":
         return None
-    if word == "true":
+    if text == "true":
         return 1
     mode = _count(raw)
     if mode > 3:
-        raise ValueError("is no mode of torch")
+        raise ValueError("is not a mode of torch")
     return mode
 
 
 def _boolean(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
-    word = str(raw).strip().lower()
-    if word in _TRUE:
+    text = str(raw).strip().lower()
+    if text in _TRUE:
         return True
-    if word in _FALSE:
+    if text in _FALSE:
         return False
     raise ValueError("must be true or false (yes/no, 1/0)")
 
@@ -117,10 +117,10 @@ def _text(raw: object) -> str:
     return str(raw).strip()
 
 
-def _words(raw: object) -> tuple[str, ...]:
+def _texts(raw: object) -> tuple[str, ...]:
     if isinstance(raw, (list, tuple)):
         return tuple(_text(item) for item in raw)
-    return tuple(word for word in (part.strip() for part in _text(raw).split(",")) if word)
+    return tuple(text for text in (part.strip() for part in _text(raw).split(",")) if text)
 
 
 def _exit_code(raw: object) -> int:
@@ -134,7 +134,7 @@ def _codes(raw: object) -> tuple[int, ...]:
     if isinstance(raw, int):
         raw = [raw]
     try:
-        codes = tuple(int(word) for word in _words(raw))
+        codes = tuple(int(text) for text in _texts(raw))
     except ValueError:
         raise ValueError("must be exit codes like 3,17") from None
     if any(not 1 <= code <= 255 for code in codes):
@@ -156,7 +156,7 @@ def _sections(raw: object) -> dict[str, float | None]:
     result: dict[str, float | None] = {}
     for name, value in pairs:
         try:
-            if is_none_word(value):
+            if means_none(value):
                 result[name] = None
             else:
                 result[name] = _limit(value)
@@ -188,13 +188,13 @@ def _ports(raw: object) -> tuple[int, int]:
 
 
 def _backoff(raw: object) -> tuple[float, float]:
-    if is_none_word(raw) or str(raw).strip() in {"0", "0.0"}:
+    if means_none(raw) or str(raw).strip() in {"0", "0.0"}:
         return (0.0, 0.0)
     return _range(raw, form="MIN:MAX")
 
 
 def _port_or_off(raw: object) -> int | None:
-    if raw is False or is_none_word(raw) or str(raw).strip().lower() == "off":
+    if raw is False or means_none(raw) or str(raw).strip().lower() == "off":
         return None
     port = _count(raw)
     if not 1 <= port <= 65535:
@@ -204,8 +204,8 @@ def _port_or_off(raw: object) -> int | None:
 
 def _log_level(raw: object) -> str:
     """A level by its name, or by its number as in `logging`; also `WARN` and `DBG`."""
-    word = str(raw).strip().upper()
-    level = _LEVELS.get(word, word)
+    text = str(raw).strip().upper()
+    level = _LEVELS.get(text, text)
     if level not in _LEVELS.values():
         raise ValueError(f"must be one of {', '.join(dict.fromkeys(_LEVELS.values()))}")
     return level
@@ -213,24 +213,24 @@ def _log_level(raw: object) -> str:
 
 def _signal(raw: object) -> int:
     """`SIGTERM`, `TERM`, 15, or `SIGRTMIN+7`."""
-    word = str(raw).strip().upper()
-    if word.isdigit():
-        number = int(word)
+    text = str(raw).strip().upper()
+    if text.isdigit():
+        number = int(text)
     else:
-        name, _, offset = word.partition("+")
+        name, _, offset = text.partition("+")
         if name.strip().startswith("SIG"):
             name = name.strip()
         else:
             name = f"SIG{name.strip()}"
         if not hasattr(signal, name) or (offset and not offset.strip().isdigit()):
-            raise ValueError("is no signal of this system")
+            raise ValueError("is not a signal of this system")
         number = int(getattr(signal, name)) + int(offset or 0)
     try:
         return signal.Signals(number)
     except ValueError:
         if signal.SIGRTMIN <= number <= signal.SIGRTMAX:
             return number
-        raise ValueError("is no signal of this system") from None
+        raise ValueError("is not a signal of this system") from None
 
 
 def signal_name(number: int) -> str:
@@ -242,7 +242,7 @@ def signal_name(number: int) -> str:
 
 def _or_none(kind: Kind) -> Kind:
     def read(raw: object) -> object:
-        if is_none_word(raw):
+        if means_none(raw):
             return None
         return kind.read(raw)
 
@@ -251,31 +251,32 @@ def _or_none(kind: Kind) -> Kind:
 
 def _or_empty(form: str, read_some: Callable[[object], object], empty: Callable[[], object]) -> Kind:
     def read(raw: object) -> object:
-        if is_none_word(raw):
+        if means_none(raw):
             return empty()
         return read_some(raw)
 
     return Kind(form, read)
 
 
-def choice(*words: str) -> Kind:
-    """One of `words`, in any case."""
+def choice(*choices: str) -> Kind:
+    """One of `choices`, in any case."""
 
     def read(raw: object) -> str:
         # YAML 1.1 reads on and off as booleans.
         if isinstance(raw, bool):
-            word = {True: "on", False: "off"}.get(raw, str(raw))
+            text = {True: "on", False: "off"}.get(raw, str(raw))
         else:
-            word = str(raw)
-        for known in words:
-            if word.strip().lower() == known.lower():
+            text = str(raw)
+        for known in choices:
+            if text.strip().lower() == known.lower():
                 return known
-        raise ValueError(f"must be one of {', '.join(words)}")
+        raise ValueError(f"must be one of {', '.join(choices)}")
 
-    return Kind("|".join(words), read)
+    return Kind("|".join(choices), read)
 
 
 LIMIT = _or_none(Kind("seconds above 0", _limit))
+LIMIT_MB = _or_none(Kind("MiB above 0", _limit))
 SECONDS = Kind("seconds", _seconds)
 SECONDS_OR_NONE = _or_none(SECONDS)
 AMOUNT = Kind("number, zero or more", _seconds)
@@ -287,7 +288,7 @@ BOOLEAN = Kind("true|false", _boolean)
 REJOIN = Kind("true|false|now", _rejoin)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
 PATH_OR_NONE = _or_none(Kind("path", _text))
-WORDS = _or_empty("a,b,...", _words, tuple)
+TEXTS = _or_empty("a,b,...", _texts, tuple)
 EXIT_CODE = Kind("exit code", _exit_code)
 CODES = _or_empty("exit codes", _codes, tuple)
 SECTIONS = _or_empty("NAME:SECONDS,...", _sections, dict)

@@ -32,6 +32,8 @@ from rank_monitor.contract.wire.launcher_messages import (
     Ready,
     Snapshot,
     SnapshotRequest,
+    Times,
+    TimesRequest,
     Verdict,
 )
 from rank_monitor.contract.wire.messages import (
@@ -60,6 +62,7 @@ from rank_monitor.contract.wire.messages import (
     Welcome,
 )
 
+# Of the header and the meaning of all messages. A process refuses those of another version.
 VERSION = 1
 # A message of SOCK_SEQPACKET goes out whole or not at all: one above the send buffer (212,992 bytes by default) never.
 MAX_MESSAGE = 60_000
@@ -102,11 +105,13 @@ _JSON_KINDS: dict[int, type[Message]] = {
     49: CycleEnd,
     50: SnapshotRequest,
     51: Bye,
+    52: TimesRequest,
     64: Ready,
     65: Connected,
     66: Snapshot,
     67: Verdict,
     68: Fenced,
+    69: Times,
     80: ForkMonitor,
     81: Forked,
     82: MonitorChanged,
@@ -189,7 +194,7 @@ def decode(data: bytes) -> Received:
     """The message in `data`.
 
     Raises:
-        ProtocolError: it is no message of ours, of another version, too large, or its fields do not fit.
+        ProtocolError: it is not a message of ours, of another version, too large, or its fields do not fit.
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"message of {len(data)} bytes is shorter than a header")

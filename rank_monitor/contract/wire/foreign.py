@@ -106,7 +106,7 @@ def check_depth(text: str, max_depth: int) -> None:
 
 
 def whole_number(text: bytes | str, most: int) -> int | None:
-    """The whole number in a text; None if it is no number, or not from 0 to `most`."""
+    """The whole number in a text; None if it is not a number, or not from 0 to `most`."""
     # `int` of many digits takes quadratic time.
     if len(text) > _MAX_NUMBER:
         return None

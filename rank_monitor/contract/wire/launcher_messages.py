@@ -19,7 +19,9 @@ class CycleStart(Message):
     """A rank was started; `started_ns` precedes its start, and a hello sent earlier belongs to another cycle.
 
     `reconnect`: the monitor replaces a lost one of a rank that runs already. `attached`: that rank is watched.
+    `recorder_socket`: where torch's worker server of the rank listens; empty: nowhere.
     `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last `Guard`.
+    `times`: the last time ledger that the lost monitor sent.
     """
 
     cycle: int
@@ -30,11 +32,13 @@ class CycleStart(Message):
     reconnect: bool = False
     attached: bool = False
     limits: dict[str, Any] | None = None
+    times: dict[str, Any] | None = None
+    recorder_socket: str = ""
 
 
 @dataclass(frozen=True)
 class CycleEnd(Message):
-    """The launcher stops the ranks: nothing is judged until the next `CycleStart`."""
+    """The launcher stops the ranks: nothing is judged until the next `CycleStart`. Answered by `Times`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class SnapshotRequest(Message):
 
     token: int
     stacks: bool = False
+
+
+@dataclass(frozen=True)
+class TimesRequest(Message):
+    """Asks for `Times`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,8 @@ class Snapshot(Message):
 
     What the rank sent before was forwarded before. After its exit it is the last state, with `connected` and `attached`
     false. When stacks were asked for and the process lives, `frames` are those of the main thread, innermost first (a
-    library's have a slash in their path, the program's own have none), and `process` is its state in /proc.
+    library's have a slash in their path, the program's own have none), and `process` is its state in /proc. `groups`:
+    how far it is in each process group (`rank_monitor/flight_recorder.py: groups_of`), also of one that has just ended.
     """
 
     token: int
@@ -86,6 +96,19 @@ class Snapshot(Message):
     detached: bool = False
     frames: list[str] = field(default_factory=list)
     process: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Times(Message):
+    """The time ledger of a rank, as `rank_times.py` has it: on request, at the end of its cycle and when it has ended.
+
+    Apart from `Snapshot`: an old one would be taken for where the rank is, and with stacks one fills a message.
+    """
+
+    cycle: int
+    pid: int
+    times: dict[str, Any]
 
 
 @dataclass(frozen=True)

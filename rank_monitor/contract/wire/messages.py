@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+# Iterations are numbered from 0.
 NO_ITERATION = -1
 
 

@@ -98,7 +98,7 @@ def send(connection: socket.socket, data: bytes, descriptors: list[int] | None =
         OSError: the other end is gone, or there is no memory for it.
     """
     travel = descriptors or []
-    memory = os.memfd_create("ft_parcel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    memory = os.memfd_create("ft_pickle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         left = memoryview(data)
         while left:
@@ -123,10 +123,10 @@ def receive(connection: socket.socket) -> bytes | None:
     if not head:
         return None
     if len(head) != _HEAD.size or len(found) != 1:
-        raise OSError("this is no parcel")
+        raise OSError("this is not a sealed pickle")
     with os.fdopen(found[0], "rb") as memory:
         if fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise OSError("the parcel is not sealed")
+            raise OSError("the memory of the pickle is not sealed")
         memory.seek(0)
         data = memory.read()
     (travel,) = _HEAD.unpack(head)
@@ -134,7 +134,7 @@ def receive(connection: socket.socket) -> bytes | None:
     while len(_received) < travel:
         _, more, _, _ = socket.recv_fds(connection, 1, _PER_MESSAGE)
         if not more:
-            raise OSError("descriptors of the parcel are missing")
+            raise OSError("descriptors of the pickle are missing")
         _received.extend(more)
     for descriptor in _received:
         os.set_inheritable(descriptor, False)

@@ -102,9 +102,6 @@ class Job:
     def end(self, limit_s: float = LIMIT_S) -> dict[int, Rank]:
         """Waits for the end of all processes."""
         self.until(lambda: not self._pipes, limit_s)
-        for rank, process in self._processes.items():
-            process.join(patient(limit_s))
-            self.ranks[rank].exit_code = process.exitcode
         return self.ranks
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
@@ -126,6 +123,8 @@ class Job:
                 kind, value = pipe.recv()  # type: ignore[union-attr]
             except (EOFError, ConnectionResetError):
                 del self._pipes[rank]
+                self._processes[rank].join(patient(LIMIT_S))
+                told.exit_code = self._processes[rank].exitcode
                 continue
             if kind == "note":
                 told.notes.append(value)

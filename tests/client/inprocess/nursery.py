@@ -1,6 +1,6 @@
 """Ranks for tests of processes: forked by a process that has imported torch once, and told what to do line by line.
 
-Run as a script it is that process. A rank is no child of the test; what all of them leave behind carries the mark.
+Run as a script it is that process. A rank is not a child of the test; what all of them leave behind carries the mark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.standalone.companion import Companion
-from ft_client.inprocess.standalone.guarded_call import GuardedCall
+from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.inprocess.timeouts import Timeouts
 from ft_client.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
@@ -198,7 +198,7 @@ def do_start(
     from torch.distributed import FileStore
 
     seconds = {name: datetime.timedelta(seconds=value) for name, value in (timeouts or {}).items()}
-    call = GuardedCall.of(member, world_size, prefix, address, hosts_store, Timeouts(**seconds))
+    call = WatchedCall.of(member, world_size, prefix, address, hosts_store, Timeouts(**seconds))
     _companion = Companion.start(call, (lambda: FileStore(file, -1)) if file else None, **paths)
     process.start(environment=_companion.environment)
     return [_companion.pid, str(_companion.socket.parent)]

@@ -23,6 +23,7 @@ from rank_monitor.contract.iterations.iteration import (
     DONE,
     FAULT,
     GO,
+    GONE,
     Closed,
     Iteration,
     is_observed,
@@ -430,7 +431,10 @@ class SimulatedRank:
         self.store.wait([key], datetime.timedelta(days=days))
         if not self.store.check([key]):
             raise ProtocolError(f"{key} was forgotten")
-        return self.store.get(key).decode()
+        value = self.store.get(key).decode()
+        if value == GONE:
+            raise ProtocolError(f"{key} was forgotten")
+        return value
 
     def _next(self, key: str, events: dict[str, RestartEvent], patient: bool = False) -> RestartEvent:
         try:

@@ -123,10 +123,10 @@ def test_a_message_that_must_arrive_waits_for_room(fake: FakeMonitor) -> None:
     link.reconnect()
     while beat(link):
         pass
-    assert not link.post(Refused("x"), 1, patience_s=0.02)
+    assert not link.post(Refused("x"), 1, timeout_s=0.02)
     assert link.stale
     fake.resume()
-    assert link.post(Refused("y"), 1, patience_s=10.0)
+    assert link.post(Refused("y"), 1, timeout_s=10.0)
     assert fake.wait_for(Refused) == [Refused("y")]
 
 

@@ -65,7 +65,7 @@ def test_a_new_monitor_learns_the_whole_state(monitor: FakeMonitor) -> None:
     hello = monitor.messages(Hello)[1]
     assert hello == Hello(os.getpid(), True, last.sent_ns, True, 2)
     assert monitor.messages(Sections)[1] == last.message
-    assert monitor.received[-1].sent_ns == last.sent_ns, "what is said again is no new sign of life"
+    assert monitor.received[-1].sent_ns == last.sent_ns, "what is said again is not a new sign of life"
     assert monitor.messages(LimitsSet)[1] == monitor.messages(LimitsSet)[0]
 
 

@@ -113,7 +113,7 @@ def test_what_a_step_may_be_given() -> None:
     assert as_iterators(one) == [one]
     assert as_iterators([one, None, other]) == [one, other]
     for wrong in (iter([1]), [one, iter([1])], "text"):
-        with pytest.raises(TypeError, match=r"data_iterator: .* is no RerunDataIterator"):
+        with pytest.raises(TypeError, match=r"data_iterator: .* is not a RerunDataIterator"):
             as_iterators(wrong)
     assert as_iterators([one, iter([1])], must_replay=False) == [one]
     assert as_iterators(iter([1]), must_replay=False) == []

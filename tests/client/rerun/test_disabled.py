@@ -18,7 +18,7 @@ def test_a_disabled_machine_takes_data_that_cannot_be_replayed() -> None:
         next(data)
     assert machine.state_dict(data)["data_iterators"] == []
     machine.set_mode("validate_results")
-    with pytest.raises(TypeError, match=r"data_iterator: .* is no RerunDataIterator"):
+    with pytest.raises(TypeError, match=r"data_iterator: .* is not a RerunDataIterator"):
         machine.should_run_forward_backward(data)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from ft_client.rerun.result_statistics import KEPT, LargestSeen, Variability, su
 
 
 def large(seen: LargestSeen, value: float, resample: bool = False, count: bool = True) -> bool:
-    return seen.judge(value, 10.0, "loss", 3, resample, count)
+    return seen.is_large(value, 10.0, "loss", 3, resample, count)
 
 
 def test_the_first_samples_set_the_maximum() -> None:

@@ -43,7 +43,7 @@ def validating(**arguments: Any) -> RerunStateMachine:
         ({"state_restore_func": dict}, "state_save_func and state_restore_func: give both, or none"),
         ({"state_save_func": 1, "state_restore_func": dict}, "state_save_func=1 cannot be called"),
         ({"state_save_func": dict, "state_restore_func": 1}, "state_restore_func=1 cannot be called"),
-        ({"error_injector": 1}, "error_injector=1 is no RerunErrorInjector"),
+        ({"error_injector": 1}, "error_injector=1 is not a RerunErrorInjector"),
     ],
 )
 def test_arguments_of_the_machine(arguments: dict[str, Any], named: str) -> None:

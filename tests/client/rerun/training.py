@@ -31,7 +31,7 @@ def microbatches(rank: int, start: int) -> Iterator[torch.Tensor]:
 
 
 class Model:
-    """Weights, a count that is no part of them, and a loss with noise of every generator."""
+    """Weights, a count that is not a part of them, and a loss with noise of every generator."""
 
     def __init__(self, rank: int) -> None:
         random.seed(rank)

@@ -94,7 +94,7 @@ def test_a_raising_call_is_not_recorded() -> None:
     [
         (CallableId(Model, "nothing"), "Model.nothing: .* has no callable 'nothing'"),
         (CallableId(Model, "word"), "Model.word: .* has no callable 'word'"),
-        ((Model, "forward"), "is no CallableId"),
+        ((Model, "forward"), "is not a CallableId"),
         (CallableId(Model, "forward"), "Model.forward is wrapped already"),
         (CallableId(list, "append"), "list.append cannot be wrapped"),
     ],

@@ -54,7 +54,7 @@ def test_a_report_is_on_what_came_since_the_last_one() -> None:
 def test_a_rank_that_slows_down_is_told_by_its_own_past() -> None:
     Detector.initialize(scores_to_compute=["individual_perf_scores"], gather_on_rank0=False)
     scores = []
-    for pause_s in (0.03, 0.03, 0.12, 0.03):
+    for pause_s in (0.1, 0.1, 0.4, 0.1):  # long beside a late wake-up on a busy machine
         enter("work", 6, pause_s)
         scores.append(report_of())
     slow = [bool(one.identify_stragglers()["straggler_sections_individual"]) for one in scores]

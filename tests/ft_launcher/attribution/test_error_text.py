@@ -65,13 +65,13 @@ def raised(fault: Callable[[], None]) -> RankException:
 def test_a_chain(fault: Callable[[], None], links: list[tuple[str, bool]]) -> None:
     found = chain(raised(fault))
     assert [link.caused_next for link in found] == [caused_next for _, caused_next in links]
-    assert all(link.words.startswith(words) for link, (words, _) in zip(found, links, strict=True))
+    assert all(link.text.startswith(text) for link, (text, _) in zip(found, links, strict=True))
 
 
 @pytest.mark.parametrize("text", ["", "Traceback", "\n\n", "no frames at all"])
 def test_what_is_no_traceback_is_read_all_the_same(text: str) -> None:
     exception = RankException("ValueError", "bad", text, 0.0)
-    assert chain(exception)[-1].words == "ValueError: bad"
+    assert chain(exception)[-1].text == "ValueError: bad"
     assert place(text) == "" and not raised_by_program(text) and len(excerpt(text)) <= 5
 
 

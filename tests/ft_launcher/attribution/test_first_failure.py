@@ -356,3 +356,35 @@ def test_where_others_were_is_told_of_those_without_an_error_first() -> None:
 def test_who_was_waited_for(ranks: list[dict[str, Any]], hint: str) -> None:
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
     assert fault is not None and fault.rank == 0 and fault.hint.endswith(hint) and bool(fault.hint) == bool(hint)
+
+
+def in_program(entered: int, finished: int) -> Snapshot:
+    """A rank whose stack is in its program, and how far it is in a group; NCCL's collectives run on the GPU."""
+    groups = {"0": {"entered": entered, "finished": finished, "operation": "all_reduce", "description": "dp"}}
+    return Snapshot(1, True, True, 7, {}, 0.1, frames=["train.py:30 in step"], groups=groups)
+
+
+@pytest.mark.parametrize("all_ranks", [True, False])
+def test_a_rank_that_waits_for_its_gpu_is_not_to_blame(all_ranks: bool) -> None:
+    """Its limit passes first, and its stack is in `loss.item()`."""
+    waits = rank(0, **hangs(0, frames=["train.py:30 in step"]) | {"snapshot": in_program(9, 8)})
+    late = rank(1, **dies(-15, 9.0, snapshot=in_program(8, 8)))
+    fault = attribute([waits, late], NODE, stop_began=5.0, all_ranks=all_ranks)
+    assert fault is not None
+    assert (fault.rank, fault.finding, fault.waiting, fault.collateral) == (1, "behind", 1, False)
+
+
+def test_where_all_of_a_node_wait_for_their_gpus_the_cause_is_elsewhere() -> None:
+    waits = [rank(one, **hangs(one, frames=["train.py:30 in step"]) | {"snapshot": in_program(9, 8)}) for one in (0, 1)]
+    fault = attribute(waits, NODE, stop_began=5.0, all_ranks=False)
+    assert fault is not None
+    assert (fault.rank, fault.collateral, fault.blamed, fault.waiting) == (0, True, (), 2)
+
+
+def test_a_rank_that_its_monitor_ended_during_the_stop_did_not_fail_by_itself() -> None:
+    """Its limit passed with those of the others, and the first of them had ended the cycle."""
+    first = rank(0, **hangs(0, at=4.9, frames=IN_ALL_REDUCE), **was_at(0, IN_ALL_REDUCE))
+    crossed = rank(1, **hangs(1, at=5.1, frames=IN_ALL_REDUCE), **dies(-9, 5.05))
+    fault = attribute([first, crossed], NODE, stop_began=5.0)
+    assert fault is not None
+    assert (fault.rank, fault.kind, fault.failed) == (0, FaultKind.HANG, (0,))

@@ -56,7 +56,7 @@ def test_signals(number: int, node: NodeEvidence, fault_class: FaultClass, hint:
         (1, UNSURE, ""),
         (2, USER, "wrong arguments"),
         (3, UNSURE, ""),
-        (16, HARDWARE, "other hardware is to tell"),
+        (16, HARDWARE, "other hardware has to show"),
         (17, HARDWARE, "17: result could not be validated; "),
         (80, AROUND, "launcher inside it failed"),
         (81, AROUND, "no rendezvous"),

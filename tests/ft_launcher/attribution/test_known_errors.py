@@ -275,7 +275,7 @@ def test_what_is_about_peers(kind: str, message: str, traceback: str, how_much: 
 def patterns() -> list[re.Pattern[str]]:
     """Every pattern that is searched for in text which a rank wrote."""
     of_modules = (value for module in (known_errors, error_text, stacks) for value in vars(module).values())
-    return [value for value in of_modules if isinstance(value, re.Pattern)] + [one for one, _ in known_errors._WORDS]
+    return [value for value in of_modules if isinstance(value, re.Pattern)] + [one for one, _ in known_errors._PATTERNS]
 
 
 def searching_s(text: str) -> float:

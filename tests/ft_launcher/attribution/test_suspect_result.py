@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
-from ft_launcher.attribution.suspect_result import about_doubt
+from ft_launcher.attribution.suspect_result import about_suspect_result
 from ft_launcher.nodes.fault_decision import Case
-from ft_launcher.policy.job_policy import doubt_in, fault_record, make_policy
+from ft_launcher.policy.job_policy import fault_record, make_policy, suspect_result_in
 from ft_launcher.policy.restart_history import CycleLife
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import ResultInDoubt
@@ -26,7 +26,7 @@ def test_the_fault_is_about_the_rank_in_doubt() -> None:
         ranks = evidence(16, late)
         fault = attribute(ranks, NodeEvidence(), 10.1)
         assert fault is not None and fault.rank == 4
-        found = about_doubt(fault, ranks, {1: DOUBT})
+        found = about_suspect_result(fault, ranks, {1: DOUBT})
         assert (found.rank, found.local_rank, found.pid, found.exit_code, found.iteration) == (5, 1, 50, 16, 7)
         assert found.what == (
             "exited with code 16: iteration 7 of rank 5 came out unexpected again on node a, device cuda:GPU-1; "
@@ -35,10 +35,10 @@ def test_the_fault_is_about_the_rank_in_doubt() -> None:
 
 
 def test_other_exits_and_exits_without_a_word_are_left_as_they_are() -> None:
-    for code, doubts in ((3, {1: DOUBT}), (16, {})):
+    for code, suspect_results in ((3, {1: DOUBT}), (16, {})):
         ranks = evidence(code, code)
         fault = attribute(ranks, NodeEvidence())
-        assert fault is not None and about_doubt(fault, ranks, doubts) is fault
+        assert fault is not None and about_suspect_result(fault, ranks, suspect_results) is fault
 
 
 def test_over_several_nodes_the_next_ranks_hear_of_it_and_17_names_the_device() -> None:
@@ -46,11 +46,11 @@ def test_over_several_nodes_the_next_ranks_hear_of_it_and_17_names_the_device() 
         ranks = evidence(code, code)
         fault = attribute(ranks, NodeEvidence())
         assert fault is not None
-        case = Case(fault_record(about_doubt(fault, ranks, {1: doubt}), CycleLife()), {}, 0.0, elsewhere=True)
+        case = Case(fault_record(about_suspect_result(fault, ranks, {1: doubt}), CycleLife()), {}, 0.0, elsewhere=True)
         return make_policy(RestartSettings(), 0)(case, 0.0)
 
     moves = judged(16, DOUBT)
-    assert moves.relocates and moves.exit_code is None and doubt_in(moves.decision) == DOUBT
+    assert moves.relocates and moves.exit_code is None and suspect_result_in(moves.decision) == DOUBT
     ends = judged(17, FOUND)
-    assert ends.exit_code == 17 and doubt_in(ends.decision) is None
+    assert ends.exit_code == 17 and suspect_result_in(ends.decision) is None
     assert "node a, device cuda:GPU-1 computed iteration 7 of rank 5 wrongly; another device did not" in ends.reason

@@ -20,7 +20,7 @@ from ft_launcher.record.recorder import Recorder
 from ft_launcher.settings import command_line
 from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
-from rank_monitor.contract.settings.config import StartSettings
+from rank_monitor.contract.settings.config import RecordSettings, StartSettings
 from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire import channel
 from tests.nodes.conftest import require
@@ -73,7 +73,7 @@ def tell(folder: Path, *data: bytes) -> None:
 
 def attend(injected: Injected, folder: Path, monitors: Monitors) -> list[dict[str, object]]:
     """What the journal says of faults on purpose after the launcher attended to what it heard."""
-    recorder = Recorder(RunFolder(None, "run"), str(folder))
+    recorder = Recorder(RunFolder(None, "run"), RecordSettings(journal_dir=str(folder)))
     injected.attend(2, recorder, monitors, Zygotes())  # type: ignore[arg-type]
     assert recorder.journal.path is not None
     lines = map(json.loads, recorder.journal.path.read_text().splitlines())
@@ -133,7 +133,7 @@ def test_what_cannot_be_done_is_said(
     with caplog.at_level(logging.WARNING, "ft_launcher"):
         logging.getLogger("ft_launcher").propagate = True
         assert len(attend(injected, tmp_path, monitors)) == 2
-    assert caplog.text.count("what is no fault on purpose was told") == 3
+    assert caplog.text.count("a report of a fault on purpose cannot be read") == 3
     assert "there is no zygote to kill" in caplog.text
     assert "the network was not cut: interface nosuch: No such device" in caplog.text
 

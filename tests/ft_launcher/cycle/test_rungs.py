@@ -343,7 +343,7 @@ def test_one_that_asked_to_join_withdraws_first(node: Node) -> None:
 def test_one_whose_wish_cannot_be_taken_back_stays_away(node: Node) -> None:
     newcomer(node, "joining")
     node.die(1)
-    assert node.loss_notified(1, "no answer") == [StayAway(1, "its wish to join could not be taken back: no answer")]
+    assert node.loss_notified(1, "no answer") == [StayAway(1, "its request to join could not be cancelled: no answer")]
 
 
 def test_one_that_ends_well_before_it_is_let_in_is_not_wanted_again(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""How `etcd-v3` gets at an etcd: endpoints, TLS, what is no etcd, settings. What answers here is real."""
+"""How `etcd-v3` gets at an etcd: endpoints, TLS, what is not an etcd, settings. What answers here is real."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import pytest
 
 from ft_launcher.health.endpoint import health_says, line_says, nvhcd_says
 from ft_launcher.health.reading import Reading
+from tests.patience import patient
 
 Check = Callable[..., Reading]
 
@@ -67,7 +68,7 @@ def test_a_line_server(reading_of: Check, tmp_path: Path, answer: bytes, state: 
 
 def test_a_line_server_that_never_answers(reading_of: Check, tmp_path: Path) -> None:
     with line_server(tmp_path / "s", None) as endpoint:
-        reading = reading_of("endpoint", node_health_check_endpoint=endpoint, health_timeout=2.0)
+        reading = reading_of("endpoint", node_health_check_endpoint=endpoint, health_timeout=patient(2.0))
     assert (reading.state, reading.reason) == ("unknown", f"{endpoint}: timed out")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.gpu import Gpu, Links, judge_gpu, judge_links
+from ft_launcher.health.gpu import Gpu, Links, finding_on_gpu, finding_on_processes, findings_on_links
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
-from ft_launcher.health.reading import Reading
+from ft_launcher.health.reading import Reading, node_state
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
@@ -36,7 +38,7 @@ from tests.program import run
     ],
 )
 def test_the_state_of_a_gpu(gpu: Gpu, state: str, reason: str) -> None:
-    found, said = judge_gpu("GPU 3", gpu)
+    found, said = finding_on_gpu("GPU 3", gpu)
     assert found == state
     assert reason in said
 
@@ -60,8 +62,39 @@ def links(kind: str, *active: int) -> Links:
     ],
 )
 def test_links(gpus: dict[str, Links], before: dict[str, frozenset[int]], found: list[str]) -> None:
-    said = [f"{state}: {reason}" for state, reason in judge_links(gpus, before)]
+    said = [f"{state}: {reason}" for state, reason in findings_on_links(gpus, before)]
     assert [one.startswith(expected) for one, expected in zip(said, found, strict=True)] == [True] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("commands", "state", "reason"),
+    [
+        ({}, "ok", ""),
+        ({71: "python", 9: ""}, "warning", "GPU 0 is in use by processes that are not of this job: 9, 71 (python)"),
+        (dict.fromkeys(range(7), "x"), "warning", "0 (x), 1 (x), 2 (x), 3 (x), 3 more"),
+    ],
+)
+def test_processes_on_a_gpu(commands: dict[int, str], state: str, reason: str) -> None:
+    found, said = finding_on_processes("GPU 0", commands)
+    assert found == state and said.endswith(reason)
+
+
+def test_processes_of_others_are_a_warning(recorded: Record, tmp_path: Path) -> None:
+    places = recorded(row(0), row(1))
+    asked = HealthSettings(check_remaining_processes=True, health_timeout=60.0)
+
+    def reading() -> Reading:
+        (found,) = (one for one in NodeHealth(asked, places=places).check() if one.check == "gpu_processes")
+        return found
+
+    assert (reading().state, "does not say" in reading().reason) == ("unknown", True)
+    processes = tmp_path / "recorded.processes"
+    processes.write_text(f"0 {os.getpid()}\n")
+    assert reading().state == "ok", "the launcher's own"
+    processes.write_text("1 4294967295\n1 1\n")
+    found = reading()
+    assert found.state == "warning" and re.search(r"GPU 1 is in use .*: 1 \(.+\), 4294967295$", found.reason)
+    assert node_state([found]).healthy
 
 
 def gpu_readings(health: NodeHealth) -> dict[str, Reading]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.nic import judge_drops, judge_states
+from ft_launcher.health.nic import findings_on_drops, findings_on_states
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.reading import Reading
@@ -72,18 +72,18 @@ def nic(health: NodeHealth) -> Reading:
     ],
 )
 def test_states(states: dict[str, str | None], known: list[str], needed: dict[str, str], found: list[str]) -> None:
-    assert [state for state, _ in judge_states(states, known, needed)] == found
+    assert [state for state, _ in findings_on_states(states, known, needed)] == found
 
 
 def test_drops() -> None:
-    findings, memory = judge_drops({"a": 3}, {})
+    findings, memory = findings_on_drops({"a": 3}, {})
     assert (findings, memory) == ([], {"a": [3, 0]})
-    findings, memory = judge_drops({"a": 4}, memory)
+    findings, memory = findings_on_drops({"a": 4}, memory)
     assert findings == [("ok", "a rose from 3 to 4")]
-    assert judge_drops({"a": 4}, memory) == ([], {"a": [4, 0]})
-    findings, memory = judge_drops({"a": 6}, memory)
+    assert findings_on_drops({"a": 4}, memory) == ([], {"a": [4, 0]})
+    findings, memory = findings_on_drops({"a": 6}, memory)
     assert findings == [("unhealthy", "a rose from 4 to 6, 2 checks in a row")]
-    assert judge_drops({"a": 0}, memory) == ([], {"a": [0, 0]})
+    assert findings_on_drops({"a": 0}, memory) == ([], {"a": [0, 0]})
 
 
 def test_ports_that_stay_active(node: Node) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ft_launcher.health.check import CHECKS
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
-from ft_launcher.health.reading import Reading, judge
+from ft_launcher.health.reading import Reading, node_state
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import descriptors
@@ -35,7 +35,7 @@ def test_nothing_is_started_where_there_is_nothing_to_check(places: Places, monk
         "nic": "not present",
         "space": "ok",
     }
-    assert judge(found).healthy
+    assert node_state(found).healthy
 
 
 def test_off_means_off(places: Places) -> None:
@@ -88,7 +88,7 @@ def test_all_run_at_the_same_time(places: Places, tmp_path: Path) -> None:
     seen = f"cd {tmp_path}; until ls -A | grep -q ft_health; do :; done; exit 0"
     settings = HealthSettings(node_check=seen, storage_health_check_path=(str(tmp_path),), health_timeout=60.0)
     (tmp_path / ".ft_health_of_this_test").touch()
-    assert judge(NodeHealth(settings, places=places).check()).healthy
+    assert node_state(NodeHealth(settings, places=places).check()).healthy
 
 
 def test_processes_carry_the_tag_and_leave_no_descriptor(places: Places) -> None:
@@ -96,7 +96,7 @@ def test_processes_carry_the_tag_and_leave_no_descriptor(places: Places) -> None
     health = NodeHealth(settings, tag="abc", places=places)
     before = descriptors()
     for _ in range(3):
-        assert judge(health.check()).healthy
+        assert node_state(health.check()).healthy
     assert descriptors() <= before, "what an earlier test left to the garbage collector may have gone meanwhile"
     assert health.pids() == set()
 
@@ -133,7 +133,7 @@ def test_a_check_that_hangs_in_the_kernel_is_left_behind(places: Places, tmp_pat
     gone = time.monotonic() + 60
     while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < gone:
         time.sleep(0.01)
-    assert judge(health.check()).healthy
+    assert node_state(health.check()).healthy
     assert health.pids() == set()
 
 

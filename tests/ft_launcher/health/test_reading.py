@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ft_launcher.health.check import State
-from ft_launcher.health.reading import Order, Reading, judge, too_late, understand
+from ft_launcher.health.reading import Order, Reading, node_state, too_late, understand
 
 ASKED = Order("gpu", ("a",), answers=True, late="unknown")
 COMMAND = Order("node_check", ("a",), answers=False, late="unhealthy")
@@ -29,7 +29,7 @@ def readings(*states: State) -> list[Reading]:
     ],
 )
 def test_verdict(states: tuple[State, ...], healthy: bool, reason: str) -> None:
-    verdict = judge(readings(*states))
+    verdict = node_state(readings(*states))
     assert (verdict.healthy, verdict.reason) == (healthy, reason)
 
 

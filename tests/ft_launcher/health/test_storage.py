@@ -11,7 +11,7 @@ import pytest
 
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.health.plan import Places
-from ft_launcher.health.reading import Reading, judge
+from ft_launcher.health.reading import Reading, node_state
 from ft_launcher.health.storage import Mount, free_space, is_local, mounts_of
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
@@ -110,10 +110,10 @@ def test_full_folders_of_the_job(reading_of: Check, mounted: Callable[[str], Pat
 def test_only_what_the_training_needs_is_a_reason_to_leave(places: Places, mounted: Callable[[str], Path]) -> None:
     full = mounted("size=1m")
     fill(full)
-    logs = judge(NodeHealth(HealthSettings(), [str(full)], places=places).check())
+    logs = node_state(NodeHealth(HealthSettings(), [str(full)], places=places).check())
     assert (logs.healthy, logs.reason) == (True, "space warning")
     shared_memory = dataclasses.replace(places, shm=str(full))
-    assert not judge(NodeHealth(HealthSettings(), places=shared_memory).check()).healthy
+    assert not node_state(NodeHealth(HealthSettings(), places=shared_memory).check()).healthy
 
 
 RECORDED = r"""

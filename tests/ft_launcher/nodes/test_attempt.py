@@ -58,6 +58,9 @@ def begin(work: list[Coordination], name: str, store: JobStore) -> JobStore:
 def end(work: list[Coordination], store: JobStore) -> None:
     """The current attempt is over, and its coordinator gone."""
     work.pop().close()
+    for thread in threading.enumerate():
+        if thread.name == "ft_wake":  # it posts a message, perhaps when the next attempt has removed the inbox
+            thread.join(PATIENT_S)
     head = store.head()
     assert head is not None
     formed = decode(head.value)

@@ -242,7 +242,7 @@ def test_a_server_of_another_kind_is_no_store(backend: str, words: bytes) -> Non
         server.shutdown(socket.SHUT_RDWR)
     for call in calls:
         call.close()
-    problem = "what answers at {} is no store of torch's: another program has that port"
+    problem = "what answers at {} is not a store of torch's: another program has that port"
     assert (problem if words else "{} accepts connections and says nothing").format(endpoint) in str(told.value)
     assert "\n" not in str(told.value)
 

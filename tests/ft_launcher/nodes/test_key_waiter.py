@@ -31,7 +31,7 @@ def box() -> Box:
 @pytest.fixture
 def awaited(store: JobStore, box: Box) -> Iterator[Awaited]:
     """What a node awaits."""
-    connections = Connections(store.another(), rest_s=0.1)
+    connections = Connections(store.another(), pause_s=0.1)
     awaited = Awaited(connections)
     yield awaited
     connections.closed.set()

@@ -1,4 +1,4 @@
-"""Messages between nodes: round trips, and what is no message."""
+"""Messages between nodes: round trips, and what is not a message."""
 
 from __future__ import annotations
 

@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
-from ft_launcher.policy.job_policy import decision_of, fault_record, forgiven_limit, make_policy
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
+from ft_launcher.attribution.collective import GroupState, RankView
+from ft_launcher.attribution.scene import Scene
+from ft_launcher.nodes.fault_decision import Case, HangViews, PolicyAnswer
+from ft_launcher.policy.job_policy import (
+    decision_of,
+    fault_record,
+    forgiven_limit,
+    guilty_in,
+    headline_in,
+    make_policy,
+)
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
@@ -139,3 +148,68 @@ def test_each_field_that_is_computed_with_is_checked(changes: dict[str, Any]) ->
 def test_a_decision_that_does_not_fit_is_a_protocol_error(record: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         decision_of(record)
+
+
+WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", "train.py:20 in step"]
+HANG = Fault(FaultKind.HANG, 0, 0, 4711, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
+
+
+def ranks_of(rank: int, entered: int, frames: list[str]) -> list[Any]:
+    """What a node with one rank brings after a hang in the fourth collective."""
+    view = RankView(Scene(rank, frames), {"0": GroupState(entered, 3, "all_reduce", "[[4]]", "dp")}, iteration=7)
+    records: list[Any] = through_json({"ranks": [collective.to_record(view)]})["ranks"]
+    return records
+
+
+def after_hang(views: dict[str, list[Any]], fault: Fault = HANG) -> PolicyAnswer:
+    record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a hangs"))
+    names = {node: f"host of {node}" for node in views}
+    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, False, HangViews(views, names, True)), 0.0)
+
+
+def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
+    views = {"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, ["train.py:9 in load"]), "c": ranks_of(2, 4, WAITS)}
+    answer = after_hang(views)
+    guilty = guilty_in(through_json(answer.decision))
+    assert guilty is not None
+    assert (answer.faulty_node, guilty[0].rank, guilty[0].blamed, guilty[0].waiting) == ("b", 1, (1,), 2)
+    text = "rank 1 on host of b hangs: it never entered all_reduce 4 of group dp, and 2 ranks wait for it"
+    assert headline_in(answer.decision) == text
+    assert decision_of(answer.decision) is not None
+
+
+@pytest.mark.parametrize(
+    ("views", "fault"),
+    [
+        ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 4, WAITS)}, HANG),
+        ({"a": ranks_of(0, 3, ["train.py:9 in load"]), "b": ranks_of(1, 4, WAITS)}, HANG),
+        ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, ["train.py:9 in load"])}, FAULT),
+        ({"a": ranks_of(0, 4, WAITS), "b": [{"rank": "x"}]}, HANG),
+        ({"a": ranks_of(0, 4, WAITS), "b": [5, None]}, HANG),
+        (
+            {
+                "a": ranks_of(0, 4, WAITS),
+                "b": [ranks_of(1, 3, ["train.py:9 in load"])[0] | {"iteration": float("inf")}],
+            },
+            HANG,
+        ),
+        ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, ["train.py:9 in load"])}, replace(HANG, collateral=False)),
+        ({"b": ranks_of(1, 3, ["train.py:9 in load"])}, HANG),
+        ({}, HANG),
+    ],
+    ids=[
+        "nobody",
+        "the fault's own",
+        "no hang",
+        "wrong field",
+        "no records",
+        "infinite",
+        "its own limit",
+        "one node",
+        "no views",
+    ],
+)
+def test_the_fault_of_the_node_stands(views: dict[str, list[Any]], fault: Fault) -> None:
+    answer = after_hang(views, fault)
+    assert (answer.faulty_node, guilty_in(answer.decision)) == ("", None)
+    assert headline_in(answer.decision) == "rank 0 on a hangs"

@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 def test_a_file_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(progress, "read_file", lambda *_, **__: b"7" if answered.wait(60) else b"")
-    assert progress.of_file(tmp_path / "file", patience_s=0.05) is None
+    assert progress.of_file(tmp_path / "file", timeout_s=0.05) is None
     answered.set()
     assert progress.of_file(tmp_path / "file") == 7
 

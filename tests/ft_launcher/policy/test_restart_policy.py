@@ -11,8 +11,8 @@ from ft_client.control import WorkloadAction
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import (
-    MOST_EXCUSED,
     MOST_MOVES,
+    MOST_UNCHARGED,
     Action,
     about_policy,
     after_request,
@@ -141,8 +141,8 @@ TOLD = replace(CRASH, kind=FaultKind.SIGNAL, exit_code=-15, agreed_exit_code=-15
     ("in_a_row", "budget", "action", "charged"),
     [
         (1, 1, Action.RESTART, False),
-        (MOST_EXCUSED, 1, Action.RESTART, False),
-        (MOST_EXCUSED + 1, 1, Action.RESTART, True),
+        (MOST_UNCHARGED, 1, Action.RESTART, False),
+        (MOST_UNCHARGED + 1, 1, Action.RESTART, True),
         (1, 0, Action.GIVE_UP, False),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_rank_that_was_told_to_end(in_a_row: int, budget: int, action: Action,
 
 def test_it_goes_on_although_the_budget_is_spent() -> None:
     assert decide(TOLD, History((1.0,), same_class=1), ONCE, 1, now=5.0).action is Action.RESTART
-    assert decide(TOLD, History((1.0,), same_class=MOST_EXCUSED + 1), ONCE, 1, now=5.0).action is Action.GIVE_UP
+    assert decide(TOLD, History((1.0,), same_class=MOST_UNCHARGED + 1), ONCE, 1, now=5.0).action is Action.GIVE_UP
 
 
 def test_suspected_hardware_is_left_where_there_is_other() -> None:
@@ -162,7 +162,7 @@ def test_suspected_hardware_is_left_where_there_is_other() -> None:
     assert is_suspect(suspect) and is_suspect(MOVE) and not is_suspect(CRASH)
     decision = decide(suspect, History(), ONCE, 0, now=0.0, elsewhere=True)
     assert decision.action is Action.RESTART and not decision.charged and "another node" in decision.reason
-    often = History(same_class=MOST_EXCUSED + 1)
+    often = History(same_class=MOST_UNCHARGED + 1)
     decision = decide(suspect, often, ONCE, 1, now=0.0, elsewhere=True)
     assert decision.charged and decision.reason == "restart 1 of 1, on other hardware"
     assert decide(suspect, often, ONCE, 0, now=0.0, elsewhere=True).action is Action.GIVE_UP

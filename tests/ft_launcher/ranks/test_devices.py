@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.ranks.devices import Move, another_device
+from ft_launcher.ranks.devices import Relocation, another_device
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 UUIDS = ["GPU-a", "GPU-b", "GPU-c", None]
@@ -29,10 +29,10 @@ UUIDS = ["GPU-a", "GPU-b", "GPU-c", None]
 def test_what_they_see(device: str, ranks: int, asked: str | None, former: str, seen: str | None) -> None:
     doubt = ResultInDoubt("reproducible", 1, 7, "a", device)
     environ = {} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}
-    found = another_device(doubt, ranks, environ, UUIDS, Move(None, former))
-    assert found == (None if seen is None else Move(doubt, seen))
+    found = another_device(doubt, ranks, environ, UUIDS, Relocation(None, former))
+    assert found == (None if seen is None else Relocation(doubt, seen))
 
 
 def test_without_a_doubt_or_gpus_nothing_moves() -> None:
-    assert another_device(None, 1, {}, ["GPU-a", "GPU-b"], Move()) is None
-    assert another_device(ResultInDoubt("reproducible", 1, 7, "a", "cuda:a"), 1, {}, [], Move()) is None
+    assert another_device(None, 1, {}, ["GPU-a", "GPU-b"], Relocation()) is None
+    assert another_device(ResultInDoubt("reproducible", 1, 7, "a", "cuda:a"), 1, {}, [], Relocation()) is None

@@ -71,7 +71,7 @@ def test_the_longest_hang_in_words(ranks: dict[str, str], restarts: int, words: 
 )
 def test_fields_of_flyte(name: str, raw: object, value: object) -> None:
     key = options.canonical(name)
-    assert key is not None and not options.declaration_of(key).pending
+    assert key is not None and not options.declaration_of(key).instead
     assert parse(options.GROUP_OF[key], key, raw, "test") == value
 
 

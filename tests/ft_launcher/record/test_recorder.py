@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
+from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.wire.launcher_messages import Verdict
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
-    return Recorder(RunFolder(None, "run"), str(tmp_path))
+    return Recorder(RunFolder(None, "run"), RecordSettings(journal_dir=str(tmp_path)))
 
 
 def lines(recorder: Recorder, event: str) -> list[dict[str, Any]]:
@@ -67,3 +69,41 @@ def test_the_story_of_a_death_in_process(recorder: Recorder, capsys: pytest.Capt
 def test_a_quiet_job_says_nothing_of_it(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     recorder.job_ended(0, "all ranks succeeded")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "with_log_folder", "kept"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"journal_dir": "here"}, False, True),
+        ({"metrics_port": 9400}, False, True),
+        ({"status_port": 9401}, False, True),
+    ],
+)
+def test_a_healthy_job_has_a_journal_where_somebody_wants_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], with_log_folder: bool, kept: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(str(tmp_path / "logs") if with_log_folder else None, "run")
+    recorder = Recorder(run, RecordSettings(**asked))
+    recorder.job_started("run", ["ft_launcher"], 0, 2, MonitorSettings())
+    recorder.job_ended(0, "all ranks succeeded")
+    run.close()
+    files = list(tmp_path.rglob("journal.*.jsonl"))
+    assert bool(files) is kept
+    for file in files:
+        assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["job_start", "job_end"]
+    assert kept or list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_for_what_ranks_print_gets_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = RunFolder(None, "run")
+    recorder = Recorder(run, RecordSettings())
+    run.make()
+    recorder.cycle_started(0, SimpleNamespace(group_rank=0, group_world_size=1, master_addr="a", master_port=1), {})
+    recorder.job_ended(0, "all ranks succeeded")
+    assert [line["cycle"] for line in lines(recorder, "cycle_start")] == [0]
+    run.close()

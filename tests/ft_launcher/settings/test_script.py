@@ -37,10 +37,10 @@ def test_a_script_that_cannot_be_read(folder: Path) -> None:
         ("./run", 0o755, "\x7fELF\0", None),
         ("sh", 0o755, "", None),
         ("./run", 0o644, "#!/bin/sh\n", "has no execute permission"),
-        ("./run", 0o755, "echo hello\n", "says not what runs it"),
+        ("./run", 0o755, "echo hello\n", "does not name what runs it"),
         ("run", 0o755, "#!/bin/sh\n", "Write it with a path"),
         ("./none", 0o755, "", "there is no such command"),
-        (".", 0o755, "", "is no command that can be run"),
+        (".", 0o755, "", "is not a command that can be run"),
     ],
 )
 def test_commands(command: str, mode: int, text: str, says: str | None, folder: Path) -> None:

@@ -203,11 +203,12 @@ def test_the_code_of_a_preemption_under_the_alias() -> None:
     assert resolved({"alias_nvrx": "true"}, {"FT_PREEMPTED_EXIT_CODE": "7"}).settings.stop.preempted_exit_code == 7
 
 
-def test_a_pending_setting_is_accepted_with_a_warning() -> None:
-    found = resolved({"status_port": "8080", "metrics_port": "off"})
-    assert found.settings.record.status_port == 8080
-    assert [warning.split()[0] for warning in found.warnings] == ["status_port", "metrics_port"]
-    assert all("without effect in this version" in warning for warning in found.warnings)
+def test_a_setting_that_does_nothing_is_accepted_with_a_warning() -> None:
+    found = resolved({"install_exception_hook": "false"})
+    assert found.settings.record.install_exception_hook is False
+    (warning,) = found.warnings
+    assert warning.startswith("install_exception_hook (from ")
+    assert warning.endswith("is accepted and does nothing here: these are always reported to the monitor")
 
 
 YAML_FORMS = """
@@ -288,7 +289,7 @@ def test_keys_that_programs_around_the_launcher_read(tmp_path: Path) -> None:
     assert (found.settings.monitor.rank_heartbeat_timeout, found.settings.monitor.safety_factor) == (600, 3)
     named = [warning.split()[0] for warning in found.warnings]
     of_nemo = ["max_rank_restarts", "max_subsequent_job_failures", "additional_ft_launcher_args", "simulated_fault"]
-    assert named == ["calculate_timeouts", *of_nemo]
+    assert sorted(named) == sorted(["calculate_timeouts", "workload_check_interval", *of_nemo])
     assert all("is accepted and does nothing here: " in warning for warning in found.warnings)
     with pytest.raises(ConfigError, match="max_ranks_restarts"):
         resolved(yaml_of(tmp_path, NEMO.replace("max_rank_", "max_ranks_")))
@@ -301,11 +302,11 @@ def test_keys_that_programs_around_the_launcher_read(tmp_path: Path) -> None:
         ("just words", "is a single value"),
         ("a: 1\n", "has no mapping named `fault_tolerance`"),
         ("", "has no mapping named `fault_tolerance`"),
-        ("fault_tolerance: [a]\n", "is no mapping of keys to values"),
-        ("a: [\n", "is no YAML"),
-        ("a: 1\n---\nb: 1\n", "is no YAML"),
+        ("fault_tolerance: [a]\n", "is not a mapping of keys to values"),
+        ("a: [\n", "is not YAML"),
+        ("a: 1\n---\nb: 1\n", "is not YAML"),
         ("a: &x {b: *x}\n", "has no mapping named"),
-        ("[" * 600, "is no YAML"),
+        ("[" * 600, "is not YAML"),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be(text: str, says: str, tmp_path: Path) -> None:
@@ -322,7 +323,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         resolved({"cfg_path": str(tmp_path)})
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ConfigError, match="is no YAML"):
+    with pytest.raises(ConfigError, match="is not YAML"):
         resolved({"cfg_path": str(tmp_path / "bytes.yaml")})
 
 

@@ -20,7 +20,7 @@ Readings = list[tuple[float, int | None]]
         pytest.param([(2, 9), (4, 8), (6, 9), (8, 0)], [], id="its counter goes back"),
         pytest.param([(2, 1), (3600, 1), (3602, 2)], [], id="the reader was stopped"),
         pytest.param([(2, 1), (3600, 1), (3601, 1), (3602, 1)], [3602], id="of a long step, 4 s count"),
-        pytest.param([(3600, None), (3602, None), (3604, None)], [3604], id="the first reading is no step"),
+        pytest.param([(3600, None), (3602, None), (3604, None)], [3604], id="the first reading is not a step"),
     ],
 )
 def test_readings(readings: Readings, lost: list[float]) -> None:

@@ -1,6 +1,7 @@
 """The key by which ranks are grouped: any hashable value, or the result of the user's function for a rank. Pure.
 
-Ranks exchange keys as text, so that nothing is unpickled: equal keys have equal texts in every process.
+The layers of a tree and `FilterCountGroupedByKey` use it. Ranks exchange keys as text, so that nothing is unpickled:
+equal keys have equal texts in every process.
 """
 
 from __future__ import annotations

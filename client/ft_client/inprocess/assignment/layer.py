@@ -1,4 +1,7 @@
-"""The user's description of one layer of a `Tree`. Pure."""
+"""The user's description of one layer of a `Tree`. Pure.
+
+`Tree` takes a list of them. What a layer does to ranks is in `topology.py`.
+"""
 
 from __future__ import annotations
 

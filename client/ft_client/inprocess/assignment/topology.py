@@ -162,7 +162,7 @@ class Topology:
                 for leaf in branch.leaves:
                     if leaf.mode is not Mode.TERMINATED:
                         terminate(leaf)
-        return sorted(lost, key=lambda one: one[0])
+        return sorted(lost, key=lambda entry: entry[0])
 
     def _replace_by_spares(self, lost: list[tuple[int, Leaf]]) -> list[tuple[int, Leaf]]:
         """Gives the numbers of lost ranks to spares of the nearest reserve. Returns the numbers that are left."""
@@ -171,7 +171,7 @@ class Topology:
         def spare_of(branch: Branch) -> Leaf | None:
             # No leaf is deactivated meanwhile, so one that was passed over cannot be used later either.
             candidates = spares.setdefault(branch, iter(branch.leaves))
-            return next((one for one in candidates if one.mode is Mode.INACTIVE and one.has_room()), None)
+            return next((leaf for leaf in candidates if leaf.mode is Mode.INACTIVE and leaf.has_room()), None)
 
         left = []
         for active_rank, leaf in lost:

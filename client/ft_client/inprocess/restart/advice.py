@@ -14,7 +14,7 @@ from ft_client.inprocess.timeouts import Timeouts
 
 Version = tuple[int, ...]
 
-# Below these versions an abort may hang.
+# Below these versions an abort may hang: of any communicator, and of pairs for send and recv that torch made by itself.
 _NCCL: Version = (2, 26, 2)
 _TORCH_PAIRS: Version = (2, 8)
 # So that `hard_timeout` comes first (docs/in_process.md): NCCL's watchdog would end the process.
@@ -107,7 +107,7 @@ def _watchdog(
 
 
 def _heartbeat(environment: Mapping[str, str]) -> datetime.timedelta:
-    """The value of the variable; torch's default if it is no number, which torch itself reports."""
+    """The value of the variable; torch's default if it is not a number, which torch itself reports."""
     try:
         return datetime.timedelta(seconds=int(environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]))
     except (KeyError, ValueError, OverflowError):

@@ -26,7 +26,7 @@ from ft_client.inprocess.restart import members, store_watcher
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
-from ft_client.inprocess.restart.failure import in_words
+from ft_client.inprocess.restart.failure import text_of
 from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.restart.store_watcher import StoreWatcher
@@ -89,7 +89,7 @@ class Call:
             BaseException: what ended the call on this rank.
         """
         self._watcher.start()
-        nested_restarter.send_to(self._tell)
+        nested_restarter.send_to(self._report_state)
         try:
             phase, event = self._play()
         finally:
@@ -175,7 +175,7 @@ class Call:
             tidy(self._store, state.iteration)
         self._environment.set(state, self._note)
         if state.iteration:
-            self._tell(WrapperState.HANDLING_COMPLETED)
+            self._report_state(WrapperState.HANDLING_COMPLETED)
         self._link.running()
         if state.mode is Mode.ACTIVE:
             self._escalating.began()
@@ -196,7 +196,7 @@ class Call:
     def _complete(self) -> RestartEvent:
         self._function.complete()
         self._link.over()
-        self._tell(WrapperState.FINALIZED)
+        self._report_state(WrapperState.FINALIZED)
         self._watcher.join()
         return RestartEvent.DONE
 
@@ -211,7 +211,7 @@ class Call:
 
     def _recover(self) -> RestartEvent:
         self._link.restarting()
-        self._tell(WrapperState.HANDLING_STARTING)
+        self._report_state(WrapperState.HANDLING_STARTING)
         within_s = self._arguments.last_call_wait.total_seconds() + self._barrier_s
         deadline = time.monotonic() + within_s
         while self._faulted < self._state.iteration:
@@ -262,15 +262,15 @@ class Call:
         self._function.terminate()
         self._watcher.join(self._barrier_s)
         if isinstance(self._function.error, RestartAbort):
-            self._tell(WrapperState.ABORTED, in_words(self._function.error))
+            self._report_state(WrapperState.ABORTED, text_of(self._function.error))
         else:
-            self._tell(WrapperState.LEFT)
+            self._report_state(WrapperState.LEFT)
         self._link.over()
         return RestartEvent.ENDED
 
     # Within.
 
-    def _tell(self, state: WrapperState, reason: str = "") -> None:
+    def _report_state(self, state: WrapperState, reason: str = "") -> None:
         """Reports a state to the monitor, and through it to the launcher."""
         prefix, limit_s = self._coordination.prefix, self._arguments.restart_limit_s
         self._link.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])

@@ -1,4 +1,7 @@
-"""Finds the parameters of the user's function that get the CallWrapper, and builds the arguments of a call. Pure."""
+"""Finds the parameters of the user's function that get the CallWrapper, and builds the arguments of a call. Pure.
+
+`wrapper.py` uses it. The user's function is never called here.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,8 @@ class CallParameters:
             if parameter.kind not in _VARIADIC
             and (name in NAMES or _is_wrapper(parameter.annotation, call_wrapper_class, namespace))
         )
-        rest = [one for name, one in self._signature.parameters.items() if name not in self.names]
-        self._without = self._signature.replace(parameters=rest)
+        others = [parameter for name, parameter in self._signature.parameters.items() if name not in self.names]
+        self._without = self._signature.replace(parameters=others)
 
     def bind(
         self, call_wrapper: object, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -62,11 +65,11 @@ class CallParameters:
         """
         if not self.names:
             return tuple(args), dict(kwargs)
-        given = {name: value for name, value in kwargs.items() if name not in self.names}
+        passed = {name: value for name, value in kwargs.items() if name not in self.names}
         try:
-            bound = self._without.bind(*args, **given)
+            bound = self._without.bind(*args, **passed)
         except TypeError:  # the user may have given values for them by place
-            bound = self._signature.bind_partial(*args, **given)
+            bound = self._signature.bind_partial(*args, **passed)
         values = bound.arguments | dict.fromkeys(self.names, call_wrapper)
         ordered = {name: values[name] for name in self._signature.parameters if name in values}
         complete = BoundArguments(self._signature, ordered)
@@ -95,7 +98,7 @@ def _is_wrapper(annotation: object, wrapper: type, namespace: dict[str, Any]) ->
             return _reads_as_wrapper(written)
         return not isinstance(annotation, str) and _is_wrapper(annotation, wrapper, namespace)
     if typing.get_origin(annotation) in _UNIONS:
-        others = [one for one in typing.get_args(annotation) if one is not type(None)]
+        others = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
         return len(others) == 1 and _is_wrapper(others[0], wrapper, namespace)
     return annotation is wrapper
 

@@ -18,8 +18,8 @@ from typing import Any
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.arguments import Arguments, path_of
 from ft_client.inprocess.standalone.companion import Companion
-from ft_client.inprocess.standalone.guarded_call import GuardedCall
 from ft_client.inprocess.standalone.store_host import own_address
+from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
 from ft_client.monitoring import process
@@ -42,7 +42,7 @@ class Coordination:
     `store` and `watched` are the call's keys through two connections, since a wait blocks its connection for other
     threads. `prefix`: of these keys, where the launcher can reach them; else empty. `towards`: an address by which the
     ranks' hosts reach each other; None: there is only one host. `is_served`: the stores of iterations are served by a
-    process that is no rank. `logfile`: where this rank's monitor is to write; empty: nowhere, or it does already.
+    process that is not a rank. `logfile`: where this rank's monitor is to write; empty: nowhere, or it does already.
     `kept`: objects that must live as long as the stores.
     """
 
@@ -141,10 +141,10 @@ def _of_launcher() -> Address:
 
 
 def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
-    given = arguments.store_kwargs
+    store_kwargs = arguments.store_kwargs
     is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
     if is_ours:
-        where = address(given.get("host_name"), given.get("port"))
+        where = address(store_kwargs.get("host_name"), store_kwargs.get("port"))
     else:
         where = None
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
@@ -162,14 +162,14 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     else:
         iterations_host = ""
     companion = Companion.start(
-        GuardedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
+        WatchedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
         make_store,
         local_rank=local_rank,
         logfile=arguments.monitor_process_logfile,
         pidfile=arguments.monitor_process_pidfile,
     )
     process.start(environment=companion.environment)
-    return _over(make_store(), make_store, arguments, prefix, towards, companion, is_served=companion.is_guarding)
+    return _over(make_store(), make_store, arguments, prefix, towards, companion, is_served=companion.is_watching)
 
 
 def _over(

@@ -74,10 +74,10 @@ def limits_of(arguments: Arguments) -> EscalationLimits:
     else:
         known = usual
 
-    def chosen(given: int | None, otherwise: int) -> int:
-        if given is None:
+    def chosen(limit: int | None, otherwise: int) -> int:
+        if limit is None:
             return otherwise
-        return given
+        return limit
 
     return EscalationLimits(
         chosen(arguments.same_error_limit, known.same_error),

@@ -39,7 +39,7 @@ def is_about_lost_peer(error: BaseException) -> bool:
         seen.add(id(error))
         error = error.__cause__
     is_torchs = type(error) is RuntimeError or type(error).__module__.startswith("torch")
-    return is_torchs and is_lost_peer(f"{type(error).__name__}: {in_words(error)}")
+    return is_torchs and is_lost_peer(f"{type(error).__name__}: {text_of(error)}")
 
 
 def place_of(error: BaseException) -> str:
@@ -52,12 +52,12 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__}{where}"
 
 
-def in_words(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """The text of an exception, whatever its `__str__` does."""
     try:
         return str(error)
     except Exception as problem:
-        return f"<no words: str() raised {type(problem).__name__}>"
+        return f"<no text: str() raised {type(problem).__name__}>"
 
 
 def release_frames(error: BaseException | None) -> None:

@@ -10,6 +10,8 @@
         +----------- CLOSING <------------ RECOVERING: a fault here, or on another rank
 
 From every phase to LEFT: an event that ends the call on this rank (the others go on without it).
+
+`call.py` asks it after each event, and carries out the actions.
 """
 
 from __future__ import annotations

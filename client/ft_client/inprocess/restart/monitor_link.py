@@ -30,7 +30,7 @@ from rank_monitor.contract.wire.messages import (
 logger = logging.getLogger(__name__)
 
 # A monitor that does not read must not hold up a restart; the link repeats what it missed.
-_PATIENCE_S = 0.1
+_SEND_TIMEOUT_S = 0.1
 # Characters of a stack, its innermost frames: in JSON at most 24,576 bytes, so it fits into one message.
 _MAX_STACK = 4096
 # A stamp may be two periods old although the main thread runs; that is a quarter of the timeout at most.
@@ -56,7 +56,7 @@ class MonitorLink:
         self._period_s = min(interval_s or math.inf, self._soft_s / _STAMPS_PER_TIMEOUT)
         self._interrupted = interrupted
         self._link = process.start()
-        self._phases: tuple[tuple[messages.Guard, int], ...] = ((self._guard(WrapperPhase.OVER), monotonic_ns()),)
+        self._phases: tuple[tuple[messages.Guard, int], ...] = ((self._message_of(WrapperPhase.OVER), monotonic_ns()),)
         """The last restart (or the time before the call), then when the function was called, and what became of it."""
         self._restarter: tuple[Restarter, int] | None = None
         self._pinged_ns = self._ping_sent_ns = 0
@@ -178,15 +178,15 @@ class MonitorLink:
     def _say(self, phase: WrapperPhase, now_ns: int) -> None:
         """Sends a phase. The earlier phases of the call are kept, so that a new monitor also gets when it began."""
         before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}.get(phase, ())
-        said = self._guard(phase)
-        self._phases = (*before, (said, now_ns))
-        self._send(said, now_ns)
+        message = self._message_of(phase)
+        self._phases = (*before, (message, now_ns))
+        self._send(message, now_ns)
 
-    def _guard(self, phase: WrapperPhase) -> messages.Guard:
+    def _message_of(self, phase: WrapperPhase) -> messages.Guard:
         return messages.Guard(phase, self._soft_s, self._hard_s, self._grace_s)
 
     def _send(self, message: Message, now_ns: int) -> None:
         link = self._link
         if link is not None and not link.closed:
-            link.guardian = self
-            link.post(message, now_ns, _PATIENCE_S)
+            link.wrapper_link = self
+            link.post(message, now_ns, _SEND_TIMEOUT_S)

@@ -16,9 +16,10 @@ from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import EVER
-from rank_monitor.contract.iterations.iteration import DONE, END, GO, Closed, Iteration, first_kept
+from rank_monitor.contract.iterations.iteration import DONE, END, GO, GONE, Closed, Iteration, first_kept
 
 logger = logging.getLogger(__name__)
+_GONE_ON = "{} was there and is not any more: the others have gone on without this rank"
 
 
 @dataclass(frozen=True)
@@ -114,5 +115,8 @@ class StoreWatcher(threading.Thread):
         if first_kept(self._store) <= self._number:  # else this process was stopped, and nobody sets the key again
             self._store.wait([key], EVER)
         if not self._store.check([key]):
-            raise ProtocolError(f"{key} was there and is not any more: the others have gone on without this rank")
-        return str(self._store.get(key).decode())
+            raise ProtocolError(_GONE_ON.format(key))
+        value = str(self._store.get(key).decode())
+        if value == GONE:
+            raise ProtocolError(_GONE_ON.format(key))
+        return value

@@ -19,10 +19,10 @@ from ft_client.inprocess.callback import called
 from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
 from ft_client.inprocess.restart.failure import (
     below_ours,
-    in_words,
     is_about_lost_peer,
     place_of,
     release_frames,
+    text_of,
     was_never_called,
 )
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
@@ -222,15 +222,15 @@ class UserFunction:
         state = self._state
         is_first = self.known_fault < state.iteration
         lost_peer = is_about_lost_peer(error)
-        words = f"{type(error).__name__}: {in_words(error)}"
+        text = f"{type(error).__name__}: {text_of(error)}"
         if not is_first:
-            logger.info("rank %s: failed in consequence: %s", state.rank, words)
+            logger.info("rank %s: failed in consequence: %s", state.rank, text)
         elif lost_peer:
             logger.warning(
-                "rank %s, iteration %d: a connection to another rank broke, which is no fault of this one: %s",
+                "rank %s, iteration %d: a connection to another rank broke, which is not a fault of this one: %s",
                 state.rank,
                 state.iteration,
-                words,
+                text,
             )
         else:
             exc_info = (type(error), error, below_ours(error.__traceback__))

@@ -31,7 +31,7 @@ from ft_client.inprocess.arguments import path_of
 from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.standalone import companion_process, store_host
 from ft_client.inprocess.standalone.companion_process import CompanionOrder
-from ft_client.inprocess.standalone.guarded_call import FINISHED, OVER, GuardedCall, MakeStore
+from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, MakeStore, WatchedCall
 from ft_client.monitoring import hidden_thread
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.descriptor import moved_up
@@ -47,6 +47,7 @@ _OTHERS_S = 5.0
 _REPLACEMENTS = 3
 # The monitor of a lost companion ends by itself when its channel closes; one that does not is stuck.
 _SIDECARS_GO_S = 5.0
+# Between two searches of /proc for that monitor, which the watch of the rank waits for.
 _LOOK_S = 0.05
 # For a new interpreter that imports from a slow file system.
 _START_S = 60.0
@@ -62,18 +63,18 @@ class Companion:
         pid: its pid.
         socket: where the monitor of this rank listens.
         is_lost: it is gone, and no other took its place: nobody watches this rank.
-        is_guarding: it has a way to the store of the present call.
+        is_watching: it has a way to the store of the present call.
     """
 
     def __init__(self, member: int, local_rank: int, logfile: Path | None) -> None:
-        self.pid, self.is_lost, self.is_guarding = 0, False, True
+        self.pid, self.is_lost, self.is_watching = 0, False, True
         self._member, self._local_rank, self._logfile, self._owner = member, local_rank, logfile, os.getpid()
         self._tag = ""
         self._folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()
         self.socket = self._folder / "m"
         self._pidfiles: set[Path] = set()
-        self._line: socket.socket
-        self._call: GuardedCall
+        self._connection: socket.socket
+        self._call: WatchedCall
         self._make_store: MakeStore | None = None
         self._is_over = False
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class Companion:
     @classmethod
     def start(
         cls,
-        call: GuardedCall,
+        call: WatchedCall,
         make_store: MakeStore | None = None,
         *,
         local_rank: int = 0,
@@ -95,7 +96,7 @@ class Companion:
 
         Args:
             make_store: a new connection to the store, without the prefix; called in a fork. Not used where the call has
-                a host. A later call is guarded only when it brings an equal one: the process knows the first.
+                a host. A later call is watched only when it brings an equal one: the process knows the first.
             local_rank: LOCAL_RANK at entry, for the log of the monitor.
             logfile, pidfile: as given to the wrapper; `{rank}` is the member.
 
@@ -151,25 +152,25 @@ class Companion:
         """
         with self._lock:
             self._is_over = True
-            self._tell(OVER)
+            self._send(OVER)
         if self._call.hosts_store:
             self._all_over.wait(others_s)
 
     # Within.
 
-    def _begin(self, call: GuardedCall, make_store: MakeStore | None, listeners: list[socket.socket]) -> None:
-        self.is_guarding = bool(call.host) or (self._make_store is not None and self._make_store == make_store)
-        if not self.is_guarding:
-            logger.warning("the monitor process knows the store of the first call only: this call is not guarded")
+    def _begin(self, call: WatchedCall, make_store: MakeStore | None, listeners: list[socket.socket]) -> None:
+        self.is_watching = bool(call.host) or (self._make_store is not None and self._make_store == make_store)
+        if not self.is_watching:
+            logger.warning("the monitor process knows the store of the first call only: this call is not watched")
         with self._lock:
             self._call, self._is_over = call, False
             self._all_over.clear()
-            self._tell(call.to_json(), listeners)
+            self._send(call.to_json(), listeners)
             self._served |= {call.port for _ in listeners}
 
-    def _tell(self, words: bytes, listeners: Sequence[socket.socket] = ()) -> None:
+    def _send(self, data: bytes, listeners: Sequence[socket.socket] = ()) -> None:
         with contextlib.suppress(OSError):
-            channel.send(self._line, words, tuple(listener.fileno() for listener in listeners))
+            channel.send(self._connection, data, tuple(listener.fileno() for listener in listeners))
 
     def _write_pid(self, path: Path | None) -> None:
         if path is not None:
@@ -201,21 +202,21 @@ class Companion:
             for descriptor in order.descriptors:
                 os.close(descriptor)
         ours.setblocking(True)
-        self._line, self.is_lost, self._served = ours, False, set()
+        self._connection, self.is_lost, self._served = ours, False, set()
         if forks:
             self._make_store = make_store
         else:
             self._make_store = None
         hidden_thread.start(functools.partial(self._attend, ours))
 
-    def _prepare(self, line: socket.socket, reconnect: bool) -> CompanionOrder:
+    def _prepare(self, connection: socket.socket, reconnect: bool) -> CompanionOrder:
         """The parameters of the process: a new folder at the same path, and descriptors with high numbers."""
         self._tag = secrets.token_hex(8)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(0o700)
         log = os.open(self._logfile or os.devnull, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        opened = (os.pidfd_open(os.getpid()), line.detach(), channel.listen(self.socket).detach(), log)
-        rank, line_of_it, listener, log = map(moved_up, opened)
+        opened = (os.pidfd_open(os.getpid()), connection.detach(), channel.listen(self.socket).detach(), log)
+        rank, connection_end, listener, log = map(moved_up, opened)
         return CompanionOrder(
             tag=self._tag,
             member=self._member,
@@ -225,18 +226,18 @@ class Companion:
             reconnect=reconnect,
             folder=str(self._folder),
             rank=rank,
-            line=line_of_it,
+            connection=connection_end,
             listener=listener,
             log=log,
         )
 
-    def _attend(self, line: socket.socket) -> None:
+    def _attend(self, connection: socket.socket) -> None:
         """Receives from the companion until it is gone."""
         with contextlib.suppress(OSError):
-            while line.recv(len(FINISHED)) == FINISHED:
+            while connection.recv(len(FINISHED)) == FINISHED:
                 self._all_over.set()
         self._all_over.set()
-        line.close()
+        connection.close()
         self._replace()
 
     def _replace(self) -> None:
@@ -264,9 +265,9 @@ class Companion:
             logger.warning("%s: this rank goes on, and nobody watches it", problem)
             return
         with self._lock:
-            self._tell(self._call.to_json())
+            self._send(self._call.to_json())
             if self._is_over:
-                self._tell(OVER)
+                self._send(OVER)
         self._write_pid(None)
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ft_client.inprocess.standalone.companion_watch import CompanionWatch
-from ft_client.inprocess.standalone.guarded_call import MakeStore
 from ft_client.inprocess.standalone.sidecar import Sidecar
+from ft_client.inprocess.standalone.watched_call import MakeStore
 from ft_client.inprocess.wait_daemon import COMPANION
 from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.processes.spawn import Template
@@ -39,7 +39,7 @@ class CompanionOrder:
     """The parameters of a companion: its rank, the runtime folder, and open descriptors.
 
     `tag` marks the template and the monitor, and no rank, so that nothing is killed when the companion is lost. `rank`
-    is the rank's pidfd, `line` the connection to it, `listener` where it connects to its monitor, `log` the
+    is the rank's pidfd, `connection` the one to it, `listener` where it connects to its monitor, `log` the
     log file, or the null device.
     """
 
@@ -51,14 +51,14 @@ class CompanionOrder:
     reconnect: bool
     folder: str
     rank: int
-    line: int
+    connection: int
     listener: int
     log: int
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors that the companion keeps."""
-        return self.rank, self.line, self.listener, self.log
+        return self.rank, self.connection, self.listener, self.log
 
     def to_json(self) -> str:
         """One JSON object."""
@@ -151,7 +151,7 @@ def _watch(order: CompanionOrder, make_store: MakeStore | None) -> None:
     template = Template.start(order.tag, folder)
     import torch.distributed  # noqa: F401  (here: the template starts meanwhile, and threads do not begin with it)
 
-    line = socket.socket(fileno=order.line)
-    line.setblocking(False)
-    CompanionWatch(order.rank, line, start_sidecar, make_store, say).run()
+    connection = socket.socket(fileno=order.connection)
+    connection.setblocking(False)
+    CompanionWatch(order.rank, connection, start_sidecar, make_store, say).run()
     say("ends")

@@ -17,9 +17,9 @@ from typing import Any
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.standalone import store_host
 from ft_client.inprocess.standalone.call_members import CallMembers
-from ft_client.inprocess.standalone.guarded_call import FINISHED, OVER, GuardedCall, MakeStore
 from ft_client.inprocess.standalone.node_beat import NodeBeat
 from ft_client.inprocess.standalone.sidecar import Sidecar
+from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, MakeStore, WatchedCall
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
 from rank_monitor.contract.iterations.rank_departure import depart
 from rank_monitor.contract.processes.wait import readable
@@ -29,7 +29,7 @@ from rank_monitor.contract.wire.messages import WrapperState
 _SPOKEN_FOR = (WrapperState.FINALIZED, WrapperState.LEFT, WrapperState.ABORTED)
 _OWN = "companion"
 # The rank sends its first call right after the start; without one the monitor starts all the same.
-_FIRST_WORD_S = 1.0
+_FIRST_CALL_S = 1.0
 
 
 class CompanionWatch:
@@ -37,7 +37,7 @@ class CompanionWatch:
 
     Args:
         rank: its pidfd.
-        line: the connection to it.
+        connection: the connection to it.
         start_sidecar: has its monitor begin.
         make_store: of the user's own factory.
         say: writes a line into the log.
@@ -46,15 +46,15 @@ class CompanionWatch:
     def __init__(
         self,
         rank: int,
-        line: socket.socket,
+        connection: socket.socket,
         start_sidecar: Callable[[], Sidecar],
         make_store: MakeStore | None,
         say: Callable[[str], None],
     ) -> None:
         self._rank, self._start_sidecar, self._make_store, self._say = rank, start_sidecar, make_store, say
-        self._line: socket.socket | None = line
+        self._connection: socket.socket | None = connection
         self._sidecar: Sidecar | None = None
-        self._call: GuardedCall | None = None
+        self._call: WatchedCall | None = None
         self._is_over = False
         self._ending: threading.Thread | None = None
         self._servers: dict[int, Any] = {}
@@ -62,7 +62,7 @@ class CompanionWatch:
 
     def run(self) -> None:
         """Runs until the rank has ended and its end was reported. Blocks."""
-        readable({self._rank, *self._line_open()}, _FIRST_WORD_S)
+        readable({self._rank, *self._open_connection()}, _FIRST_CALL_S)
         self._hear_rank()  # a store that is to be served comes first: ranks wait for it
         sidecar = self._sidecar = self._start_sidecar()
         try:
@@ -75,7 +75,7 @@ class CompanionWatch:
         if sidecar.state in _SPOKEN_FOR:
             self._end_call()
         if self._call is not None:
-            self._speak_for_it(self._call, sidecar.condemned)
+            self._report_loss(self._call, sidecar.condemned)
             if self._call.port in self._servers:
                 self._host_on(self._call)
             elif self._call.iterations_host:
@@ -83,36 +83,36 @@ class CompanionWatch:
 
     def _watch(self, sidecar: Sidecar) -> None:
         while not readable([self._rank], 0.0):
-            line = self._line_open()
-            ready = readable({self._rank} | line | sidecar.descriptors(), None)
-            if ready & line:
+            connection = self._open_connection()
+            ready = readable({self._rank} | connection | sidecar.descriptors(), None)
+            if ready & connection:
                 self._hear_rank()
-            if ready - line - {self._rank}:
+            if ready - connection - {self._rank}:
                 sidecar.handle()
 
     # The rank.
 
-    def _line_open(self) -> set[int]:
-        if self._line is None:
+    def _open_connection(self) -> set[int]:
+        if self._connection is None:
             return set()
-        return {self._line.fileno()}
+        return {self._connection.fileno()}
 
     def _hear_rank(self) -> None:
-        while self._line is not None:
-            taken = _receive(self._line)
+        while self._connection is not None:
+            taken = _receive(self._connection)
             if taken is None:
                 return
             data, descriptors = taken
             listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
             if not data:
-                self._line.close()
-                self._line = None
+                self._connection.close()
+                self._connection = None
             elif data == OVER:
                 self._end_call()
             else:
-                self._begin(GuardedCall.from_json(data), listeners)
+                self._begin(WatchedCall.from_json(data), listeners)
 
-    def _begin(self, call: GuardedCall, listeners: list[socket.socket]) -> None:
+    def _begin(self, call: WatchedCall, listeners: list[socket.socket]) -> None:
         self._call, self._is_over = call, False
         if self._sidecar is not None:
             self._sidecar.state = ""
@@ -124,7 +124,7 @@ class CompanionWatch:
             self._in_thread(functools.partial(self._serve_iterations, call, self._iteration_servers))
         NodeBeat(call.member, lambda: self._members_of(call), call.heartbeat_interval_s, self._say).start()
         if call.member == 0:
-            store_host.NodeJudge(
+            store_host.NodeWatch(
                 lambda: self._members_of(call),
                 call.heartbeat_timeout_s,
                 call.heartbeat_interval_s,
@@ -138,19 +138,19 @@ class CompanionWatch:
         if call is None or self._is_over:
             return
         self._is_over = True
-        self._ending = self._in_thread(lambda: self._tell_end(call))
+        self._ending = self._in_thread(lambda: self._report_end(call))
 
-    def _tell_end(self, call: GuardedCall) -> None:
+    def _report_end(self, call: WatchedCall) -> None:
         call_members = self._members_of(call)
         call_members.end(call.member)
         if call.hosts_store:
             call_members.wait_finished()
-            if self._line is not None:
-                channel.send(self._line, FINISHED)
+            if self._connection is not None:
+                channel.send(self._connection, FINISHED)
 
     # The store.
 
-    def _speak_for_it(self, call: GuardedCall, condemned: str) -> None:
+    def _report_loss(self, call: WatchedCall, condemned: str) -> None:
         """Reports that the rank is gone. Blocks until the others have taken that into account, or have all ended."""
         if self._is_over:
             if self._ending is not None and not call.hosts_store:
@@ -166,36 +166,36 @@ class CompanionWatch:
         self._in_thread(lambda: self._wait_until_all_ended(call, known))
         known.wait()
 
-    def _depart(self, call: GuardedCall, member: int, why: Interruption) -> None:
+    def _depart(self, call: WatchedCall, member: int, why: Interruption) -> None:
         store = call.connect(self._make_store, call.heartbeat_timeout_s)
         CallMembers(call.keys(store, _OWN), call.world_size).end(member)
         depart(call.keys(store), member, InterruptionRecord(member, why).to_json(), call.barrier_timeout_s)
         self._say(f"the others know that rank {member} is gone")
 
-    def _wait_until_all_ended(self, call: GuardedCall, ended: threading.Event) -> None:
+    def _wait_until_all_ended(self, call: WatchedCall, ended: threading.Event) -> None:
         self._members_of(call, call.heartbeat_timeout_s).wait_finished()
         ended.set()
 
-    def _give_up(self, call: GuardedCall, members: list[int]) -> None:
+    def _give_up(self, call: WatchedCall, members: list[int]) -> None:
         """Reports members as lost, each in a thread: `depart` returns only when all lost members have been reported."""
         for member in members:
             self._in_thread(functools.partial(self._depart, call, member, Interruption.UNRESPONSIVE))
 
-    def _host_on(self, call: GuardedCall) -> None:
+    def _host_on(self, call: WatchedCall) -> None:
         self._say("the store is served as long as the others need it")
         store_host.stay(call.port, self._members_of(call), call.heartbeat_interval_s, call.barrier_timeout_s)
 
-    def _serve_iterations(self, call: GuardedCall, servers: dict[int, object]) -> None:
+    def _serve_iterations(self, call: WatchedCall, servers: dict[int, object]) -> None:
         keys = call.keys(call.connect(self._make_store))
         host = call.iterations_host
         serve_iterations(keys, functools.partial(store_host.serve_anywhere, host), host, servers)
 
-    def _serve_on(self, call: GuardedCall) -> None:
+    def _serve_on(self, call: WatchedCall) -> None:
         self._say("the stores of iterations are served until the others are through")
         with contextlib.suppress(RuntimeError):  # the store of the coordination ends with who hosts it
             self._members_of(call, call.heartbeat_timeout_s).wait_finished()
 
-    def _members_of(self, call: GuardedCall, limit_s: float = math.inf) -> CallMembers:
+    def _members_of(self, call: WatchedCall, limit_s: float = math.inf) -> CallMembers:
         return CallMembers(call.keys(call.connect(self._make_store, limit_s), _OWN), call.world_size)
 
     def _in_thread(self, task: Callable[[], None], then: Callable[[], None] = lambda: None) -> threading.Thread:
@@ -212,8 +212,8 @@ class CompanionWatch:
         return thread
 
 
-def _receive(line: socket.socket) -> tuple[bytes, list[int]] | None:
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
     try:
-        return channel.receive(line, max_descriptors=1)
+        return channel.receive(connection, max_descriptors=1)
     except OSError:
         return b"", []

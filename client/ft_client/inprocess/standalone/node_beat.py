@@ -59,7 +59,7 @@ class NodeBeat(threading.Thread):
             call_members.join(self._member, self._node)
             self._take_turns(call_members.token())
         except RuntimeError as lost:
-            self._say(f"this rank's node is not vouched for from here: {lost}")
+            self._say(f"this companion does not beat for its node any more: {lost}")
 
     def _take_turns(self, token: str) -> None:
         name, failed = f"\0ft-beat-{token}", 0

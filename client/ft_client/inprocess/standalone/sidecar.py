@@ -63,11 +63,11 @@ class Sidecar:
         self._folder, self._listener, self._local_rank, self._start = folder, listener, local_rank, start
         self._say, self._settings = say, settings or MonitorSettings()
         self._limits: LimitsSet | None = None
-        self._guard: Guard | None = None
+        self._wrapper_phase: Guard | None = None
         self._sequence = 0
         self._template = template
         self._monitor = template.fork_monitor(listener, self._settings, local_rank)
-        self._tell(start)
+        self._send(start)
 
     def descriptors(self) -> set[int]:
         """The descriptors to wait for; when one is readable, `handle` should be called."""
@@ -85,26 +85,26 @@ class Sidecar:
             self._say("the monitor of this rank is gone: another takes its place")
             self._monitor.close(goodbye_s=0)
             self._monitor = self._template.fork_monitor(self._listener, self._settings, self._local_rank)
-            self._tell(replace(self._start, reconnect=True))
-            for said in (self._limits, self._guard):
-                if said is not None:
-                    self._tell(said)
+            self._send(replace(self._start, reconnect=True))
+            for message in (self._limits, self._wrapper_phase):
+                if message is not None:
+                    self._send(message)
 
     def begin(self, start: CycleStart) -> None:
         """Begins with another process as the rank. What was known of the former one is discarded."""
-        self._start, self._limits, self._guard = start, None, None
+        self._start, self._limits, self._wrapper_phase = start, None, None
         self.condemned, self.state, self.client_pid = "", "", 0
-        self._tell(CycleEnd())
-        self._tell(start)
+        self._send(CycleEnd())
+        self._send(start)
 
     def receive_last_messages(self) -> None:
         """Handles the monitor's last messages about a rank that ended. Blocks for up to 0.5 s."""
-        self._tell(SnapshotRequest(1))
+        self._send(SnapshotRequest(1))
         deadline = time.monotonic() + _LAST_MESSAGES_S
-        channel_of_it, ended = self._monitor.channel.fileno(), self._monitor.pidfd
+        channel_fd, ended = self._monitor.channel.fileno(), self._monitor.pidfd
         left_s = _LAST_MESSAGES_S
         while left_s > 0:
-            ready = readable([channel_of_it, ended], left_s)
+            ready = readable([channel_fd, ended], left_s)
             if self._hear() or ended in ready:
                 return
             left_s = deadline - time.monotonic()
@@ -138,7 +138,7 @@ class Sidecar:
             case LimitsSet():
                 self._limits = message
             case Guard():
-                self._guard = message
+                self._wrapper_phase = message
             case Connected():
                 self._start = replace(self._start, attached=message.attached)
                 self.client_pid = message.pid
@@ -147,7 +147,7 @@ class Sidecar:
             case ControlRequest():
                 self._say(f"the request {message.action} is not acted on: no launcher started this rank")
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._sequence += 1
         with contextlib.suppress(OSError):
             channel.send(self._monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))

@@ -117,7 +117,7 @@ def is_used(port: int) -> bool:
     return bool({_plain(row[2]) for row in rows if _port(row[1]) == port} - ours)
 
 
-class NodeJudge(threading.Thread):
+class NodeWatch(threading.Thread):
     """A thread that watches the beats of a call's nodes, until the call is finished or the store lost.
 
     Args:
@@ -135,7 +135,7 @@ class NodeJudge(threading.Thread):
         lost: Callable[[list[int]], None],
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(name="node judge", daemon=True)
+        super().__init__(name="node watch", daemon=True)
         self._open_members, self._interval_s, self._lost, self._say = open_members, interval_s, lost, say
         self._timeout_s = timeout_s
         self._detector = LossDetector(timeout_s, interval_s + _SLACK_S)
@@ -150,7 +150,7 @@ class NodeJudge(threading.Thread):
             for _ in call_members.until_finished(self._interval_s):
                 self._look(call_members)
         except RuntimeError as lost:
-            self._say(f"nodes are not judged any more: {lost}")
+            self._say(f"nodes are not watched any more: {lost}")
 
     def _look(self, call_members: CallMembers) -> None:
         if not self._is_complete:
@@ -168,14 +168,14 @@ class NodeJudge(threading.Thread):
                 self._lost(members)
 
 
-def stay(port: int, call_members: CallMembers, interval_s: float, patience_s: float) -> None:
+def stay(port: int, call_members: CallMembers, interval_s: float, join_timeout_s: float) -> None:
     """Returns when nobody needs the store at `port` any more: all are through, or no other process is connected to it.
 
     Args:
         interval_s: how often the connections are looked at.
-        patience_s: how long members that have not come yet are waited for.
+        join_timeout_s: how long members that have not come yet are waited for.
     """
-    give_up_at = time.monotonic() + patience_s
+    give_up_at = time.monotonic() + join_timeout_s
     while not call_members.is_finished():
         if not is_used(port) and (time.monotonic() > give_up_at or call_members.all_joined()):
             return

@@ -1,4 +1,7 @@
-"""The callbacks that watch `fit`, by heartbeats and by sections, and learn the limits of these."""
+"""The callbacks that watch `fit`, by heartbeats and by sections, and learn the limits of these.
+
+Lightning calls them on every rank. The watch itself is in `watch.py`, what `fit` does at a time in `fit.py`.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._now, self._evaluated, self._taught_by_save = None, 0, True
         writer = trainer.strategy.checkpoint_io
         finalizes = hasattr(writer, "maybe_finalize_save_checkpoint")
-        self._saves_later = finalizes or "AsyncCheckpointIO" in (one.__name__ for one in type(writer).__mro__)
+        self._saves_later = finalizes or "AsyncCheckpointIO" in (base.__name__ for base in type(writer).__mro__)
         saves = [(trainer, "save_checkpoint"), (trainer.strategy, "remove_checkpoint"), (writer, "teardown")]
         if finalizes:
             saves.append((writer, "maybe_finalize_save_checkpoint"))

@@ -58,7 +58,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of a trainer and its limits. A maximum of -1 or None is no limit.
+    """The position of a trainer and its limits. A maximum of -1 or None is not a limit.
 
     `time_is_up` is of a timer that goes on counting in the next job: one that begins anew limits only this job.
     """

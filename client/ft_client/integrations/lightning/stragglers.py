@@ -1,4 +1,7 @@
-"""`StragglerDetectionCallback`: the straggler detection of `ft_client.straggler` around Lightning's training step."""
+"""`StragglerDetectionCallback`: the straggler detection of `ft_client.straggler` around Lightning's training step.
+
+Lightning calls it on every rank. What is slow is decided in `ft_client.straggler`.
+"""
 
 from __future__ import annotations
 

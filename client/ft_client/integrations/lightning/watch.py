@@ -226,11 +226,11 @@ def _stopped_early(callback: Any) -> bool:
     return bool(reason.value)
 
 
-def _fault_of(given: Any) -> SimulatedFaultParams | None:
+def _fault_of(params: Any) -> SimulatedFaultParams | None:
     """The fault that is described, as an object or by a mapping of its arguments."""
-    if given is None or isinstance(given, SimulatedFaultParams):
-        return given
+    if params is None or isinstance(params, SimulatedFaultParams):
+        return params
     try:
-        return SimulatedFaultParams(**given)
+        return SimulatedFaultParams(**params)
     except (TypeError, ValueError) as problem:
-        raise ValueError(f"simulated_fault_params={given!r}: {problem}") from None
+        raise ValueError(f"simulated_fault_params={params!r}: {problem}") from None

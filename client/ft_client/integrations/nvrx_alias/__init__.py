@@ -28,9 +28,9 @@ def install() -> bool:
 
 def install_if_asked() -> None:
     """Installs the alias if FT_ALIAS_NVRX is true. Looks for the real package only at the first import."""
-    word = os.environ.get(env.ALIAS_NVRX, "").strip().lower()
-    if word in kinds.BOOLEAN_WORDS:
-        if kinds.BOOLEAN.read(word):
+    text = os.environ.get(env.ALIAS_NVRX, "").strip().lower()
+    if text in kinds.BOOLEAN_TEXTS:
+        if kinds.BOOLEAN.read(text):
             finder.put_in_place(look=False)
-    elif word:
-        logger.warning("%s=%s is neither true nor false: no alias for nvidia_resiliency_ext", env.ALIAS_NVRX, word)
+    elif text:
+        logger.warning("%s=%s is neither true nor false: no alias for nvidia_resiliency_ext", env.ALIAS_NVRX, text)

@@ -45,10 +45,10 @@ class _Readings:
             logger.warning("not settings of ft_launcher, and ignored: %s", ", ".join(unknown))
         for key, group in _GROUP_OF.items():
             if key in values:
-                given = values[key]
+                raw = values[key]
             else:
-                given = default_of(group, key)
-            value: Any = parse(group, key, given, "FaultToleranceConfig")
+                raw = default_of(group, key)
+            value: Any = parse(group, key, raw, "FaultToleranceConfig")
             if key == "log_level":  # a number, as scripts compare it and pass it on
                 value = logging.getLevelName(value)
             setattr(self, key, value)
@@ -58,14 +58,14 @@ class _Readings:
         """A configuration of these values.
 
         Args:
-            ignore_not_recognized: a key that is no setting is a warning, not an error.
+            ignore_not_recognized: a key that is not a setting is a warning, not an error.
 
         Raises:
             ConfigError: a wrong value or key.
         """
         unknown = sorted(kwargs.keys() - _GROUP_OF.keys())
         if unknown and not ignore_not_recognized:
-            raise ConfigError(unknown[0], kwargs[unknown[0]], "FaultToleranceConfig", "is no setting")
+            raise ConfigError(unknown[0], kwargs[unknown[0]], "FaultToleranceConfig", "is not a setting")
         return cls(**kwargs)
 
     @classmethod
@@ -89,8 +89,8 @@ class _Readings:
         Raises:
             ConfigError: as `from_yaml_file`.
         """
-        given = {key: value for key, value in vars(args).items() if value is not None}
-        path = next((given[key] for key in (cfg_file_arg, *_PATHS) if key in given), None)
+        parsed = {key: value for key, value in vars(args).items() if value is not None}
+        path = next((parsed[key] for key in (cfg_file_arg, *_PATHS) if key in parsed), None)
         if path is None:
             found = {}
         else:
@@ -98,7 +98,7 @@ class _Readings:
         prefixes: Sequence[str] = _PREFIXES
         if ft_args_prefix:
             prefixes = (ft_args_prefix,)
-        for key, value in given.items():
+        for key, value in parsed.items():
             prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
             if prefix is not None:
                 name = key.removeprefix(prefix)

@@ -1,7 +1,7 @@
 """The finder of Python's import that maps names of `nvidia_resiliency_ext` to our modules.
 
-A module of ours that exists already is shared, not loaded a second time: a class is the same under both names. Knows
-no name (`names.py`).
+A module of ours that exists already is shared, not loaded a second time: a class is the same under both names. The
+package puts it in place when it is asked for. Knows no name (`names.py`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _leave_alone(real: str) -> bool:
 
 
 def _real_package() -> str | None:
-    """Where the other finders see it. A mere folder of that name is no package."""
+    """Where the other finders see it. A mere folder of that name is not a package."""
     for other in sys.meta_path:
         find = getattr(other, "find_spec", None)
         if find is not None and other is not _finder:

@@ -81,7 +81,7 @@ def dispatch_fault_injection(fault: Fault, delay: float, callback: Callback | No
     """A fault on this rank after `delay` seconds; WORKLOAD_EXC waits for `maybe_raise_workload_exception` then.
 
     Raises:
-        ValueError: it is no `Fault`, or the delay is negative.
+        ValueError: it is not a `Fault`, or the delay is negative.
         InjectedException: the fault itself, of some kinds, where there is no delay.
     """
     if not isinstance(fault, Fault):

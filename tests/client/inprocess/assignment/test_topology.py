@@ -64,7 +64,7 @@ def after(
         ([Layer(), Layer(max_ranks=3, flag=RESERVE)], [[1]], "0 3 2 4 5 6 | 7"),
         ([Layer(), Layer(max_ranks=3, flag=RESERVE)], [[1], [2]], "0 3 4 5 6 | 7"),
         ([Layer(), Layer(max_ranks=3, flag=RESERVE)], [[1, 5, 6]], "0 3 2 4 7"),
-        # a spare that is lost is no loss
+        # a spare that is lost is not a loss
         ([Layer(), Layer(max_ranks=3, flag=RESERVE)], [[3], [0]], "1 2 4 5 6 | 7"),
         # the node first, then any node
         ([Layer(max_ranks=5, flag=RESERVE), Layer(max_ranks=3, flag=RESERVE)], [[1]], "0 3 2 4 5 | 6 7"),

@@ -16,7 +16,7 @@ WRAPPER = CallWrapper()
 
 
 def annotated(annotation: object) -> Callable[..., None]:
-    """A function whose second parameter has this annotation, which is no text."""
+    """A function whose second parameter has this annotation, which is not text."""
 
     def function(a, w): ...  # type: ignore[no-untyped-def]
 

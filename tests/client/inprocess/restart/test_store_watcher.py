@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 from torch.distributed import HashStore
 
 from ft_client.inprocess.restart import store_watcher
@@ -51,3 +53,19 @@ def test_who_was_stopped_for_long_does_not_wait_for_what_is_forgotten() -> None:
     assert isinstance(event, store_watcher.StoreGone)
     assert isinstance(event.problem, ProtocolError)
     assert interrupted == [1]
+
+
+def test_who_is_stopped_just_before_it_waits_does_not_wait_for_ever() -> None:
+    """The others set the key, went on and forgot it after this rank had seen that it was not forgotten."""
+
+    class Stops(HashStore):
+        def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
+            tidy(self, 4)
+            tidy(self, 90)
+            super().wait(keys, timeout)
+
+    watcher = StoreWatcher(Stops(), 1, 0, lambda number: None)
+    watcher.start()
+    event = watcher.events.get(timeout=LIMIT_S)
+    assert isinstance(event, store_watcher.StoreGone)
+    assert isinstance(event.problem, ProtocolError)

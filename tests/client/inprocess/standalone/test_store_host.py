@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore
 
 from ft_client.inprocess.standalone import store_host
 from ft_client.inprocess.standalone.call_members import CallMembers
-from ft_client.inprocess.standalone.store_host import NodeJudge
+from ft_client.inprocess.standalone.store_host import NodeWatch
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection
@@ -106,7 +106,7 @@ def test_own_connections_are_no_use(server: Any) -> None:
 
 
 def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
-    """Nodes that are through are not judged, nor one that never beat; one that beats again may be lost again."""
+    """Nodes that are through are not watched, nor one that never beat; one that beats again may be lost again."""
     lost: list[list[int]] = []
     call_members = CallMembers(PrefixStore("call", server), 6)
     for member, node in enumerate(("a", "a", "b", "c", "d")):
@@ -116,8 +116,8 @@ def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> N
     call_members.end(2)
     call_members.end(1)
     said = threading.Event()
-    judge = NodeJudge(lambda: CallMembers(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
-    judge.start()
+    watch = NodeWatch(lambda: CallMembers(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
+    watch.start()
     until(lambda: lost or call_members.beat("d") == 0, "the silent node is lost, while another beats")
     assert lost == [[0]]
     call_members.beat("a")
@@ -125,5 +125,5 @@ def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> N
     assert lost == [[0], [0]]
     for member in range(6):
         call_members.end(member)
-    judge.join(60)
-    assert not judge.is_alive() and said.is_set()
+    watch.join(60)
+    assert not watch.is_alive() and said.is_set()

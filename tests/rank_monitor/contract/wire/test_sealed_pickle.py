@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", os.urandom(5_000_000)], ids=["nothing", "a byte", "megabytes"])
-def test_a_parcel_arrives_whole(ends: tuple[socket.socket, socket.socket], data: bytes) -> None:
+def test_a_pickle_arrives_whole(ends: tuple[socket.socket, socket.socket], data: bytes) -> None:
     sealed_pickle.send(ends[0], data)
     sealed_pickle.send(ends[0], b"second")
     assert sealed_pickle.receive(ends[1]) == data
@@ -58,7 +58,7 @@ def test_memory_that_is_not_sealed_is_refused(ends: tuple[socket.socket, socket.
 
 def test_words_without_memory_are_refused(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[0].send(b"\0\0\0\0")
-    with pytest.raises(OSError, match="no parcel"):
+    with pytest.raises(OSError, match="not a sealed pickle"):
         sealed_pickle.receive(ends[1])
 
 

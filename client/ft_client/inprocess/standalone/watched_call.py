@@ -1,6 +1,7 @@
 """One call of a wrapped function as its companion knows it: the rank, the timeouts, and the address of its store.
 
-It connects to that store; the keys in it are those of `rank_monitor.contract`.
+The wrapper makes it, and sends it to the companion. It connects to that store; the keys in it are those of
+`rank_monitor.contract`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STORE_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class GuardedCall:
+class WatchedCall:
     """A call of one rank, `member` at entry.
 
     `prefix`: of the call's keys in the store, the same on all ranks, another for each call. `host`, `port`: where its
@@ -56,7 +57,7 @@ class GuardedCall:
         hosts_store: bool,
         timeouts: Timeouts,
         iterations_host: str = "",
-    ) -> GuardedCall:
+    ) -> WatchedCall:
         """A call with the wrapper's durations; a store without an address is not hosted."""
         host, port = address or ("", 0)
         return cls(
@@ -77,7 +78,7 @@ class GuardedCall:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> GuardedCall:
+    def from_json(cls, data: bytes) -> WatchedCall:
         """Reads the call that `to_json` wrote.
 
         Raises:
@@ -105,11 +106,11 @@ class GuardedCall:
             raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")
         return make_store()
 
-    def keys(self, store: Any, *words: str) -> Any:
+    def keys(self, store: Any, *names: str) -> Any:
         """The call's part of a store, or a part of that."""
         from torch.distributed import PrefixStore
 
-        prefix = "/".join(word for word in (self.prefix, *words) if word)
+        prefix = "/".join(name for name in (self.prefix, *names) if name)
         if prefix:
             return PrefixStore(prefix, store)
         return store

@@ -1,0 +1,104 @@
+"""Asks the monitors where the ranks are when somebody wants to know. A source of events that never ends a cycle.
+
+Made by the node agent. Nothing is asked as long as nobody asks, and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+
+from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.cycle.cycle import Event
+from ft_launcher.record.contained import contained
+from ft_launcher.status.node_status import RankReading
+
+_READING_S, _STACKS_S = 0.2, 1.0
+"""How long answers are waited for (seconds). A monitor answers at once; a rank may need longer for its stacks, and one
+that is stopped gives none."""
+
+
+class StatusFeed:
+    """The readings of one job on this node.
+
+    Args:
+        parts: of this launcher; its `status` and `asking` are the two ends.
+        ranks: of this node.
+    """
+
+    def __init__(self, parts: NodeParts, ranks: Ranks) -> None:
+        self._parts, self._ranks = parts, ranks
+        self._token = 0
+        self._number = 0
+        self._until: float | None = None
+
+    @contextmanager
+    def during_cycle(self) -> Iterator[None]:
+        """A context in which requests are taken."""
+        self._until = None
+        self._publish()
+        self._parts.asking.attend(True)
+        try:
+            yield
+        finally:
+            self._parts.asking.attend(False)
+
+    def descriptors(self) -> set[int]:
+        """Returns the one that is readable when somebody asks; none while answers are awaited."""
+        if self._until is not None:
+            return set()
+        return {self._parts.asking.fileno()}
+
+    def next_check(self) -> float | None:
+        """When to answer with what is known by then (monotonic seconds); None: nobody waits."""
+        return self._until
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Asks the monitors, and publishes what they have answered. Returns nothing."""
+        with contained("the status of the ranks cannot be read"):
+            if self._parts.asking.fileno() in ready:
+                self._number, stacks = self._parts.asking.take()
+                self._token = self._ranks.monitors.ask_readings(stacks)
+                self._ranks.monitors.ask_times()
+                self._until = time.monotonic() + (_STACKS_S if stacks else _READING_S)
+            if self._until is not None and (self._is_complete() or time.monotonic() >= self._until):
+                self._until = None
+                self._ranks.take_times()
+                self._publish()
+                self._parts.asking.answer(self._number)
+        return []
+
+    def _is_complete(self) -> bool:
+        monitors, running = self._ranks.monitors, self._ranks.running()
+        readings = [monitors.found(local_rank).reading for local_rank in running]
+        return all(reading is not None and reading.token <= self._token for reading in readings)
+
+    def _publish(self) -> None:
+        pids = self._ranks.processes.pids()
+        readings = []
+        for local_rank in self._ranks.monitors.local_ranks:
+            found, rank = self._ranks.monitors.found(local_rank), self._ranks.global_rank(local_rank)
+            pid = pids.get(local_rank, 0)
+            reading, verdict = found.reading, found.verdict
+            if reading is None:
+                readings.append(RankReading(rank, local_rank, pid))
+                continue
+            readings.append(
+                RankReading(
+                    rank,
+                    local_rank,
+                    pid,
+                    found.reading_at,
+                    reading.connected,
+                    reading.attached and not reading.detached,
+                    reading.iteration,
+                    dict(reading.sections),
+                    reading.last_sign_age_s,
+                    verdict is not None and verdict.condemned,
+                    tuple(reading.frames),
+                    dict(reading.process),
+                )
+            )
+        self._parts.status.read(readings)

@@ -1,0 +1,143 @@
+"""Keeps this node's time ledger: gives it the moments of events, and has the recorder write what it says.
+
+Made by the composition root, since a job's time begins before its agent does. The agent and its parts call it where
+something begins or ends. Nothing here can end a training.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from ft_launcher.ledger.account import Account
+from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.job_ledger import JobLedger
+from ft_launcher.record.contained import contained
+from ft_launcher.record.recorder import Recorder
+from ft_launcher.status.node_status import Times
+from rank_monitor.contract.wire.rank_times import RankTimes
+
+_WRITE_EVERY_S = 600.0
+"""How often the part of a cycle that runs is written to an open journal (seconds): a node that loses its power loses
+this much at most. 144 lines a day, of 4 KB."""
+
+
+_M = TypeVar("_M", bound=Callable[..., None])
+
+
+def _kept(method: _M) -> _M:
+    """Decorates a method that changes the ledger: under its lock, and without an error for the caller."""
+
+    @functools.wraps(method)
+    def locked(self: NodeTimes, *arguments: Any, **more: Any) -> None:
+        with self._lock, contained("the time ledger is not kept"):
+            method(self, *arguments, **more)
+
+    return cast(_M, locked)
+
+
+class NodeTimes:
+    """The time ledger of one launcher.
+
+    Args:
+        recorder: writes its events.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        now = time.monotonic()
+        # The agent's thread writes into the ledger, and those that answer requests read it.
+        self._lock = threading.RLock()
+        self._ledger = JobLedger(now, time.time())
+        self._recorder = recorder
+        self._is_unwritten = False
+        self._written_at = now
+
+    # What begins or ends now.
+
+    @_kept
+    def begins(self, category: Category) -> None:
+        """Notes what this node does from now on, while no rank runs."""
+        self._ledger.begins(category, time.monotonic())
+        if category is Category.HEALTH:
+            self._write_cycle()
+
+    @_kept
+    def formed(self, waited_s: float) -> None:
+        """Notes that this node has its place in the next cycle; `waited_s`: how long it had to wait by decision."""
+        self._ledger.begins(Category.LAUNCH, time.monotonic())
+        self._ledger.waited(waited_s)
+
+    @_kept
+    def ranks_started(self, cycle: int, started_ns: int) -> None:
+        """Notes that the ranks of a cycle run."""
+        self._write_cycle()
+        self._ledger.ranks_started(cycle, started_ns / 1e9)
+
+    @_kept
+    def cycle_over(self) -> None:
+        """Notes that the cycle is over; its ranks are stopped next."""
+        self._ledger.cycle_over(time.monotonic())
+
+    @_kept
+    def failed(self, began: float | None) -> None:
+        """Notes that the cycle ended by a fault, which began then (monotonic seconds); None: when the cycle ended."""
+        self._ledger.failed(began)
+
+    @_kept
+    def membership_changes(self) -> None:
+        """Notes that the group forms anew, without a fault."""
+        self._ledger.membership_changes()
+
+    @_kept
+    def stopped(self) -> None:
+        """Notes that the ranks of the cycle have ended."""
+        self._ledger.stopped(time.monotonic())
+        self._is_unwritten = True
+
+    # Ledgers of ranks.
+
+    @_kept
+    def take(self, cycle: int, times: RankTimes | None) -> None:
+        """Takes the ledger of one rank."""
+        self._ledger.rank_times(cycle, times)
+        now = time.monotonic()
+        if now >= self._written_at + _WRITE_EVERY_S and self._recorder.journal.path is not None:
+            self._written_at = now
+            self._write(False)
+
+    # What it says.
+
+    def now(self) -> Times:
+        """Returns the job's time until now. Any thread may call this."""
+        with self._lock:
+            now = time.monotonic()
+            ledger = self._ledger
+            return Times(ledger.category, ledger.present(now), ledger.account(now), ledger.durations(now))
+
+    # Events.
+
+    def finish(self) -> Account | None:
+        """Writes what was not written yet. Returns the account of the job; None: it could not be made."""
+        account = None
+        with self._lock, contained("the time ledger is not kept"):
+            now = time.monotonic()
+            self._ledger.stopped(now)
+            self._write_cycle()
+            account = self._ledger.account(now)
+            self._recorder.ledger(self._ledger.present(now), account, has_ended=True)
+        return account
+
+    def _write_cycle(self) -> None:
+        if self._is_unwritten:
+            self._is_unwritten = False
+            self._write(True)
+
+    def _write(self, has_ended: bool) -> None:
+        now = time.monotonic()
+        part = self._ledger.present(now)
+        if has_ended and self._ledger.last is not None:
+            part = self._ledger.last
+        self._recorder.ledger(part, self._ledger.account(now), has_ended)

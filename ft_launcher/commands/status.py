@@ -1,0 +1,128 @@
+"""`ft_launcher status` and `ft_launcher stacks`: what a job that runs on this host does, and where its ranks are.
+
+`cli.py` runs them. They ask the launcher's socket, which only its user can reach.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ft_launcher.commands.running_jobs import NOBODY, RunningJob, the_one
+from ft_launcher.record.report import printable
+from ft_launcher.status.summary import JobState, RankState
+from rank_monitor.contract.iterations.barrier import ranges_of
+
+UNWELL = 3
+"""The exit code where a job hangs or restarts."""
+_UNWELL = {JobState.TROUBLED.value, JobState.RESTARTING.value}
+_RUN = click.argument("run", required=False, metavar="[RUN]")
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
+
+
+@click.command(
+    help="Says in three lines what a job on this host does. RUN is its run id, or the beginning; none is needed where "
+    "one job runs. Exits with 0 if it runs, 3 if it hangs or restarts, 4 if there is none."
+)
+@_RUN
+@_AS_JSON
+def status(run: str | None, as_json: bool) -> None:
+    """Prints the status to stdout.
+
+    Raises:
+        UsageError: several jobs run here.
+        SystemExit: with 3 or 4.
+    """
+    job = _the_one(run)
+    if as_json:
+        print(json.dumps(job.status, indent=1))
+    else:
+        for line in as_lines(job.status):
+            print(printable(line))
+    if job.status.get("state") in _UNWELL:
+        sys.exit(UNWELL)
+
+
+@click.command(
+    help="Prints where each rank on this host is, ranks at the same place together. RUN is the run id, or its "
+    "beginning; none is needed where one job runs. The ranks go on."
+)
+@_RUN
+@_AS_JSON
+def stacks(run: str | None, as_json: bool) -> None:
+    """Prints stacks to stdout, the smallest group of ranks first.
+
+    Raises:
+        UsageError: several jobs run here.
+        SystemExit: with 4 if there is no such job, or no rank of it runs.
+    """
+    job = _the_one(run)
+    try:
+        found = job.ask("/stacks")
+    except OSError as error:
+        print(printable(f"ft_launcher: {error}"), file=sys.stderr)
+        sys.exit(NOBODY)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for group in found.get("groups", []):
+        for line in _stack_lines(group):
+            print(printable(line))
+
+
+def as_lines(found: Mapping[str, Any]) -> list[str]:
+    """Returns the status in three lines: the job, its ranks, its faults."""
+    where = f"{found['run_id']} on {found['node']}"
+    if found["nodes"] > 1:
+        where += f" (node {found['node_rank']} of {found['nodes']})"
+    return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
+
+
+def _the_one(run: str | None) -> RunningJob:
+    job = the_one(run)
+    if job is None:
+        what = "no job of this user runs on this host"
+        if run is not None:
+            what = f"no job of this user with a run id that begins with {run!r} runs on this host"
+        print(printable(f"ft_launcher: {what}"), file=sys.stderr)
+        sys.exit(NOBODY)
+    return job
+
+
+def _ranks_line(ranks: list[dict[str, Any]]) -> str:
+    if not ranks:
+        return "no rank has run yet"
+    counts = Counter(rank["state"] for rank in ranks)
+    parts = [f"{count} {state}" for state, count in counts.most_common()]
+    text = f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} here: {', '.join(parts)}"
+    watched = [rank for rank in ranks if rank["state"] in (RankState.TRAINING.value, RankState.HUNG.value)]
+    silent = max(watched, key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
+    if silent is not None and silent["sign_age_s"] is not None:
+        text += f"; the most silent is rank {silent['rank']}, for {silent['sign_age_s']:.1f} s"
+        sections = ", ".join(f"{name} {age_s:.1f} s" for name, age_s in silent["sections"].items())
+        if sections:
+            text += f" (in {sections})"
+    return text
+
+
+def _faults_line(found: Mapping[str, Any]) -> str:
+    count = found["restarts_left"]
+    left = f"{count} restart{'' if count == 1 else 's'} left"
+    if not found["faults"]:
+        return f"no fault so far; {left}"
+    last = found["faults"][-1]
+    return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}; {left}"
+
+
+def _stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
+    ranks = group["ranks"]
+    yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
+    frames = group["frames"]
+    if not frames:
+        yield f"  no stacks: {group['process'].get('stacks') or 'it did not answer'}"
+    yield from (f"  {frame}" for frame in frames)

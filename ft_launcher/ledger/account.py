@@ -1,0 +1,259 @@
+"""The account of a job's time: what each part of it spent, and which of the steps count. Pure.
+
+A part is the time from the end of the last cycle's stop to the end of this one's. A cycle that resumes at an earlier
+iteration than the one before had reached makes the steps between the two `lost_progress`, in whatever cycle they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_launcher.ledger.categories import Category, add
+from rank_monitor.contract.wire.rank_times import BUCKETS, MAX_NAMES, Durations, time_until
+
+MAX_POINTS = 64
+"""Of one cycle, in an account and in the journal: 1 KB. Between two of them steps are taken to be equally long."""
+_MAX_READ_POINTS = 256
+_MAX_NAMES = 256
+_MAX_NAME = 128
+_NS_PER_S = 1e9
+_MAX_DURATION_S = 1e9
+_MAX_COUNT = 1 << 53
+"""Of occurrences: whole numbers up to this one are exact in JSON."""
+
+
+@dataclass(frozen=True)
+class CycleTimes:
+    """What one part of a job's time was spent on.
+
+    Attributes:
+        cycle: whose end it ends with; None: what follows the last cycle.
+        since: wall time of its begin.
+        until: wall time of its end.
+        seconds: by category; the sum is its length. Steps that later cycles did again are still in `step`.
+        steps: that were completed.
+        iteration: the last one known.
+        resumed: the iteration that was complete when the ranks began to train; None: unknown.
+        points: iteration, and seconds of `step` until it was reached.
+        saved: the iteration of the last checkpoint; None: unknown.
+        saved_s: seconds of `step` until then; None: nothing was saved.
+        saves: how often the training has saved.
+        recovery: seconds by phase of the recovery that led into this cycle; empty: no fault was before it.
+        durations: of `step` and of all other sections that occurred; empty where they are not kept any more.
+    """
+
+    cycle: int | None
+    since: float
+    until: float
+    seconds: Mapping[str, float]
+    steps: int = 0
+    iteration: int | None = None
+    resumed: int | None = None
+    points: Sequence[tuple[int, float]] = ()
+    saved: int | None = None
+    saved_s: float | None = None
+    saves: int = 0
+    recovery: Mapping[str, float] = field(default_factory=dict)
+    durations: Mapping[str, Durations] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Account:
+    """The time of a job.
+
+    Attributes:
+        seconds: by category; the sum is `wall_s`.
+        wall_s: from its begin to its end, or until now.
+        goodput: share of the steps that count; those since the last checkpoint may still be lost.
+        goodput_saved: share of the steps that count and are saved.
+        steps: that were completed, those included that were done again.
+    """
+
+    seconds: Mapping[str, float]
+    wall_s: float
+    goodput: float
+    goodput_saved: float
+    steps: int
+
+
+def account(parts: Sequence[CycleTimes], stages: Sequence[int] = (), shares: Sequence[float] = ()) -> Account:
+    """Adds up the parts of a job's time.
+
+    Args:
+        parts: in the order of time.
+        stages: for each part the number of its cycle among all cycles of the job, where two nodes report one; by
+            default each part is of a cycle of its own.
+        shares: for each part the share of it that is counted; by default all.
+    """
+    stages = stages or range(len(parts))
+    shares = shares or [1.0] * len(parts)
+    seconds: dict[str, float] = {}
+    saved_s = 0.0
+    steps = 0.0
+    for part, (kept_s, part_saved_s), share in zip(parts, _kept(parts, stages), shares, strict=True):
+        step_s = part.seconds.get(Category.STEP, 0.0)
+        for category, spent_s in part.seconds.items():
+            if category != Category.STEP:
+                add(seconds, category, spent_s * share)
+        add(seconds, Category.STEP, kept_s * share)
+        add(seconds, Category.LOST_PROGRESS, (step_s - kept_s) * share)
+        saved_s += part_saved_s * share
+        steps += part.steps * share
+    wall_s = math.fsum(seconds.values())
+    counted_s = seconds.get(Category.STEP, 0.0)
+    return Account(seconds, wall_s, _share(counted_s, wall_s), _share(saved_s, wall_s), round(steps))
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    if whole_s <= 0:
+        return 0.0
+    return min(1.0, part_s / whole_s)
+
+
+def _kept(parts: Sequence[CycleTimes], stages: Sequence[int]) -> list[tuple[float, float]]:
+    """For each part the seconds of steps that count, and how many of them are saved."""
+    found = [(0.0, 0.0)] * len(parts)
+    limit: int | None = None
+    is_followed = False
+    by_stage: dict[int, list[int]] = {}
+    for index, stage in enumerate(stages):
+        by_stage.setdefault(stage, []).append(index)
+    for stage in sorted(by_stage, reverse=True):
+        of_stage = by_stage[stage]
+        for index in of_stage:
+            found[index] = _kept_of(parts[index], limit, is_followed)
+        trained = [parts[index] for index in of_stage if parts[index].steps]
+        resumed = [part.resumed for part in trained if part.resumed is not None]
+        is_followed = is_followed or bool(trained)
+        if resumed:
+            limit = min(resumed) if limit is None else min(limit, *resumed)
+    return found
+
+
+def _kept_of(part: CycleTimes, limit: int | None, is_followed: bool) -> tuple[float, float]:
+    """As `_kept`, for one part.
+
+    Args:
+        limit: the earliest iteration at which a later cycle resumed; None: unknown, or none did.
+        is_followed: a later cycle trained.
+    """
+    step_s = part.seconds.get(Category.STEP, 0.0)
+    saved_s = min(step_s, part.saved_s or 0.0)
+    if not is_followed:
+        return step_s, saved_s
+    if limit is not None and part.points:
+        kept_s = min(step_s, time_until(part.points, limit))
+    elif part.saved_s is not None:
+        # Nobody reports iterations: a restart is taken to resume at the last checkpoint.
+        kept_s = saved_s
+    else:
+        kept_s = step_s
+    return kept_s, kept_s
+
+
+def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most `MAX_POINTS` of these points: the first, the last ones, and fewer of those between."""
+    found = list(points)
+    while len(found) > MAX_POINTS:
+        del found[1:-1:2]
+    return found
+
+
+def cycle_times(line: Mapping[str, Any]) -> CycleTimes | None:
+    """The part in an event `ledger` of a journal, without its durations; None: it does not fit.
+
+    Anyone may have written that file.
+    """
+    seconds, points, recovery = line.get("seconds"), line.get("points", []), line.get("recovery", {})
+    numbers = [line.get(name) for name in ("cycle", "iteration", "resumed", "saved")]
+    fits = (
+        _are_seconds(seconds)
+        and _are_seconds(recovery)
+        and all(number is None or type(number) is int for number in numbers)
+        and all(_is_real(line.get(name)) for name in ("since", "until"))
+        and all(type(line.get(name, 0)) is int for name in ("steps", "saves"))
+        and (line.get("saved_s") is None or _is_real(line.get("saved_s")))
+        and isinstance(points, list)
+        and len(points) <= _MAX_READ_POINTS
+        and all(_is_point(point) for point in points)
+    )
+    if not fits or line["until"] < line["since"]:
+        return None
+    known: dict[str, Any] = {name: line.get(name) for name in ("cycle", "iteration", "resumed", "saved", "saved_s")}
+    in_order = sorted((iteration, spent_s) for iteration, spent_s in points)
+    return CycleTimes(
+        since=line["since"],
+        until=line["until"],
+        seconds=dict(seconds or {}),
+        steps=line.get("steps", 0),
+        saves=line.get("saves", 0),
+        points=in_order,
+        recovery=dict(recovery),
+        **known,
+    )
+
+
+def durations_as_json(durations: Mapping[str, Durations]) -> dict[str, Any]:
+    """Returns durations as the event `ledger` has them: one object for each section, in seconds."""
+    return {
+        name: {
+            "count": known.count,
+            "first_s": round(known.first_ns / _NS_PER_S, 6),
+            "max_s": round(known.longest_ns / _NS_PER_S, 6),
+            "buckets": [[bucket, count] for bucket, count in sorted(known.buckets.items())],
+        }
+        for name, known in durations.items()
+    }
+
+
+def durations_of(line: Mapping[str, Any]) -> dict[str, Durations]:
+    """Returns the durations in an event `ledger` of a journal, without what does not fit. Their sums are not known."""
+    values = line.get("durations")
+    if not isinstance(values, dict) or len(values) > MAX_NAMES + 2:
+        return {}
+    found = {}
+    for name, known in values.items():
+        if isinstance(known, dict) and len(name) <= _MAX_NAME and _are_durations(known):
+            found[name] = Durations(
+                count=known["count"],
+                first_ns=round(known["first_s"] * _NS_PER_S),
+                most_ns=round(known["max_s"] * _NS_PER_S),
+                buckets=dict(known["buckets"]),
+            )
+    return found
+
+
+def _are_durations(known: Mapping[str, Any]) -> bool:
+    count, buckets = known.get("count"), known.get("buckets")
+    if type(count) is not int or not 0 < count <= _MAX_COUNT:
+        return False
+    if not isinstance(buckets, list) or len(buckets) > BUCKETS or not all(map(_is_bucket, buckets)):
+        return False
+    return all(_is_real(known.get(name)) and 0 <= known[name] <= _MAX_DURATION_S for name in ("first_s", "max_s"))
+
+
+def _is_bucket(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    bucket, count = value
+    return type(bucket) is int and 0 <= bucket < BUCKETS and type(count) is int and 0 < count <= _MAX_COUNT
+
+
+def _is_real(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _are_seconds(value: object) -> bool:
+    if not isinstance(value, dict) or len(value) > _MAX_NAMES:
+        return False
+    return all(
+        type(name) is str and len(name) <= _MAX_NAME and _is_real(spent_s) and spent_s >= 0
+        for name, spent_s in value.items()
+    )
+
+
+def _is_point(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) is int and _is_real(value[1])

@@ -1,0 +1,150 @@
+"""One account of a whole job from the journals of its nodes and of its attempts. Pure.
+
+Each journal has its node's time in parts, which are the same on all nodes but for fractions of a second. Every moment
+is taken from one journal: from a node that trains rather than one that waits, from the lowest node rank, and where that
+node was lost, from the next. So no second counts twice and none is lost. What no journal covers is `reschedule` between
+two attempts of the job, and `unknown` within one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_launcher.ledger.account import Account, CycleTimes, account, cycle_times
+from ft_launcher.ledger.categories import Category
+
+_LAST = 1 << 30
+"""The node rank of a node that took part in no cycle, and the cycle of what follows the last one."""
+
+
+@dataclass
+class _Launch:
+    """One launch of the launcher on one node, as its journal has it."""
+
+    since: float
+    until: float
+    node_rank: int = _LAST
+    parts: list[CycleTimes] = field(default_factory=list)
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """From a moment to the next at which any part begins or ends, with the part that it is taken from."""
+
+    since: float
+    until: float
+    part: CycleTimes
+    stage: tuple[int, int]
+
+
+def merge_attempts(journals: Iterable[Iterable[Mapping[str, Any]]]) -> Account:
+    """Returns the account of a job from its first launch to its last event.
+
+    Args:
+        journals: the lines of each journal, in order. A file may hold several launches. Lines that do not fit are
+            ignored.
+    """
+    launches = sorted((launch for lines in journals for launch in _launches(lines)), key=lambda launch: launch.since)
+    _number_attempts(launches)
+    stretches = _stretches(launches)
+    stages = {stage: number for number, stage in enumerate(sorted({stretch.stage for stretch in stretches}))}
+    return account(
+        [stretch.part for stretch in stretches],
+        [stages[stretch.stage] for stretch in stretches],
+        [_share(stretch) for stretch in stretches],
+    )
+
+
+def _launches(lines: Iterable[Mapping[str, Any]]) -> list[_Launch]:
+    """The launches in one journal."""
+    found: list[_Launch] = []
+    for line in lines:
+        moment = line.get("t")
+        if type(moment) not in (int, float) or not math.isfinite(moment):  # type: ignore[arg-type]
+            continue
+        assert isinstance(moment, (int, float))
+        if line.get("event") == "job_start" or not found:
+            found.append(_Launch(moment, moment))
+        launch = found[-1]
+        # What follows the last cycle ends with the job, and its last line is written a moment later.
+        if not (line.get("event") == "job_end" and launch.parts and launch.parts[-1].cycle is None):
+            launch.until = max(launch.until, moment)
+        if line.get("event") == "cycle_start" and type(line.get("node_rank")) is int:
+            launch.node_rank = min(launch.node_rank, line["node_rank"])
+        elif line.get("event") == "ledger":
+            part = cycle_times(line)
+            # A part that is written again, as of a cycle that runs, stands for the one before.
+            if part is not None:
+                launch.parts = [*(known for known in launch.parts if known.since < part.since), part]
+                launch.since = min(launch.since, part.since)
+                launch.until = part.until if part.cycle is None else max(launch.until, part.until)
+    return found
+
+
+def _number_attempts(launches: Sequence[_Launch]) -> None:
+    """Launches that run at the same time, on several nodes, are of one attempt."""
+    attempt, until = -1, -math.inf
+    for launch in launches:
+        if launch.since > until:
+            attempt += 1
+        until = max(until, launch.until)
+        launch.attempt = attempt
+
+
+def _stretches(launches: Sequence[_Launch]) -> list[_Stretch]:
+    found: list[_Stretch] = []
+    by_attempt: dict[int, list[_Launch]] = {}
+    for launch in launches:
+        by_attempt.setdefault(launch.attempt, []).append(launch)
+    ended = None
+    for attempt, of_attempt in by_attempt.items():
+        since = min(launch.since for launch in of_attempt)
+        if ended is not None:
+            found.append(_gap(ended, since, Category.RESCHEDULE, (attempt, -1)))
+        ended = max(launch.until for launch in of_attempt)
+        found += _of_attempt(attempt, of_attempt, since, ended)
+    return found
+
+
+def _of_attempt(attempt: int, launches: Sequence[_Launch], since: float, until: float) -> list[_Stretch]:
+    """The stretches of one attempt. A sweep over the moments at which parts begin and end."""
+    parts = [(part, launch) for launch in launches for part in launch.parts]
+    moments = sorted({since, until, *(moment for part, _ in parts for moment in (part.since, part.until))})
+    waiting = sorted(parts, key=lambda item: item[0].since, reverse=True)
+    present: list[tuple[CycleTimes, _Launch]] = []
+    found = []
+    for begin, end in itertools.pairwise(moments):
+        while waiting and waiting[-1][0].since <= begin:
+            present.append(waiting.pop())
+        present = [item for item in present if item[0].until > begin]
+        if end > until or begin < since:
+            continue
+        if not present:
+            found.append(_gap(begin, end, Category.UNKNOWN, (attempt, -1)))
+            continue
+        part, _ = min(present, key=lambda item: (_cycle(item[0]) == _LAST, item[1].node_rank, item[1].since))
+        found.append(_Stretch(begin, end, part, (attempt, _cycle(part))))
+    return found
+
+
+def _gap(since: float, until: float, category: Category, stage: tuple[int, int]) -> _Stretch:
+    return _Stretch(since, until, CycleTimes(None, since, until, {category.value: until - since}), stage)
+
+
+def _cycle(part: CycleTimes) -> int:
+    if part.cycle is None:
+        return _LAST
+    return part.cycle
+
+
+def _share(stretch: _Stretch) -> float:
+    """How much of its part a stretch is."""
+    length_s = stretch.part.until - stretch.part.since
+    if length_s <= 0:
+        return 0.0
+    return (stretch.until - stretch.since) / length_s

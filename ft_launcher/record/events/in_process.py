@@ -1,0 +1,117 @@
+"""Events of restarts in process, as the launcher sees them. Pure. docs/restart_policy.md tells them in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.record.events.event import Event
+
+
+@dataclass(frozen=True)
+class InProcessFault(Event, name="in_process_fault"):
+    """The process of a rank ended, and the other ranks go on in process."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    pid: int
+    """Its process."""
+    exit_code: int | None
+    """Its exit code; minus the number of the signal that ended it; null: it is not known."""
+    what: str
+    """What happened, in words."""
+    where: str
+    """Where the rank was in its training; empty: unknown."""
+    hint: str
+    """The likely cause; empty: none is known."""
+    fault_class: str
+    """The class of the fault; empty where no fault was found."""
+
+
+@dataclass(frozen=True)
+class InProcessRestart(Event, name="in_process_restart"):
+    """The ranks of this node run again, in the same processes."""
+
+    cycle: int
+    """The cycle that runs."""
+    iteration: int
+    """The iteration of the wrapper that begins."""
+    took_s: float
+    """Seconds from the fault to the restart, as this launcher saw them."""
+    why: Sequence[Mapping[str, Any]]
+    """What the ranks wrote of the fault: each with `rank`, `interruption` and more."""
+
+
+@dataclass(frozen=True)
+class StartedAgain(Event, name="started_again"):
+    """A rank that died was started again alone; it joins at the next restart in process."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    local_rank: int
+    """Its number on this node."""
+    pid: int
+    """Its new process."""
+
+
+@dataclass(frozen=True)
+class StaysAway(Event, name="stays_away"):
+    """A rank that died is not started again in this cycle; the others go on."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    reason: str
+    """Why not."""
+
+
+@dataclass(frozen=True)
+class Joined(Event, name="joined"):
+    """A rank that was started again takes part."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    iteration: int
+    """The first iteration of the wrapper that it takes part in."""
+
+
+@dataclass(frozen=True)
+class LateRankEnded(Event, name="late_rank_ended"):
+    """A rank that the others went on without is killed."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    reason: str
+    """What it was late for."""
+
+
+@dataclass(frozen=True)
+class FinishedWithout(Event, name="finished_without"):
+    """The cycle succeeds, although some ranks are lost."""
+
+    cycle: int
+    """The cycle that succeeds."""
+    ranks: Sequence[int]
+    """The lost ranks."""
+
+
+@dataclass(frozen=True)
+class TakenOver(Event, name="taken_over"):
+    """A restart in process does not help: the cycle ends, and the restart policy decides."""
+
+    cycle: int
+    """The cycle that ends."""
+    rank: int
+    """The rank that it is blamed on."""
+    reason: str
+    """Why it does not help."""

@@ -1,0 +1,185 @@
+"""Events of one rank: its end, and what its monitor reports of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.record.events.event import Event
+
+
+@dataclass(frozen=True)
+class RankExit(Event, name="rank_exit"):
+    """The process of a rank ended while its cycle ran."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    exit_code: int
+    """Its exit code; minus the number of the signal that ended it."""
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What a monitor found: a limit was exceeded."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    pid: int
+    """Its process."""
+    limit: str
+    """`initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `soft_timeout`,
+    `hard_timeout` or `stall`."""
+    limit_s: float
+    """The limit in seconds."""
+    waited_s: float
+    """For how long there was no sign of life, in seconds."""
+    learned: bool
+    """Whether the limit was learned."""
+    iteration: int
+    """The iteration that the rank had reported; -1: none."""
+    sections: Mapping[str, float]
+    """Its open sections -> their age in seconds."""
+    reason: str
+    """What happened, in words."""
+    line: str
+    """One line for logs, worded so that searches for NVIDIA's lines find it."""
+    frames: list[str]
+    """The frames of its main thread, the innermost first."""
+    process: Mapping[str, Any]
+    """Its process as /proc has it."""
+    condemned: bool
+    """Whether the rank is ended for it."""
+    stacks: str
+    """The file with the stacks of all its threads; empty: there are none."""
+
+
+@dataclass(frozen=True)
+class Verdict(_Finding, Event, name="verdict"):
+    """A limit was exceeded: the rank is condemned and ended for it, or stalls, of which the launcher only warns."""
+
+
+@dataclass(frozen=True)
+class Interruption(_Finding, Event, name="interruption"):
+    """A limit was exceeded by a rank in an in-process wrapper, which was asked to restart."""
+
+
+@dataclass(frozen=True)
+class UncaughtException(Event, name="exception"):
+    """An uncaught exception ends a rank."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    type: str
+    """The type of the exception."""
+    message: str
+    """Its text."""
+    traceback: str
+    """Its traceback, as Python prints it."""
+    wall_time: float
+    """When it was raised: seconds since 1970 by the rank's clock."""
+
+
+@dataclass(frozen=True)
+class MonitorReplaced(Event, name="monitor_replaced"):
+    """The monitor of a rank was lost, and another took its place; the training goes on."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    why: str
+    """How the monitor was lost."""
+
+
+@dataclass(frozen=True)
+class Limits(Event, name="limits"):
+    """The limits of a rank, as it set or learned them."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    initial: float | None
+    """Seconds to the first sign of life; null: no limit, here and below."""
+    subsequent: float | None
+    """Seconds between two signs of life."""
+    sections: Mapping[str, float | None]
+    """Section -> seconds while it is open."""
+    out_of_section: float | None
+    """Seconds with no section open."""
+    learned: list[str]
+    """Which of them were learned: `initial`, `subsequent`, `out_of_section`, `section:NAME`."""
+    state: Mapping[str, Any]
+    """What the learned limits were computed from."""
+
+
+@dataclass(frozen=True)
+class InterruptedAgain(Event, name="interrupted_again"):
+    """A function in an in-process wrapper had not ended after its interruption, and was interrupted again."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    iteration: int
+    """The iteration of the wrapper."""
+    waited_s: float
+    """Seconds since the interruption was due."""
+    why: str
+    """What held it back."""
+    stack: str
+    """Where the main thread was."""
+
+
+@dataclass(frozen=True)
+class SectionTimes(Event, name="section_times"):
+    """The timings of straggler detection in a rank since its last report; docs/straggler.md explains the scores."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    sections: Mapping[str, Any]
+    """Section -> `med_ms` (median in milliseconds), `num` (how many), and the scores `relative` and `individual`."""
+    gpu: Mapping[str, Any]
+    """The two scores of its kernels; empty where it has none."""
+
+
+@dataclass(frozen=True)
+class ResultInDoubt(Event, name="result_in_doubt"):
+    """A step gave an unexpected result, possibly because of a device; the job ends for it (docs/rerun.md)."""
+
+    cycle: int
+    """The cycle that runs."""
+    finding: str
+    """`reproducible` (another device has to compute the step), `same_device` (the next one was the same) or
+    `persistent_error` (another device computed something else)."""
+    rank: int
+    """The rank that had the result."""
+    iteration: int
+    """In which iteration."""
+    node: str
+    """On which node."""
+    device: str
+    """On which device."""
+
+
+@dataclass(frozen=True)
+class ControlRequest(Event, name="control_request"):
+    """A rank asked the launcher for something."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    action: str
+    """`exclude_this_node`, `stop_job` or `restart`."""
+    description: str
+    """Its reason, in its own words."""

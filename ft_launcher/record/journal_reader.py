@@ -1,0 +1,229 @@
+"""Reads journals: of several nodes, attempts and pieces, as one sequence of events in the order of time.
+
+`parse` and `merge` are pure, over lines and events; `read_journals` opens the files. Everything streams: memory holds
+one line of each file. What cannot be read is left out and counted in `Findings`: a journal may end in half a line, come
+from a later release, or lack a piece.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ft_launcher.record.events import EVENTS, JobStart, JournalPiece
+from rank_monitor.contract.wire.foreign import open_regular, parse_json
+
+_MAX_LINE = 16 << 20
+"""Bytes. A report of a rank has at most 64 KiB; the longest line has the stacks of all ranks of a node."""
+_HEAD = ("v", "t", "event")
+_MAX_NAME, _MAX_UNKNOWN = 100, 1000
+"""Characters of an event's name, and how many names are remembered: what is read may be anything."""
+# `journal.NODE.1.jsonl` and `.2` come before `journal.NODE.jsonl`.
+_PIECE = re.compile(r"(?P<node>.+?)(?:\.(?P<number>[12]))?\.jsonl")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One event of a journal.
+
+    Attributes:
+        event: its name; one that this release does not know is passed on, too.
+        v: its version.
+        t: when it was written: seconds since 1970 by its node's clock.
+        facts: its other keys.
+        run_id: of the job; empty where the journal does not say so before this event.
+        node: the host name of the node; empty in the same way.
+        attempt: the number of the launch of this job in this journal, from 1; 0 before the first one.
+        source: the journal that it is from.
+    """
+
+    event: str
+    v: int
+    t: float
+    facts: Mapping[str, Any]
+    run_id: str = ""
+    node: str = ""
+    attempt: int = 0
+    source: str = ""
+
+
+@dataclass
+class Findings:
+    """What was wrong with the journals that were read.
+
+    Attributes:
+        cut: lines at the end of a file that are cut off.
+        not_events: other lines that are no events: no JSON, or longer than 16 MiB.
+        unknown: names of events that this release does not know -> how many there were.
+        newer: names of events of a later version than this release knows -> that version.
+        unreadable: files that could not be read to their end -> the error.
+    """
+
+    cut: int = 0
+    not_events: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+    newer: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def count_unknown(self, event: str) -> None:
+        """Counts an event that this release does not know."""
+        if event in self.unknown or len(self.unknown) < _MAX_UNKNOWN:
+            self.unknown[event] += 1
+
+    def warnings(self) -> list[str]:
+        """Returns one line for each kind of finding that a user should hear of.
+
+        Unknown events alone are none: every release may add some.
+        """
+        lines = [f"{file} cannot be read: {error}" for file, error in self.unreadable.items()]
+        if self.newer:
+            named = ", ".join(
+                f"{name} (version {v}, known: {EVENTS[name].v})" for name, v in sorted(self.newer.items())
+            )
+            lines.append(f"written by a later release, and read as far as this one knows it: {named}")
+        if self.not_events:
+            lines.append(_left_out(self.not_events))
+        return lines
+
+
+def parse(lines: Iterable[bytes], findings: Findings, source: str = "") -> Iterator[Entry]:
+    """Yields the events of one journal, all pieces of it in their order.
+
+    Args:
+        lines: with their line ends, as a file has them. One without is the end of a file.
+        findings: gets what is wrong.
+        source: the name of the journal.
+    """
+    place = _Place()
+    for line in lines:
+        facts = _facts(line)
+        if facts is None:
+            if line.endswith(b"\n"):
+                findings.not_events += 1
+            else:
+                findings.cut += 1
+            continue
+        event, v, t = (facts.pop(key) for key in ("event", "v", "t"))
+        known = EVENTS.get(event)
+        if known is None:
+            findings.count_unknown(event)
+        elif v > known.v:
+            findings.newer[event] = max(v, findings.newer.get(event, 0))
+        place.move(event, t, facts)
+        yield Entry(event, v, t, facts, place.run_id, place.node, place.attempt, source)
+
+
+def merge(journals: Iterable[Iterator[Entry]], run_id: str | None = None) -> Iterator[Entry]:
+    """Yields the events of several journals by their time; those of one journal stay in its order.
+
+    Args:
+        run_id: of one job; None: the events of all jobs.
+    """
+    for entry in heapq.merge(*journals, key=lambda entry: entry.t):
+        if run_id is None or entry.run_id == run_id:
+            yield entry
+
+
+def read_journals(paths: Iterable[Path], findings: Findings, run_id: str | None = None) -> Iterator[Entry]:
+    """Yields the events of all journals in files and folders by their time. Holds a descriptor for each journal.
+
+    Args:
+        paths: files, and folders that are searched for `journal.*.jsonl` at any depth.
+        findings: gets what is wrong, also files that cannot be opened.
+        run_id: of one job; None: the events of all jobs.
+    """
+    journals = [parse(_lines(pieces, findings), findings, str(pieces[-1])) for pieces in journals_in(paths)]
+    return merge(journals, run_id)
+
+
+def journals_in(paths: Iterable[Path]) -> list[list[Path]]:
+    """Returns the files of each journal, the earliest piece first."""
+    journals: dict[tuple[Path, str], dict[int, Path]] = {}
+    for path in paths:
+        if path.is_dir():
+            files = sorted(path.rglob("journal.*.jsonl"))
+        else:
+            files = [path]
+        for file in files:
+            found = _PIECE.fullmatch(file.name)
+            if found is None:
+                name, number = file.name, "0"
+            else:
+                name, number = found["node"], found["number"] or "3"
+            journals.setdefault((file.parent.resolve(), name), {})[int(number)] = file
+    return [[pieces[number] for number in sorted(pieces)] for pieces in journals.values()]
+
+
+class _Place:
+    """Where in a journal a line is: whose job, and which attempt."""
+
+    def __init__(self) -> None:
+        self.run_id = ""
+        self.node = ""
+        self.attempt = 0
+        self._attempts: Counter[str] = Counter()
+        self._began = float("-inf")
+
+    def move(self, event: str, t: float, facts: Mapping[str, Any]) -> None:
+        """Notes an event that says where the next ones are."""
+        if event == JobStart.event:
+            self._begin(facts, t)
+        elif event == JournalPiece.event:
+            started = facts.get("started")
+            # An attempt of which `job_start` is lost. The journal is made a moment before that event is written.
+            if not isinstance(started, (int, float)) or started > self._began:
+                self._begin(facts, t)
+
+    def _begin(self, facts: Mapping[str, Any], t: float) -> None:
+        self.run_id = str(facts.get("run_id", ""))
+        self.node = str(facts.get("node", ""))
+        self._attempts[self.run_id] += 1
+        self.attempt = self._attempts[self.run_id]
+        self._began = t
+
+
+def _left_out(lines: int) -> str:
+    if lines == 1:
+        return "1 line is no event and is left out"
+    return f"{lines} lines are no events and are left out"
+
+
+def _facts(line: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line; None: it is not an event."""
+    try:
+        facts = parse_json(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    v, t, event = (facts.get(key) for key in _HEAD)
+    # `type`: true and false are numbers, too.
+    if type(v) is not int or type(t) not in (int, float) or not isinstance(event, str) or len(event) > _MAX_NAME:
+        return None
+    return facts
+
+
+def _lines(pieces: Sequence[Path], findings: Findings) -> Iterator[bytes]:
+    for piece in pieces:
+        try:
+            with open_regular(piece, follow_link=True) as file:
+                yield from _lines_of(file)
+        except OSError as error:
+            findings.unreadable[str(piece)] = error.strerror or str(error)
+
+
+def _lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields each line; an empty one in the place of one that is too long."""
+    in_long = False
+    while line := file.readline(_MAX_LINE):
+        whole = len(line) < _MAX_LINE or line.endswith(b"\n")
+        if whole and in_long:
+            yield b"\n"
+        elif whole:
+            yield line
+        in_long = not whole

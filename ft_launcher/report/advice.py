@@ -1,0 +1,152 @@
+"""What the findings of a job suggest to change, with the numbers that each suggestion is made of. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ft_launcher.ledger.categories import CUSTOM, Category
+from ft_launcher.report.durations import as_text, counted
+from ft_launcher.report.findings import JobFindings
+from ft_launcher.report.limits import Fit, WatchedSection
+from rank_monitor.contract.wire.rank_times import STEP
+
+FEWEST_FAULTS = 3
+"""With fewer the relative error of the time between faults, 1/sqrt(n), is above 0.7: no interval follows from that."""
+_LEAST_SHARE = 0.01
+"""Of the time: below it a category is not worth a change."""
+
+_WHAT_HELPS: Mapping[str, str] = {
+    Category.LOST_PROGRESS: "steps were done again after restarts; checkpoints at shorter intervals lose fewer",
+    Category.CHECKPOINT_SAVE: "the training waited for checkpoints; a checkpoint that is written in the background, or "
+    "longer intervals, would cost less",
+    Category.CHECKPOINT_LOAD: "ranks loaded checkpoints after each start",
+    Category.DATA: "the training waited for data; more loader processes or prefetching may help",
+    Category.EVALUATION: "the training evaluated",
+    Category.LAUNCH: "the launcher and the ranks started; a warm start (docs/warm_start.md) makes this shorter",
+    Category.RENDEZVOUS: "nodes waited for each other to form a cycle",
+    Category.SETUP: "ranks prepared (imports, the model) after each start",
+    Category.WARMUP: "the first steps took longer than the others: compilation and caches",
+    Category.DETECTION: "ranks stood still before the launcher knew; shorter limits (docs/client.md) see hangs sooner",
+    Category.STOP: "ranks had to end; those that do not heed SIGTERM cost the whole limit",
+    Category.HEALTH: "nodes were checked before cycles",
+    Category.BACKOFF: "the launcher waited before restarts (--ft-backoff)",
+    Category.RESCHEDULE: "the job waited between its attempts",
+    Category.MEMBERSHIP: "the group of nodes grew or shrank",
+    Category.EXCLUDED: "the machine stood still",
+    Category.UNKNOWN: "nothing is known of it: a training with sections (docs/client.md) says what it does",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One suggestion. `numbers`: what it is made of, in seconds and shares."""
+
+    topic: str
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it as JSON has it."""
+        return asdict(self)
+
+
+def advise(findings: JobFindings) -> list[Advice]:
+    """Returns suggestions; none without what is needed to know it."""
+    suggestions = [_interval(findings), *(_limit(section) for section in findings.sections), _largest(findings)]
+    return [advice for advice in suggestions if advice is not None]
+
+
+def best_interval_s(save_s: float, mtbf_s: float) -> float:
+    """Returns how long to train between two checkpoints, by Young (1974) and Daly (2006): sqrt(2 d M) - d.
+
+    It is 0 where a checkpoint takes so long, beside the time between faults, that the formula does not hold.
+
+    Args:
+        save_s: for how long the training waits for a checkpoint.
+        mtbf_s: mean time between faults.
+    """
+    return max(0.0, math.sqrt(2 * save_s * mtbf_s) - save_s)
+
+
+def _interval(findings: JobFindings) -> Advice | None:
+    saves, count = findings.saves, len(findings.faults)
+    if saves is None or findings.mtbf_s is None or saves.mean_s <= 0:
+        return None
+    used = f"the training saved every {as_text(saves.interval_s)}, and waited {as_text(saves.mean_s)} for each"
+    numbers = {
+        "faults": float(count),
+        "save_s": saves.mean_s,
+        "used_s": saves.interval_s,
+        "mtbf_s": findings.mtbf_s,
+    }
+    if count < FEWEST_FAULTS:
+        faults = "one fault is" if count == 1 else f"{count} faults are"
+        text = f"{faults} too few to say how often to save; {used}"
+        return Advice("checkpoint interval", text, numbers)
+    error = 1 / math.sqrt(count)
+    best_s = best_interval_s(saves.mean_s, findings.mtbf_s)
+    low_s = best_interval_s(saves.mean_s, findings.mtbf_s * (1 - error))
+    high_s = best_interval_s(saves.mean_s, findings.mtbf_s * (1 + error))
+    numbers |= {"best_s": best_s, "low_s": low_s, "high_s": high_s}
+    if low_s <= 0:
+        text = (
+            f"a checkpoint takes too long, beside {as_text(findings.mtbf_s)} between faults, to say how often; {used}"
+        )
+        return Advice("checkpoint interval", text, numbers)
+    if saves.interval_s < low_s:
+        judged = "which is more often than the range that pays"
+    elif saves.interval_s > high_s:
+        judged = "which is less often than the range that pays"
+    else:
+        judged = "which is in the range that pays"
+    text = (
+        f"save every {as_text(best_s)} of training; {used}, {judged}: {as_text(low_s)} to {as_text(high_s)}, since "
+        f"{count} faults tell the time between faults, {as_text(findings.mtbf_s)}, with an error of {error:.0%}"
+    )
+    return Advice("checkpoint interval", text, numbers)
+
+
+def _limit(section: WatchedSection) -> Advice | None:
+    """Returns what to do about the limit of a section; None: it fits, or too little is known."""
+    if section.name == STEP:
+        seen = f"in {section.times:,} steps"
+    else:
+        seen = f"in the {section.times:,} times that the section was open"
+    longest = f"the longest took {as_text(section.max_s)}"
+    proposed = f"{as_text(section.proposed_s)} would never have fired {seen}, of which {longest}"
+    numbers = {"times": float(section.times), "max_s": section.max_s, "proposed_s": section.proposed_s}
+    limit_s = section.limit_s or 0.0
+    if section.limit_s is not None:
+        numbers |= {"limit_s": limit_s, "fired": float(section.fired)}
+    match section.fit:
+        case Fit.UNWATCHED if section.name == STEP:
+            text = f"no limit watches it; {proposed}"
+        case Fit.LONG:
+            sooner = as_text(limit_s - section.proposed_s)
+            text = f"the limit of {as_text(limit_s)} is long; {proposed}: a hang would be seen {sooner} sooner"
+            if section.fired:
+                text += f". The limit fired in {counted(section.fired, 'cycle')}"
+        case Fit.TIGHT:
+            text = f"the limit of {as_text(limit_s)} is tight: {seen} {longest}; {as_text(section.proposed_s)} is safer"
+            if section.fired:
+                text += f". The limit fired in {counted(section.fired, 'cycle')}: look whether these were hangs"
+        case _:
+            return None
+    return Advice(f"limit of section {section.name}", text, numbers)
+
+
+def _largest(findings: JobFindings) -> Advice | None:
+    for name, spent_s, share in findings.shares():
+        if name != Category.STEP:
+            if share < _LEAST_SHARE:
+                return None
+            if name.startswith(CUSTOM):
+                why = f"the training was in its section {name.removeprefix(CUSTOM)}"
+            else:
+                why = _WHAT_HELPS.get(name, "this release does not know it")
+            text = f"most of the time that was no step is {name}, {as_text(spent_s)} ({share:.1%}): {why}"
+            return Advice("largest loss", text, {"seconds": spent_s, "share": share})
+    return None

@@ -1,0 +1,467 @@
+"""What the journals of a job say of it: its time by category, its faults and what each cost. Pure.
+
+A fault is what ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by
+another one. A fault that several nodes report counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ft_launcher.ledger.account import CycleTimes, account, cycle_times
+from ft_launcher.ledger.attempts import merge_attempts
+from ft_launcher.ledger.categories import CUSTOM, Category
+from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
+from ft_launcher.report.limits import WatchedSection
+
+VERSION = 1
+"""Of the findings as JSON. It grows where a key goes or changes its meaning."""
+_LOOKS_BACK = 16
+"""Parts before a restart in which it may have made steps vain. Those of one fault are in the part before, as a rule."""
+_SLOWEST = 10
+
+_BETWEEN_SAVES = (Category.STEP, Category.LOST_PROGRESS, Category.WARMUP, Category.DATA, Category.EVALUATION)
+"""What a training does between two checkpoints, beside sections with names of their own."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: `exception`, `signal`, `exit`, `hang`, what a restart in process was for, `node` (lost, or its journal is
+            missing) or `attempt` (killed).
+        rank: None: unknown.
+        t: when it was written down: seconds since 1970.
+        attempt: from 1.
+        cycle: None: the attempt was killed.
+        in_process: the ranks went on in the same processes.
+        phases: seconds of its recovery.
+        recovery_s: their sum.
+        lost_s: seconds of steps that were done in vain for it.
+        ranks: how many the job had; 0: unknown.
+        rank_s: seconds of recovery and lost steps times ranks.
+    """
+
+    kind: str
+    fault_class: str
+    rank: int | None
+    node: str
+    t: float
+    attempt: int
+    cycle: int | None
+    in_process: bool
+    iteration: int
+    what: str
+    hint: str
+    phases: Mapping[str, float]
+    recovery_s: float
+    lost_s: float
+    ranks: int
+    rank_s: float
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the job lost by it."""
+        return self.recovery_s + self.lost_s
+
+
+@dataclass(frozen=True)
+class FaultClass:
+    """All faults of one class. `mtbf_s`: time of the job per fault; `mttr_s`: mean recovery; `cost_s`: of all."""
+
+    name: str
+    faults: int
+    mtbf_s: float
+    mttr_s: float
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The checkpoints. `mean_s`: how long the training waited for one; `interval_s`: trained between two."""
+
+    count: int
+    mean_s: float
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A cycle as the lowest node rank has it. `attempt`: from 1; `began`, `ended`: of its ranks, seconds since 1970."""
+
+    attempt: int
+    cycle: int
+    began: float
+    ended: float
+    end_reason: str
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank and its mean score of straggler detection: 0.5 is half as fast as the fastest."""
+
+    rank: int
+    score: float
+    reports: int
+
+
+@dataclass(frozen=True)
+class JobFindings:
+    """What the journals say of a job.
+
+    Attributes:
+        nodes: their host names. Nodes in containers may share one, so `node_count` may be larger.
+        began: seconds since 1970; `ended`: the last event.
+        exit_code: of the last attempt; None: it was killed, or still runs.
+        seconds: by category; the sum is `wall_s`.
+        goodput: share of the time that steps took which count; `goodput_saved`: those until the last checkpoint.
+        faults: in the order of time.
+        mtbf_s: None: there was no fault; `mttr_s` as well.
+        node_faults: host name -> faults of its ranks, the most first.
+        saves: None: no checkpoint is known.
+        sections: how long they took, beside their limits.
+        cycles: in the order of time.
+    """
+
+    run_ids: Sequence[str]
+    nodes: Sequence[str]
+    node_count: int
+    attempts: int
+    ranks: int
+    began: float
+    ended: float
+    exit_code: int | None
+    reason: str
+    wall_s: float
+    seconds: Mapping[str, float]
+    goodput: float
+    goodput_saved: float
+    steps: int
+    faults: Sequence[Fault] = ()
+    classes: Sequence[FaultClass] = ()
+    mtbf_s: float | None = None
+    mttr_s: float | None = None
+    node_faults: Mapping[str, int] = field(default_factory=dict)
+    saves: Saves | None = None
+    slowest: Sequence[SlowRank] = ()
+    sections: Sequence[WatchedSection] = ()
+    cycles: Sequence[Cycle] = ()
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the job lost by its faults."""
+        return sum(fault.cost_s for fault in self.faults)
+
+    def shares(self) -> list[tuple[str, float, float]]:
+        """Returns category, seconds and share of each category, the longest first."""
+        longest = sorted(self.seconds.items(), key=lambda item: (-item[1], item[0]))
+        return [(name, spent_s, spent_s / self.wall_s) for name, spent_s in longest if spent_s > 0]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the findings as JSON has them."""
+        return {"version": VERSION} | asdict(self)
+
+
+def find(collection: Collection) -> JobFindings | None:
+    """Returns the findings; None: the journals have no events."""
+    if not collection.launches:
+        return None
+    joined = _join(collection)
+    merged = merge_attempts(collection.journals())
+    faults = _faults(joined, collection.faults)
+    last = max(collection.launches, key=lambda launch: (joined.attempt(launch), -launch.node_rank))
+    cycles = {(joined.attempt(launch), cycle) for launch in collection.launches for cycle in launch.cycles}
+    findings: dict[str, Any] = {
+        "run_ids": sorted({launch.run_id for launch in collection.launches if launch.run_id}),
+        "nodes": sorted({launch.node for launch in collection.launches if launch.node}),
+        "node_count": max(len({launch.node for launch in collection.launches}), *map(joined.node_count, cycles), 1),
+        "attempts": max(joined.attempts.values()) + 1,
+        "ranks": max((joined.ranks(key) for key in cycles), default=0),
+        "began": min(launch.since for launch in collection.launches),
+        "ended": max(launch.until for launch in collection.launches),
+        "exit_code": last.exit_code,
+        "reason": last.reason,
+        "wall_s": merged.wall_s,
+        "seconds": dict(merged.seconds),
+        "goodput": merged.goodput,
+        "goodput_saved": merged.goodput_saved,
+        "steps": merged.steps,
+        "saves": _saves(list(joined.parts.values())),
+        "slowest": _slowest(collection),
+        "sections": collection.sections.found(),
+        "cycles": _cycles(joined),
+    }
+    if faults:
+        nodes = Counter(fault.node for fault in faults if fault.node)
+        findings |= {
+            "faults": faults,
+            "classes": _classes(faults, merged.wall_s),
+            "mtbf_s": merged.wall_s / len(faults),
+            "mttr_s": sum(fault.recovery_s for fault in faults) / len(faults),
+            "node_faults": dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))),
+        }
+    return JobFindings(**findings)
+
+
+_Key = tuple[int, int]
+"""Attempt from 0, and cycle."""
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What all journals tell together.
+
+    Attributes:
+        attempts: by the id of a launch, from 0. Launches at the same time, on several nodes, are of one.
+        recoveries: by the id of a launch; each with the cycle that it led into.
+        parts: of each cycle that of the lowest node rank, in the order of cycles.
+    """
+
+    launches: Sequence[Launch]
+    attempts: Mapping[int, int]
+    recoveries: Mapping[int, Sequence[tuple[int, Mapping[str, float]]]]
+    parts: Mapping[_Key, CycleTimes]
+
+    def attempt(self, launch: Launch) -> int:
+        return self.attempts[id(launch)]
+
+    def key(self, event: FaultEvent) -> _Key:
+        return (self.attempt(event.launch), event.cycle)
+
+    def of_attempt(self, attempt: int) -> list[Launch]:
+        return [launch for launch in self.launches if self.attempt(launch) == attempt]
+
+    def node_count(self, key: _Key) -> int:
+        attempt, cycle = key
+        return sum(cycle in launch.cycles for launch in self.of_attempt(attempt))
+
+    def ranks(self, key: _Key) -> int:
+        attempt, cycle = key
+        return sum(launch.cycles[cycle].ranks for launch in self.of_attempt(attempt) if cycle in launch.cycles)
+
+
+def _join(collection: Collection) -> _Joined:
+    launches = collection.launches
+    attempts: dict[int, int] = {}
+    attempt, until = -1, float("-inf")
+    for launch in sorted(launches, key=lambda launch: launch.since):
+        if launch.since > until:
+            attempt += 1
+        until = max(until, launch.until)
+        attempts[id(launch)] = attempt
+    recoveries: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
+    parts: dict[_Key, CycleTimes] = {}
+    for launch in sorted(launches, key=lambda launch: launch.node_rank):
+        of_launch = recoveries.setdefault(id(launch), [])
+        for part in (cycle_times(line) for line in launch.lines if line["event"] == "ledger"):
+            if part is not None and part.cycle is not None:
+                parts.setdefault((attempts[id(launch)], part.cycle), part)
+                if part.recovery:
+                    of_launch.append((part.cycle, part.recovery))
+    return _Joined(launches, attempts, recoveries, {key: parts[key] for key in sorted(parts)})
+
+
+def _cycles(joined: _Joined) -> list[Cycle]:
+    found: dict[_Key, Cycle] = {}
+    for launch in sorted(joined.launches, key=lambda launch: launch.node_rank):
+        attempt = joined.attempt(launch)
+        for number, cycle in launch.cycles.items():
+            ended = launch.until if cycle.ended is None else cycle.ended
+            known = Cycle(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
+            found.setdefault((attempt, number), known)
+    return [found[key] for key in sorted(found)]
+
+
+# Faults.
+
+
+def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[Fault]:
+    by_cycle: dict[_Key, list[FaultEvent]] = {}
+    for event in events:
+        by_cycle.setdefault(joined.key(event), []).append(event)
+    chosen = {key: _chosen(of_cycle) for key, of_cycle in by_cycle.items()}
+    lost = _lost(joined, chosen)
+    found = []
+    for key, of_cycle in chosen.items():
+        ranks = joined.ranks(key)
+        for event in of_cycle:
+            found.append(_fault(event, key, _phases(joined, event), lost.get(id(event), 0.0), ranks))
+    for attempt, launch, gap_s in _killed_attempts(joined):
+        cycle = max((cycle for number, cycle in joined.parts if number == attempt), default=-1)
+        killed = FaultEvent("", launch, launch.until, cycle, "attempt", what="the launcher was killed")
+        ranks = joined.ranks((attempt, cycle))
+        found.append(_fault(killed, (attempt, cycle), {Category.RESCHEDULE.value: gap_s}, 0.0, ranks))
+    return sorted(found, key=lambda fault: fault.t)
+
+
+def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> Fault:
+    recovery_s = sum(phases.values())
+    cycle = key[1] if event.event and key[1] >= 0 else None
+    return Fault(
+        kind=event.kind or "unknown",
+        fault_class=event.fault_class or "unknown",
+        rank=event.rank,
+        node="" if event.kind == "node" else event.launch.node,
+        t=event.t,
+        attempt=key[0] + 1,
+        cycle=cycle,
+        in_process=event.event.startswith("in_process"),
+        iteration=event.iteration,
+        what=event.what,
+        hint=event.hint,
+        phases=dict(phases),
+        recovery_s=recovery_s,
+        lost_s=lost_s,
+        ranks=ranks,
+        rank_s=(recovery_s + lost_s) * ranks,
+    )
+
+
+def _chosen(events: Sequence[FaultEvent]) -> list[FaultEvent]:
+    """Returns one event for each fault of a cycle: several may tell of one."""
+    found = _in_process(events)
+    ended = [event for event in events if event.event == "fault"]
+    elsewhere = [event for event in events if event.event == "cycle_end"]
+    if ended:
+        found.append(min(ended, key=lambda event: (event.collateral, event.t)))
+    elif elsewhere:
+        # The node of that fault has left no word of it: it was lost, or its journal is not among these.
+        found.append(replace(elsewhere[0], kind="node"))
+    return found
+
+
+def _in_process(events: Sequence[FaultEvent]) -> list[FaultEvent]:
+    """The faults of one cycle that its ranks restarted in process for. Each node tells of each restart."""
+    found: dict[int, FaultEvent] = {}
+    deaths = [event for event in events if event.event == "in_process_fault"]
+    for event in events:
+        if event.event == "in_process_restart":
+            known = found.get(event.iteration)
+            if known is None or known.took_s < event.took_s:
+                found[event.iteration] = event
+    restarts = []
+    for event in sorted(found.values(), key=lambda event: event.t):
+        before = [death for death in deaths if death.t <= event.t]
+        if before:
+            deaths = [death for death in deaths if death.t > event.t]
+            restarts.append(_with_death(event, before[0]))
+        elif event.kind != JOINS:
+            restarts.append(event)
+    if not any(event.event == "fault" for event in events):
+        restarts += deaths[:1]
+    return restarts
+
+
+def _with_death(restart: FaultEvent, death: FaultEvent) -> FaultEvent:
+    """A restart in process together with the death of a rank that it was for."""
+    return replace(
+        death,
+        event=restart.event,
+        kind=restart.kind or "exit",
+        iteration=restart.iteration,
+        took_s=restart.took_s,
+    )
+
+
+def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
+    """Returns each attempt that no launcher ended and that another follows, one launch of it, and the time between."""
+    found = []
+    for attempt in range(max(joined.attempts.values())):
+        of_attempt = joined.of_attempt(attempt)
+        if all(launch.exit_code is None for launch in of_attempt):
+            last = max(of_attempt, key=lambda launch: launch.until)
+            begins = min(launch.since for launch in joined.of_attempt(attempt + 1))
+            found.append((attempt, last, begins - last.until))
+    return found
+
+
+def _phases(joined: _Joined, event: FaultEvent) -> Mapping[str, float]:
+    """Seconds of each phase of the recovery from a fault."""
+    if event.event.startswith("in_process"):
+        return {"in_process": event.took_s}
+    attempt, cycle = joined.key(event)
+    # The faulty node's own journal knows best when its fault began.
+    for into, recovery in joined.recoveries[id(event.launch)]:
+        if into > cycle:
+            return recovery
+    for (other, number), part in joined.parts.items():
+        if other == attempt and number > cycle and part.recovery:
+            return part.recovery
+    phases = {}
+    ended = joined.parts.get((attempt, cycle))
+    if ended is not None:
+        phases = {name: ended.seconds.get(name, 0.0) for name in (Category.DETECTION.value, Category.STOP.value)}
+    following = [launch.since for launch in joined.of_attempt(attempt + 1)]
+    if following:
+        ended_at = max(launch.until for launch in joined.of_attempt(attempt))
+        phases[Category.RESCHEDULE.value] = max(0.0, min(following) - ended_at)
+    return phases
+
+
+def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEvent]]) -> dict[int, float]:
+    """Returns seconds of steps in vain by the id of the fault's event.
+
+    What a cycle lost by itself is shared by its faults; what was lost since a later one resumed earlier is of the last
+    fault before that.
+    """
+    found: dict[int, float] = {}
+    keys = list(joined.parts)
+    last: FaultEvent | None = None
+    for number, key in enumerate(keys):
+        window = [joined.parts[known] for known in keys[max(0, number - _LOOKS_BACK) : number + 1]]
+        before_s = account(window[:-1]).seconds.get(Category.LOST_PROGRESS, 0.0)
+        own_s = window[-1].seconds.get(Category.LOST_PROGRESS, 0.0)
+        again_s = max(0.0, account(window).seconds.get(Category.LOST_PROGRESS, 0.0) - before_s - own_s)
+        if last is not None:
+            found[id(last)] = found.get(id(last), 0.0) + again_s
+        of_cycle = faults.get(key, ())
+        for event in of_cycle:
+            found[id(event)] = found.get(id(event), 0.0) + own_s / len(of_cycle)
+        ended = [event for event in of_cycle if not event.event.startswith("in_process")]
+        if ended:
+            last = ended[-1]
+    return found
+
+
+def _classes(faults: Sequence[Fault], wall_s: float) -> list[FaultClass]:
+    by_class: dict[str, list[Fault]] = {}
+    for fault in faults:
+        by_class.setdefault(fault.fault_class, []).append(fault)
+    found = [
+        FaultClass(
+            name=name,
+            faults=len(of_class),
+            mtbf_s=wall_s / len(of_class),
+            mttr_s=sum(fault.recovery_s for fault in of_class) / len(of_class),
+            cost_s=sum(fault.cost_s for fault in of_class),
+        )
+        for name, of_class in by_class.items()
+    ]
+    return sorted(found, key=lambda of_class: (-of_class.faults, of_class.name))
+
+
+# Checkpoints and ranks.
+
+
+def _saves(parts: Sequence[CycleTimes]) -> Saves | None:
+    saving = [part for part in parts if part.saves > 0]
+    count = sum(part.saves for part in saving)
+    if not count:
+        return None
+    saving_s = sum(part.seconds.get(Category.CHECKPOINT_SAVE, 0.0) for part in saving)
+    trained_s = sum(
+        spent_s
+        for part in saving
+        for name, spent_s in part.seconds.items()
+        if name in _BETWEEN_SAVES or name.startswith(CUSTOM)
+    )
+    return Saves(count, saving_s / count, trained_s / count)
+
+
+def _slowest(collection: Collection) -> list[SlowRank]:
+    found = [SlowRank(rank, score.total / score.reports, score.reports) for rank, score in collection.scores.items()]
+    return sorted(found, key=lambda slow: (slow.score, slow.rank))[:_SLOWEST]

@@ -1,0 +1,155 @@
+"""How long sections took, beside the limits that watch them. Pure.
+
+The journal's events `ledger` have the durations of one rank of each node, cycle by cycle; here they become one
+histogram for each section. Limits are those of the settings (`job_start`), then those that a training set or learned
+(`limits`); what they did is in `verdict` and `interruption`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ft_launcher.ledger.account import durations_of
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.rank_times import STEP, Durations
+
+FEWEST_TIMES = 100
+"""With fewer occurrences nothing is said of a limit: with 100 and none longer, 3 % may still be (the rule of three)."""
+_FEWEST_FOR_P999 = 1000
+_SAFETY, _FLOOR_S = MonitorSettings().safety_factor, MonitorSettings().learned_limit_floor
+"""A limit that is proposed is made as a learned one is: the longest time observed times this, and not below that."""
+_IS_LONG = 2.0
+"""A limit that is this many times the proposed one is called long."""
+_IS_TIGHT = 1.5
+"""A limit below this many times the longest observed time is called tight."""
+_MAX_NAMES = 256
+_SECTION = "section:"
+_NS_PER_S = 1e9
+
+
+class Fit(str, Enum):
+    """How a limit fits what was observed."""
+
+    __str__ = str.__str__
+
+    TOO_FEW = "seen too few times to say"
+    UNWATCHED = "no limit"
+    TIGHT = "tight"
+    LONG = "long"
+    GOOD = "fits"
+
+
+@dataclass(frozen=True)
+class WatchedSection:
+    """A section: how long it took, and its limit.
+
+    Attributes:
+        times: how often it occurred, on one rank of each node.
+        p999_s: what 99.9 % of them took at most, up to 41 % too high; None: fewer than 1,000, or unknown.
+        max_s: the longest.
+        limit_s: None: it has none.
+        learned: the limit was learned.
+        fired: in how many cycles the limit ended or interrupted a rank.
+    """
+
+    name: str
+    times: int
+    p999_s: float | None
+    max_s: float
+    limit_s: float | None
+    learned: bool
+    fired: int
+
+    @property
+    def proposed_s(self) -> float:
+        """A limit that would not have fired, with the margin of learned limits."""
+        return max(_FLOOR_S, _SAFETY * self.max_s)
+
+    @property
+    def fit(self) -> Fit:
+        """How its limit fits."""
+        if self.times < FEWEST_TIMES:
+            return Fit.TOO_FEW
+        if self.limit_s is None:
+            return Fit.UNWATCHED
+        if self.limit_s < _IS_TIGHT * self.max_s:
+            return Fit.TIGHT
+        if self.limit_s > _IS_LONG * self.proposed_s:
+            return Fit.LONG
+        return Fit.GOOD
+
+
+class SectionLimits:
+    """Takes the events that tell of sections and limits, and keeps one histogram for each section."""
+
+    def __init__(self) -> None:
+        self._durations: dict[str, Durations] = {}
+        self._latest: dict[Hashable, tuple[float, Mapping[str, Any]]] = {}
+        self._limits: dict[str, tuple[float, bool]] = {}
+        self._fired: set[tuple[str, Hashable]] = set()
+
+    def ledger(self, launch: Hashable, since: float, facts: Mapping[str, Any]) -> None:
+        """Takes an event `ledger` of a launch: the last one of a part that begins at `since` counts."""
+        known = self._latest.get(launch)
+        if known is not None and known[0] < since:
+            self._fold(known[1])
+        # Read when it is known to be the last one: of a cycle that runs it is written again every ten minutes.
+        self._latest[launch] = (since, {"durations": facts.get("durations")})
+
+    def ended(self, launch: Hashable) -> None:
+        """Notes that no more events of a launch follow."""
+        known = self._latest.pop(launch, None)
+        if known is not None:
+            self._fold(known[1])
+
+    def limits(self, facts: Mapping[str, Any]) -> None:
+        """Takes limits of sections, as in the event `limits`."""
+        sections, learned = facts.get("sections"), facts.get("learned")
+        if not isinstance(sections, Mapping):
+            return
+        if not isinstance(learned, list):
+            learned = []
+        for name, limit_s in sections.items():
+            if name in self._limits or len(self._limits) < _MAX_NAMES:
+                self._limits.pop(name, None)
+                # The comparison also refuses what is no number of seconds: NaN, infinity.
+                if type(limit_s) in (int, float) and 0 < limit_s < 1e9:
+                    self._limits[name] = (float(limit_s), _SECTION + name in learned)
+
+    def fired(self, cycle: Hashable, limit: str) -> None:
+        """Notes that a limit ended or interrupted a rank in a cycle."""
+        if limit.startswith(_SECTION) and len(self._fired) < _MAX_NAMES * _MAX_NAMES:
+            self._fired.add((limit.removeprefix(_SECTION), cycle))
+
+    def found(self) -> list[WatchedSection]:
+        """Returns the sections that occurred: those with limits first, then `step`, then the most frequent."""
+        for launch in list(self._latest):
+            self.ended(launch)
+        sections = [self._section(name, durations) for name, durations in self._durations.items()]
+        return sorted(sections, key=lambda known: (known.limit_s is None, known.name != STEP, -known.times, known.name))
+
+    def _section(self, name: str, durations: Durations) -> WatchedSection:
+        p999_ns = None
+        if durations.count >= _FEWEST_FOR_P999:
+            p999_ns = durations.quantile_ns(0.999)
+        limit_s, learned = self._limits.get(name, (None, False))
+        return WatchedSection(
+            name=name,
+            times=durations.count,
+            p999_s=None if p999_ns is None else p999_ns / _NS_PER_S,
+            max_s=durations.longest_ns / _NS_PER_S,
+            limit_s=limit_s,
+            learned=learned,
+            fired=sum(known == name for known, _ in self._fired),
+        )
+
+    def _fold(self, facts: Mapping[str, Any]) -> None:
+        for name, more in durations_of(facts).items():
+            known = self._durations.get(name)
+            if known is not None:
+                self._durations[name] = known.merged(more)
+            elif len(self._durations) < _MAX_NAMES:
+                self._durations[name] = more

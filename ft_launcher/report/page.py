@@ -1,0 +1,164 @@
+"""The report as one page of HTML that asks no other host for anything. Pure.
+
+Texts of ranks are escaped; the policy in its head forbids scripts, pictures and connections all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from html import escape
+
+from ft_launcher.report import summary
+from ft_launcher.report.advice import Advice
+from ft_launcher.report.durations import as_text, counted
+from ft_launcher.report.findings import JobFindings
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_STYLE = """
+:root { color-scheme: light dark; --text: #1b1b1b; --back: #ffffff; --faint: #d0d0d0; --step: #2e7d4f; --lost: #b5432f;
+  --other: #4a6fa5; }
+@media (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --back: #161616; --faint: #444444; --step: #55b07c;
+  --lost: #e0705c; --other: #7f9fd0; } }
+body { color: var(--text); background: var(--back); font: 16px/1.5 system-ui, sans-serif; max-width: 60rem;
+  margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; min-width: 50%; }
+th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.6rem; border-bottom: 1px solid var(--faint); }
+th { vertical-align: bottom; }
+h1, p, td { overflow-wrap: anywhere; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+svg { width: 100%; height: 2.5rem; margin-bottom: 0.5rem; }
+.step { fill: var(--step); background: var(--step); } .other { fill: var(--other); background: var(--other); }
+.lost_progress { fill: var(--lost); background: var(--lost); }
+.key { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.5em; }
+"""
+
+
+def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
+    """Returns the page."""
+    title = f"Report on {', '.join(findings.run_ids) or 'a job'}"
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1><p>{escape(summary.verdict(findings))}</p>",
+        "<h2>Time by category</h2>",
+        _bar(findings),
+        _categories(findings),
+        *_cycles(findings),
+        *_faults(findings),
+    ]
+    if findings.sections:
+        sections = (summary.of_section(section) for section in findings.sections[: summary.MOST_SECTIONS])
+        parts += [
+            "<h2>Sections and their limits</h2>",
+            _table(("section", "times", "99.9% at most", "longest", "limit", "how it fits"), sections, {1, 2, 3}),
+        ]
+    if findings.slowest:
+        rows = ((str(slow.rank), f"{slow.score:.2f}", str(slow.reports)) for slow in findings.slowest)
+        parts += ["<h2>Slowest ranks</h2>", _table(("rank", "score", "reports"), rows, {0, 1, 2})]
+    if advice:
+        parts += ["<h2>Advice</h2>", _table(("about", "advice"), ((one.topic, one.text) for one in advice))]
+    return "\n".join([*parts, "</body></html>"]) + "\n"
+
+
+def _look(number: int, name: str) -> tuple[str, float]:
+    """The class and the opacity of the category with this number: the rest takes turns of strength."""
+    if name in ("step", "lost_progress"):
+        return name, 1.0
+    return "other", 1 - 0.15 * (number % 5)
+
+
+def _bar(findings: JobFindings) -> str:
+    """The time by category as one bar: steps that count, steps in vain, and the rest."""
+    pieces = []
+    left = 0.0
+    for number, (name, spent_s, share) in enumerate(findings.shares()):
+        kind, opacity = _look(number, name)
+        title = escape(f"{name}: {as_text(spent_s)}, {share:.1%}")
+        place = f'x="{left * 1000:.2f}" y="0" width="{share * 1000:.2f}" height="40"'
+        pieces.append(f'<rect class="{kind}" {place} opacity="{opacity:.2f}"><title>{title}</title></rect>')
+        left += share
+    label = 'role="img" aria-label="time by category"'
+    return f'<svg viewBox="0 0 1000 40" preserveAspectRatio="none" {label}>{"".join(pieces)}</svg>'
+
+
+def _categories(findings: JobFindings) -> str:
+    """The table of the time by category, each with its colour in the bar."""
+    rows = []
+    for number, (name, spent_s, share) in enumerate(findings.shares()):
+        kind, opacity = _look(number, name)
+        key = f'<span class="key {kind}" style="opacity: {opacity:.2f}"></span>'
+        rows.append((_Markup(key + escape(name)), as_text(spent_s), f"{share:.1%}"))
+    return _table(("category", "time", "share"), rows, {1, 2})
+
+
+def _cycles(findings: JobFindings) -> list[str]:
+    """The cycles on one line of time, and the moments of faults."""
+    length_s = findings.ended - findings.began
+    if length_s <= 0:
+        return []
+    pieces = []
+    for cycle in findings.cycles:
+        left, width = (
+            (moment / length_s) * 1000 for moment in (cycle.began - findings.began, cycle.ended - cycle.began)
+        )
+        words = f"attempt {cycle.attempt}, cycle {cycle.cycle}: {as_text(cycle.ended - cycle.began)}"
+        if cycle.end_reason:
+            words += f", {cycle.end_reason}"
+        place = f'x="{left:.2f}" y="0" width="{width:.2f}" height="40"'
+        pieces.append(f'<rect class="other" {place}><title>{escape(words)}</title></rect>')
+    for fault in findings.faults:
+        place = f'x="{(fault.t - findings.began) / length_s * 1000 - 1:.2f}" y="0" width="2" height="40"'
+        title = escape(f"{summary.headline(fault)}: {as_text(fault.cost_s)}")
+        pieces.append(f'<rect class="lost_progress" {place}><title>{title}</title></rect>')
+    words = f"{counted(len(findings.cycles), 'cycle')} in {as_text(length_s)}"
+    if findings.faults:
+        words += f", and {counted(len(findings.faults), 'fault')} (red lines)"
+    label = 'role="img" aria-label="cycles and faults"'
+    return [
+        "<h2>Cycles</h2>",
+        f'<svg viewBox="0 0 1000 40" preserveAspectRatio="none" {label}>{"".join(pieces)}</svg>',
+        f"<p>{words}.</p>",
+    ]
+
+
+def _faults(findings: JobFindings) -> list[str]:
+    if not findings.faults:
+        return []
+    rows = ((summary.headline(fault), summary.costs(fault), fault.what) for fault in summary.costliest(findings))
+    classes = (
+        (of_class.name, str(of_class.faults), as_text(of_class.mtbf_s), as_text(of_class.mttr_s))
+        for of_class in findings.classes
+    )
+    nodes = ((node, str(count)) for node, count in findings.node_faults.items())
+    return [
+        "<h2>Costliest faults</h2>",
+        _table(("fault", "cost", "what happened"), rows),
+        "<h2>Faults by class</h2>",
+        _table(("class", "faults", "one in", "mean recovery"), classes, {1, 2, 3}),
+        "<h2>Nodes by faults</h2>",
+        _table(("node", "faults"), nodes, {1}),
+    ]
+
+
+class _Markup(str):
+    """HTML: all other texts in a table are escaped."""
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = ()) -> str:
+    """A table. `numbers`: the columns that are aligned as numbers are."""
+    head = "".join(_cell("th", escape(name), column in numbers) for column, name in enumerate(heads))
+    body = []
+    for row in rows:
+        texts = (text if isinstance(text, _Markup) else escape(text) for text in row)
+        cells = "".join(_cell("td", text, column in numbers) for column, text in enumerate(texts))
+        body.append(f"<tr>{cells}</tr>")
+    return f"<table><tr>{head}</tr>{''.join(body)}</table>"
+
+
+def _cell(tag: str, markup: str, is_number: bool) -> str:
+    if is_number:
+        return f'<{tag} class="number">{markup}</{tag}>'
+    return f"<{tag}>{markup}</{tag}>"

@@ -1,0 +1,89 @@
+"""The report as a picture (PNG): the time by category as a bar, and the cycles and faults on a line of time.
+
+The only file that needs matplotlib, of the extra `observe`. Names that a training chose are drawn as they are: nothing
+in them is a formula, and the settings of matplotlib that a user has do not matter.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ft_launcher.record.report import printable
+from ft_launcher.report.durations import as_text, counted
+from ft_launcher.report.findings import JobFindings
+
+_STEP, _LOST = "#2e7d4f", "#b5432f"
+_OTHERS = ("#4a6fa5", "#7f9fd0", "#b8a04a", "#8a6fa5", "#5f9ea0", "#a0795f", "#909090", "#c5a3c5")
+_LEAST_SHARE = 0.0005
+"""Of the time: a smaller category would be in the legend with 0.0 %, and could not be seen."""
+_NUMBERED = 24
+"""With more cycles their numbers would overlap."""
+_MAX_NAME = 36
+"""Characters: three columns of the legend are as wide as the bar."""
+
+
+def as_png(findings: JobFindings) -> bytes:
+    """Returns the picture."""
+    # Not the user's settings: `text.usetex` would run programs, and a `$` in a name would begin a formula.
+    with style.context(["default", {"text.parse_math": False}]), warnings.catch_warnings():
+        # Of letters that the font does not have.
+        warnings.simplefilter("ignore", UserWarning)
+        figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
+        bar, line = figure.subplots(2, 1, height_ratios=(3, 2))
+        figure.suptitle(_plain(f"Report on {', '.join(findings.run_ids) or 'a job'}", 2 * _MAX_NAME), x=0.01, ha="left")
+        _draw_categories(bar, findings)
+        _draw_cycles(line, findings)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _draw_categories(axes: Axes, findings: JobFindings) -> None:
+    shares = findings.shares()
+    left, others = 0.0, 0
+    for name, spent_s, share in shares:
+        colour = {"step": _STEP, "lost_progress": _LOST}.get(name)
+        if colour is None:
+            colour = _OTHERS[others % len(_OTHERS)]
+            others += 1
+        piece = axes.barh(0, share * 100, left=left, color=colour)
+        if share >= _LEAST_SHARE:
+            piece.set_label(f"{share:.1%} {_plain(name)}, {as_text(spent_s)}")
+        left += share * 100
+    goodput = f"{findings.goodput:.1%} steps that count, {findings.goodput_saved:.1%} until the last checkpoint"
+    axes.set_title(f"{as_text(findings.wall_s)}: {goodput}", loc="left", fontsize="medium")
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the time")
+    axes.set_yticks([])
+    if shares:
+        axes.legend(ncols=3, fontsize="small", frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25))
+
+
+def _draw_cycles(axes: Axes, findings: JobFindings) -> None:
+    length_s = max(1e-6, findings.ended - findings.began)
+    unit_s, unit = next(
+        (known for known in ((86400, "days"), (3600, "hours"), (60, "minutes")) if known[0] * 3 < length_s),
+        (1, "seconds"),
+    )
+    for cycle in findings.cycles:
+        left, width = (cycle.began - findings.began) / unit_s, (cycle.ended - cycle.began) / unit_s
+        axes.barh(0, width, left=left, color=_OTHERS[0], edgecolor="white")
+        if len(findings.cycles) <= _NUMBERED:
+            axes.text(left + width / 2, 0, str(cycle.cycle), ha="center", va="center", color="white")
+    for fault in findings.faults:
+        axes.axvline((fault.t - findings.began) / unit_s, color=_LOST)
+    counts = f"{counted(len(findings.cycles), 'cycle')}, {counted(len(findings.faults), 'fault')} (red)"
+    axes.set_title(counts, loc="left", fontsize="medium")
+    axes.set_xlim(0, length_s / unit_s)
+    axes.set_xlabel(unit)
+    axes.set_yticks([])
+
+
+def _plain(text: str, longest: int = _MAX_NAME) -> str:
+    """A text without control characters and halves of surrogate pairs, which no font has, and not too long."""
+    return printable(text).encode("utf-8", "backslashreplace").decode()[:longest]

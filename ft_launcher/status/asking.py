@@ -1,0 +1,74 @@
+"""How a thread that answers a request has the agent's thread ask the monitors, and waits a bounded time for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+_FRESH_S = 0.2
+"""Who asks so soon after another gets what that one got: a thousand clients cost no more than a few."""
+
+
+class Asking:
+    """One launcher's. `ask` is for the threads of servers, everything else for the agent's thread."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._asked = self._answered = 0
+        self._answered_at = 0.0
+        self._with_stacks = False
+        self._is_attended = False
+
+    def ask(self, limit_s: float, stacks: bool = False) -> bool | None:
+        """Waits until all monitors were asked and have answered, or until the limit (seconds).
+
+        Returns:
+            Whether the agent's thread has attended to it; None: no rank runs, so nobody could be asked.
+        """
+        with self._condition:
+            if not self._is_attended:
+                return None
+            if not stacks and time.monotonic() < self._answered_at + _FRESH_S:
+                return True
+            self._asked += 1
+            ticket = self._asked
+            self._with_stacks |= stacks
+            os.eventfd_write(self._event, 1)
+            self._condition.wait_for(lambda: self._answered >= ticket or not self._is_attended, limit_s)
+            return self._answered >= ticket or not self._is_attended
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when somebody asks."""
+        return self._event
+
+    def attend(self, is_attended: bool) -> None:
+        """Says whether the agent's thread looks at the descriptor from now on. Who waits is released if it does not."""
+        with self._condition:
+            self._is_attended = is_attended
+            self._condition.notify_all()
+
+    def take(self) -> tuple[int, bool]:
+        """Returns the number of requests so far, and whether one of the new ones wants stacks."""
+        with self._condition:
+            try:
+                os.eventfd_read(self._event)
+            except BlockingIOError:
+                pass
+            stacks, self._with_stacks = self._with_stacks, False
+            return self._asked, stacks
+
+    def answer(self, number: int) -> None:
+        """Releases who has asked until `number`."""
+        with self._condition:
+            self._answered = max(self._answered, number)
+            self._answered_at = time.monotonic()
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Closes the descriptor; nobody asks any more."""
+        with self._condition:
+            self._is_attended = False
+            self._condition.notify_all()
+            os.close(self._event)

@@ -1,0 +1,130 @@
+"""The state of a job on this node as metrics of Prometheus, by its client library (the extra `observe`).
+
+A collector makes them when they are asked for; nothing is counted meanwhile. No run id, host or text of a rank is a
+label but in `job_info`, so the number of series is bounded. docs/operations.md has the table of all metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ft_launcher.status.node_status import Facts, RankReading, Times
+from ft_launcher.status.summary import RankState, rank_state
+from rank_monitor.contract.wire.rank_times import BOUNDS_NS, Durations
+
+PREFIX = "ft_launcher_"
+KIND = "text/plain; version=0.0.4; charset=utf-8"
+_RECOVERY_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""A restart in process takes hundredths of a second, a lost node minutes."""
+
+
+def as_metrics(facts: Facts, readings: Sequence[RankReading], times: Times | None, now: float, version: str) -> bytes:
+    """Returns the metrics in Prometheus' text format.
+
+    Args:
+        now: monotonic seconds.
+        version: of the launcher.
+    """
+
+    class Once(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield from _of_job(facts, version)
+            if times is not None:
+                yield from _of_times(times)
+            yield from _of_ranks(readings, facts, now)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Once())
+    return generate_latest(registry)
+
+
+def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
+    yield _gauge("build_info", "Version of the launcher.", [({"version": version}, 1)])
+    names = {"run_id": facts.run_id, "node": facts.node, "node_rank": str(facts.node_rank)}
+    yield _gauge("job_info", "What the job is called, and where this is.", [(names, 1)])
+    if facts.cycle is not None:
+        yield _gauge("cycle", "The present or last cycle, from 0.", [({}, facts.cycle)])
+        yield _gauge("nodes", "Nodes in the cycle.", [({"state": "active"}, facts.nodes)])
+    if facts.restarts_left is not None:
+        yield _gauge("restarts_left", "What is left of --max-restarts.", [({}, facts.restarts_left)])
+    yield _counter("cycles", "Cycles that have ended, by how.", _by("end", facts.cycle_ends))
+    faults = [({"fault_class": of, "kind": kind}, count) for (of, kind), count in facts.faults_by.items()]
+    yield _counter("faults", "Faults of ranks of this node.", faults)
+    restarts = [({"rung": rung, "charged": str(charged).lower()}, n) for (rung, charged), n in facts.restarts.items()]
+    yield _counter("restarts", "Restarts, by what restarted and by whether they count against the budget.", restarts)
+    yield _counter("steps_lost", "Steps that were done again.", [({}, facts.steps_lost)])
+    recovery = HistogramMetricFamily(
+        f"{PREFIX}recovery_seconds", "Time of each phase of the recoveries that are over.", labels=["phase"]
+    )
+    for phase, spent in facts.recoveries.items():
+        buckets = [(str(bound), float(sum(one <= bound for one in spent))) for bound in _RECOVERY_BOUNDS_S]
+        recovery.add_metric([phase], [*buckets, ("+Inf", float(len(spent)))], sum(spent))
+    yield recovery
+    healthy = [({"check": check}, float(state != "unhealthy")) for check, state in facts.health.items()]
+    yield _gauge("health_ok", "Whether a check that had something to report lets this node take part.", healthy)
+    yield _counter("journal_dropped", "Events that are in no file.", [({}, facts.lines_dropped)])
+    yield _counter("monitors_replaced", "Monitors of ranks that were lost.", [({}, facts.monitors_replaced)])
+
+
+def _of_times(times: Times) -> Iterator[Metric]:
+    present, account = times.present, times.account
+    if present.iteration is not None:
+        yield _gauge("step", "The last step that is done.", [({}, present.iteration)])
+    if present.saved is not None:
+        yield _gauge("step_saved", "The last step that is in a checkpoint.", [({}, present.saved)])
+    # No counter: steps that are lost later move from `step` to `lost_progress`.
+    seconds = [({"category": category}, spent_s) for category, spent_s in account.seconds.items()]
+    yield _gauge("time_seconds", "Time of the job by category; the sum is its wall time.", seconds)
+    yield _gauge("goodput_ratio", "Share of the time of steps that count.", [({"window": "job"}, account.goodput)])
+    saved = [({"window": "job"}, account.goodput_saved)]
+    yield _gauge("goodput_saved_ratio", "The same, of steps that are in a checkpoint.", saved)
+    yield _histogram("step_seconds", "Time of the steps, without the first of each cycle.", times.durations)
+
+
+def _of_ranks(readings: Iterable[RankReading], facts: Facts, now: float) -> Iterator[Metric]:
+    ages, states = [], []
+    for reading in readings:
+        rank = {"rank": str(reading.rank)}
+        if reading.read_at is not None and reading.sign_age_s is not None:
+            ages.append((rank, reading.sign_age_s + max(0.0, now - reading.read_at)))
+        state = rank_state(reading, facts)
+        states += [({**rank, "state": str(one)}, float(one is state)) for one in RankState]
+    yield _gauge("rank_sign_age_seconds", "Age of the last sign of life of a rank of this node.", ages)
+    yield _gauge("rank_state", "1 for the state of a rank of this node, 0 for the others.", states)
+
+
+def _gauge(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Metric:
+    return _filled(GaugeMetricFamily, name, text, samples)
+
+
+def _counter(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Metric:
+    return _filled(CounterMetricFamily, name, text, samples)
+
+
+def _filled(family: Any, name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Metric:
+    labels = list(samples[0][0]) if samples else []
+    made: Metric = family(f"{PREFIX}{name}", text, labels=labels)
+    for values, number in samples:
+        made.add_metric(list(values.values()), number)  # type: ignore[attr-defined]
+    return made
+
+
+def _by(label: str, counts: Mapping[str, int]) -> list[tuple[Mapping[str, str], float]]:
+    return [({label: value}, count) for value, count in counts.items()]
+
+
+def _histogram(name: str, text: str, durations: Durations) -> Metric:
+    made = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=[])
+    reached, buckets = 0, []
+    for bucket, bound in enumerate(BOUNDS_NS):
+        reached += durations.buckets.get(bucket, 0)
+        if bucket % 2 == 0:  # powers of two: half the series say as much
+            buckets.append((str(bound / 1e9), float(reached)))
+    count = float(sum(durations.buckets.values()))
+    made.add_metric([], [*buckets, ("+Inf", count)], durations.sum_ns / 1e9)
+    return made

@@ -1,0 +1,296 @@
+"""The state of a running job on this node: what the events of its journal add up to, and where its ranks are.
+
+Pure but for a lock: the agent's thread and the journal's writers put in, the threads of the server read. The journal
+gives each event to `on_event`, so that status, metrics and journal cannot differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.record import events
+from rank_monitor.contract.wire.rank_times import Durations
+
+_MOST_FAULTS = 20
+"""The last ones are kept, with their texts: 40 KB at most. Counters have all."""
+_MOST_TEXT = 2000
+"""Characters of one text that a rank chose."""
+_MOST_KINDS = 64
+"""Different labels of one counter; classes and kinds of faults are fewer."""
+RELAUNCH, IN_PROCESS = "relaunch", "in_process"
+
+
+@dataclass(frozen=True)
+class RankReading:
+    """Where a rank was when its monitor was asked.
+
+    Attributes:
+        read_at: when it answered (monotonic seconds); None: it has not, in this cycle.
+        iteration: the last one that it reported; -1: none.
+        sections: that are open, with their age in seconds at `read_at`.
+        sign_age_s: age of its last sign of life then; None: it gave none.
+        frames: of its main thread, the innermost first, where stacks were asked for.
+        process: its state in /proc, then.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    read_at: float | None = None
+    connected: bool = False
+    attached: bool = False
+    iteration: int = -1
+    sections: Mapping[str, float] = field(default_factory=dict)
+    sign_age_s: float | None = None
+    condemned: bool = False
+    frames: Sequence[str] = ()
+    process: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The job's time until now.
+
+    Attributes:
+        category: what the node does now; empty while ranks run.
+        present: the part of the time that has not ended.
+        account: of the whole job.
+        durations: of the steps until now.
+    """
+
+    category: str
+    present: CycleTimes
+    account: Account
+    durations: Durations
+
+
+@dataclass(frozen=True)
+class FaultSeen:
+    """A fault of a rank of this node, and what followed.
+
+    Attributes:
+        t: when it was written: seconds since 1970.
+        next: the decision in words; empty: there is none yet.
+    """
+
+    t: float
+    cycle: int
+    rank: int
+    kind: str
+    fault_class: str
+    what: str
+    where: str
+    hint: str
+    detail: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    next: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the events add up to.
+
+    Attributes:
+        started: when the job began here: seconds since 1970.
+        cycle: the present or last cycle; None: none has begun.
+        runs: ranks run now.
+        trouble: why the job is not well now, in words; empty: it is.
+        ended: the job is over.
+        restarts: number by rung and by whether they were charged.
+        recoveries: for each phase the seconds of each recovery that is over; beyond 1,000 the last ones only.
+        health: the last state of each check that had something to report.
+    """
+
+    run_id: str = ""
+    node: str = ""
+    started: float = 0.0
+    max_restarts: int = 0
+    cycle: int | None = None
+    nodes: int = 1
+    node_rank: int = 0
+    runs: bool = False
+    trouble: str = ""
+    ended: bool = False
+    restarts_left: int | None = None
+    faults: tuple[FaultSeen, ...] = ()
+    fault_count: int = 0
+    faults_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    restarts: Mapping[tuple[str, bool], int] = field(default_factory=dict)
+    cycle_ends: Mapping[str, int] = field(default_factory=dict)
+    recoveries: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    steps_lost: int = 0
+    health: Mapping[str, str] = field(default_factory=dict)
+    lines_dropped: int = 0
+    monitors_replaced: int = 0
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+
+
+class NodeStatus:
+    """The state of one launcher's job. Any thread may call its methods."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._facts = Facts()
+        self._faults: deque[FaultSeen] = deque(maxlen=_MOST_FAULTS)
+        self._faults_by: Counter[tuple[str, str]] = Counter()
+        self._restarts: Counter[tuple[str, bool]] = Counter()
+        self._cycle_ends: Counter[str] = Counter()
+        self._recoveries: dict[str, deque[float]] = {}
+        self._reached: int | None = None
+        self._readings: tuple[RankReading, ...] = ()
+        self._is_stalled = False
+        self._stalled_at: int | None = None
+        """The lowest iteration of any rank when it was first read after the stall was reported."""
+
+    def on_event(self, event: events.Event, t: float) -> None:
+        """Takes an event that was written at `t` (seconds since 1970)."""
+        with self._lock:
+            self._facts = self._after(event, t)
+
+    def read(self, readings: Sequence[RankReading]) -> None:
+        """Takes the present readings of all ranks of this node."""
+        with self._lock:
+            self._readings = tuple(readings)
+            iterations = [reading.iteration for reading in readings]
+            if not self._is_stalled or not iterations:
+                return
+            if self._stalled_at is None:
+                self._stalled_at = min(iterations)
+            elif min(iterations) > self._stalled_at:  # they go on, of which nothing is written to the journal
+                self._is_stalled = False
+                self._facts = replace(self._facts, trouble="")
+
+    @property
+    def readings(self) -> tuple[RankReading, ...]:
+        """The last readings."""
+        with self._lock:
+            return self._readings
+
+    def facts(self) -> Facts:
+        """What is known now."""
+        with self._lock:
+            return replace(
+                self._facts,
+                faults=tuple(self._faults),
+                fault_count=sum(self._faults_by.values()),
+                faults_by=dict(self._faults_by),
+                restarts=dict(self._restarts),
+                cycle_ends=dict(self._cycle_ends),
+                recoveries={phase: tuple(spent) for phase, spent in self._recoveries.items()},
+            )
+
+    def _after(self, event: events.Event, t: float) -> Facts:
+        facts = self._facts
+        match event:
+            case events.JobStart():
+                restarts = event.max_restarts
+                return Facts(event.run_id, event.node, t, restarts, restarts_left=restarts)
+            case events.JobEnd():
+                return replace(facts, ended=True, runs=False)
+            case events.CycleStart() | events.CycleEnd():
+                return self._after_cycle(event)
+            case events.RankExit():
+                return replace(facts, exit_codes={**facts.exit_codes, event.rank: event.exit_code})
+            case events.Fault():
+                return self._after_fault(event, t)
+            case events.Decision():
+                return self._after_decision(event)
+            case events.Verdict() | events.Stall() | events.InProcessFault() | events.InProcessRestart():
+                return replace(facts, trouble=self._trouble(event))
+            case events.Ledger():
+                return self._after_ledger(event)
+            case events.Health():
+                states = {str(reading["check"]): str(reading["state"]) for reading in event.readings}
+                return replace(facts, health=states)
+            case events.HealthChange():
+                return replace(facts, health={**facts.health, event.check: event.state})
+            case events.MonitorReplaced():
+                return replace(facts, monitors_replaced=facts.monitors_replaced + 1)
+            case events.LinesDropped():
+                return replace(facts, lines_dropped=facts.lines_dropped + event.lines)
+        return facts
+
+    def _after_cycle(self, event: events.CycleStart | events.CycleEnd) -> Facts:
+        facts = replace(self._facts, cycle=event.cycle)
+        if isinstance(event, events.CycleStart):
+            self._is_stalled = False
+            facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={})
+            return replace(facts, runs=True, trouble="")
+        self._cycle_ends[event.how.partition(":")[0]] += 1
+        if event.how == "failed elsewhere":
+            return replace(facts, runs=False, trouble=_text(event.why))
+        return replace(facts, runs=False)
+
+    def _trouble(self, event: events.Verdict | events.Stall | events.InProcessFault | events.InProcessRestart) -> str:
+        """Returns why the job is not well while its ranks run; empty: it is again."""
+        match event:
+            case events.Verdict():
+                self._is_stalled, self._stalled_at = not event.condemned, None
+                return f"rank {event.rank} hangs: {_text(event.reason)}"
+            case events.Stall():
+                self._is_stalled, self._stalled_at = True, None
+                return _text(event.what)
+            case events.InProcessFault():
+                self._count_fault(event.fault_class or "unknown", IN_PROCESS)
+                return f"rank {event.rank} {_text(event.what)}"
+            case events.InProcessRestart():
+                self._restarts[IN_PROCESS, False] += 1
+                self._add_recovery("in_process", event.took_s)
+        return ""
+
+    def _after_fault(self, event: events.Fault, t: float) -> Facts:
+        self._count_fault(event.fault_class, event.kind)
+        self._faults.append(
+            FaultSeen(
+                t,
+                event.cycle,
+                event.rank,
+                event.kind,
+                event.fault_class,
+                _text(event.what),
+                _text(event.where),
+                _text(event.hint),
+                tuple(map(_text, event.detail[:10])),
+                tuple(map(_text, event.others[:10])),
+            )
+        )
+        return replace(self._facts, runs=False, trouble=f"rank {event.rank} {_text(event.what)}")
+
+    def _after_decision(self, event: events.Decision) -> Facts:
+        if self._faults and not self._faults[-1].next and self._faults[-1].cycle == event.cycle:
+            self._faults[-1] = replace(self._faults[-1], next=f"{event.action}: {_text(event.reason)}")
+        if event.action == "restart":
+            self._restarts[RELAUNCH, event.charged] += 1
+        return replace(self._facts, runs=False, restarts_left=event.restarts_left)
+
+    def _after_ledger(self, event: events.Ledger) -> Facts:
+        if not event.has_ended:
+            return self._facts
+        for phase, spent_s in event.recovery.items():
+            self._add_recovery(phase, spent_s)
+        lost = 0
+        if event.resumed is not None and self._reached is not None:
+            lost = max(0, self._reached - event.resumed)
+        if event.iteration is not None:
+            self._reached = event.iteration
+        return replace(self._facts, steps_lost=self._facts.steps_lost + lost)
+
+    def _count_fault(self, fault_class: str, kind: str) -> None:
+        if (fault_class, kind) in self._faults_by or len(self._faults_by) < _MOST_KINDS:
+            self._faults_by[fault_class, kind] += 1
+
+    def _add_recovery(self, phase: str, spent_s: float) -> None:
+        if phase in self._recoveries or len(self._recoveries) < _MOST_KINDS:
+            self._recoveries.setdefault(phase, deque(maxlen=1000)).append(spent_s)
+
+
+def _text(value: object) -> str:
+    """A text of a rank, of bounded length; an absent one is empty."""
+    if not isinstance(value, str):
+        return ""
+    return value[:_MOST_TEXT]

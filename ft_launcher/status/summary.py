@@ -1,0 +1,208 @@
+"""The state of a job in one word, in one sentence, and as JSON (`/status.json`). Pure.
+
+The JSON has a version of its own: keys may be added to it, and `v` grows when one goes or changes its meaning.
+docs/operations.md has the table of its keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from ft_launcher.record.journal import finite
+from ft_launcher.status.node_status import Facts, RankReading, Times
+
+VERSION = 1
+
+
+class JobState(str, Enum):
+    """What a job does."""
+
+    __str__ = str.__str__
+
+    STARTING = "starting"
+    """No rank has run yet."""
+    RUNNING = "running"
+    """The ranks run, and nothing is known to be wrong with them."""
+    TROUBLED = "hung"
+    """The ranks run, and some stand still."""
+    RESTARTING = "restarting"
+    """A cycle has ended, and the next one has not begun."""
+    ENDED = "ended"
+    """The job is over."""
+
+
+class RankState(str, Enum):
+    """What a rank does."""
+
+    __str__ = str.__str__
+
+    STARTING = "starting"
+    """It has not connected to its monitor."""
+    UNWATCHED = "unwatched"
+    """It runs, and has asked for no watch."""
+    TRAINING = "training"
+    """It is watched."""
+    HUNG = "hung"
+    """A limit was exceeded."""
+    EXITED = "exited"
+    """Its process has ended."""
+
+
+def job_state(facts: Facts) -> JobState:
+    """Returns what the job does."""
+    if facts.ended:
+        return JobState.ENDED
+    if facts.cycle is None:
+        return JobState.STARTING
+    if not facts.runs:
+        return JobState.RESTARTING
+    if facts.trouble:
+        return JobState.TROUBLED
+    return JobState.RUNNING
+
+
+def rank_state(reading: RankReading, facts: Facts) -> RankState:
+    """Returns what a rank does."""
+    if reading.rank in facts.exit_codes or not facts.runs:
+        return RankState.EXITED
+    if reading.condemned:
+        return RankState.HUNG
+    if not reading.connected:
+        return RankState.STARTING
+    if not reading.attached:
+        return RankState.UNWATCHED
+    return RankState.TRAINING
+
+
+def sentence(facts: Facts, times: Times | None) -> str:
+    """Returns what the job does and whether it is well, in one line."""
+    state = job_state(facts)
+    doing = ""
+    if times is not None and times.category:
+        doing = f" ({times.category})"
+    parts = [
+        {
+            JobState.STARTING: f"starting{doing}",
+            JobState.RUNNING: f"running, cycle {facts.cycle}",
+            JobState.TROUBLED: f"hung in cycle {facts.cycle}",
+            JobState.RESTARTING: f"restarting after cycle {facts.cycle}{doing}",
+            JobState.ENDED: "ended",
+        }[state]
+    ]
+    if times is not None:
+        if times.present.iteration is not None:
+            parts.append(f"step {times.present.iteration:,}")
+        step_s = typical_step_s(times)
+        if step_s is not None:
+            parts.append(f"{step_s:.3g} s a step")
+        if times.present.saved is not None:
+            parts.append(f"saved at step {times.present.saved:,}")
+        if times.account.steps:
+            parts.append(f"goodput {times.account.goodput:.1%}")
+    if facts.fault_count:
+        parts.append(f"{facts.fault_count} fault{'s' if facts.fault_count > 1 else ''}")
+    text = ", ".join(parts)
+    if facts.trouble and state is not JobState.ENDED:
+        text += f": {facts.trouble}"
+    return text
+
+
+def typical_step_s(times: Times) -> float | None:
+    """Returns the median time of a step, at most 41 % too high (seconds); None: no step is over."""
+    median_ns = times.durations.quantile_ns(0.5)
+    if median_ns is None:
+        return None
+    return median_ns / 1e9
+
+
+def as_json(
+    facts: Facts, readings: Sequence[RankReading], times: Times | None, now: float, wall: float, version: str
+) -> dict[str, Any]:
+    """Returns the object of `/status.json`.
+
+    Args:
+        now: monotonic seconds.
+        wall: seconds since 1970.
+        version: of the launcher.
+    """
+    found: dict[str, Any] = {
+        "v": VERSION,
+        "t": round(wall, 3),
+        "launcher": version,
+        "run_id": facts.run_id,
+        "node": facts.node,
+        "node_rank": facts.node_rank,
+        "nodes": facts.nodes,
+        "state": str(job_state(facts)),
+        "sentence": sentence(facts, times),
+        "trouble": facts.trouble,
+        "started": round(facts.started, 3),
+        "cycle": facts.cycle,
+        "max_restarts": facts.max_restarts,
+        "restarts_left": facts.restarts_left,
+        "restarts": sum(facts.restarts.values()),
+        "steps_lost": facts.steps_lost,
+        "health": dict(facts.health),
+        "fault_count": facts.fault_count,
+        "faults": [asdict(fault) for fault in facts.faults],
+        "ranks": [_rank(reading, facts, now) for reading in readings],
+        "times": None,
+    }
+    if times is not None:
+        found["times"] = _times(times)
+    return found
+
+
+def merged_stacks(readings: Sequence[RankReading]) -> list[tuple[list[int], RankReading]]:
+    """Returns the ranks with equal frames together, the smallest group first: it is the one to look at."""
+    groups: dict[tuple[tuple[str, ...], str], list[RankReading]] = {}
+    for reading in readings:
+        why_none = "" if reading.frames else str(reading.process.get("stacks", ""))
+        groups.setdefault((tuple(reading.frames), why_none), []).append(reading)
+    found = [([reading.rank for reading in group], group[0]) for group in groups.values()]
+    return sorted(found, key=lambda entry: (len(entry[0]), entry[0]))
+
+
+def encoded(found: Mapping[str, Any]) -> bytes:
+    """Returns JSON in UTF-8; numbers that JSON does not have are null."""
+    text = json.dumps(finite(found), default=str, allow_nan=False)
+    return text.encode()  # `json` writes ASCII: halves of surrogate pairs are escaped
+
+
+def _rank(reading: RankReading, facts: Facts, now: float) -> dict[str, Any]:
+    age_s = None
+    if reading.read_at is not None:
+        age_s = round(max(0.0, now - reading.read_at), 3)
+    sign_age_s = None
+    if reading.sign_age_s is not None and age_s is not None:
+        sign_age_s = round(reading.sign_age_s + age_s, 3)
+    return {
+        "rank": reading.rank,
+        "local_rank": reading.local_rank,
+        "pid": reading.pid,
+        "state": str(rank_state(reading, facts)),
+        "exit_code": facts.exit_codes.get(reading.rank),
+        "iteration": None if reading.iteration < 0 else reading.iteration,
+        "sections": {str(name)[:128]: age for name, age in reading.sections.items()},
+        "sign_age_s": sign_age_s,
+        "reading_age_s": age_s,
+    }
+
+
+def _times(times: Times) -> dict[str, Any]:
+    return {
+        "doing": times.category,
+        "iteration": times.present.iteration,
+        "saved": times.present.saved,
+        "step_s": typical_step_s(times),
+        "steps": times.account.steps,
+        "wall_s": round(times.account.wall_s, 3),
+        "goodput": round(times.account.goodput, 6),
+        "goodput_saved": round(times.account.goodput_saved, 6),
+        "seconds": {category: round(spent_s, 3) for category, spent_s in times.account.seconds.items() if spent_s},
+        "recovery": {phase: round(spent_s, 3) for phase, spent_s in times.present.recovery.items()},
+    }

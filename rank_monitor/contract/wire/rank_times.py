@@ -1,0 +1,294 @@
+"""The time ledger of one rank in one cycle as it goes from its monitor to the launcher: plain JSON, checked. Pure.
+
+`rank_monitor/time_ledger.py` keeps it and goes on from the copy of a monitor that was lost; `ft_launcher/ledger/` reads
+it. Moments and durations are whole nanoseconds, so that the parts add up exactly; moments are of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.messages import NO_ITERATION
+
+STEP = "step"
+SAVE_SECTIONS = frozenset({"checkpointing", "checkpoint", "checkpoint_save", "save"})
+"""Sections at whose end the training's state is saved."""
+OTHERS = "(others)"
+"""The name under which sections count that are too many, or whose names are too long."""
+MAX_NAMES = 64
+MAX_NAME_BYTES = 64
+"""A name in JSON. With 64 of them, a ledger takes 40 KB at most, and one message holds 60."""
+MAX_POINTS = 256
+UNKNOWN = -2
+"""No iteration. -1 is one: that before iteration 0."""
+MAX_BUCKETS_IN_ALL = 1024
+"""Buckets of all histograms together that are sent: 10 KB. Durations of one section fall into a few of its 64."""
+_MAX_NUMBER = 2**63
+
+BUCKETS = 64
+BOUNDS_NS = tuple(round(1e9 * 2 ** (half / 2)) for half in range(-32, 31))
+"""Upper bounds of all buckets but the last: from 15 us to 9 h, each the square root of 2 times the one before. So a
+quantile that is read off the histogram is at most 41 % too high."""
+
+
+class Outside(str, Enum):
+    """What the time is in which no section is open."""
+
+    STARTING = "starting"
+    """Before the watch began, from the rank's first message on."""
+    PREPARING = "preparing"
+    """Watched; no step has begun since the start of the process, or since the last restart in process."""
+    BETWEEN = "between"
+    """Between steps, and after the last."""
+    FINALIZING = "finalizing"
+    """After an interruption, until the wrapper's finalize and health check are done."""
+    RESTARTING = "restarting"
+    """From then until the wrapped function is called again."""
+    STALLED = "stalled"
+    """From the last sign of progress before an interruption until it."""
+    EXCLUDED = "excluded"
+    """The machine stood still, or the monitor did while its rank reported nothing."""
+
+    __str__ = str.__str__
+
+
+@dataclass
+class Durations:
+    """How often something occurred and how long it took.
+
+    `exclusive_ns` is the time in which no section was open that was opened later; it includes an occurrence that has
+    not ended. All others are of whole occurrences: the first one stands apart, since it is often the longest by far.
+    """
+
+    count: int = 0
+    exclusive_ns: int = 0
+    first_ns: int = 0
+    least_ns: int = 0
+    most_ns: int = 0
+    sum_ns: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)
+    """Number of the bucket -> occurrences in it."""
+
+    def add(self, duration_ns: int, times: int = 1) -> None:
+        """Counts an occurrence of this length, or so many."""
+        self.count += times
+        if self.count == times:
+            self.first_ns = duration_ns
+            times -= 1
+        if times:
+            self.least_ns = min(self.least_ns or duration_ns, duration_ns)
+            self.most_ns = max(self.most_ns, duration_ns)
+            self.sum_ns += duration_ns * times
+            bucket = bisect_left(BOUNDS_NS, duration_ns)
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + times
+
+    @property
+    def longest_ns(self) -> int:
+        """The longest of all occurrences, the first included."""
+        return max(self.first_ns, self.most_ns)
+
+    def quantile_ns(self, share: float) -> int | None:
+        """What this share of all occurrences took at most, up to 41 % too high; None: their histogram is missing."""
+        if not self.count or sum(self.buckets.values()) != self.count - 1:
+            return None
+        first = bisect_left(BOUNDS_NS, self.first_ns)
+        missing = max(1, math.ceil(self.count * share))
+        for bucket, bound_ns in enumerate(BOUNDS_NS):
+            missing -= self.buckets.get(bucket, 0)
+            if bucket == first:
+                missing -= 1
+            if missing <= 0:
+                return min(bound_ns, self.longest_ns)
+        return self.longest_ns
+
+    def merged(self, other: Durations) -> Durations:
+        """Both together; the first occurrence is that of this one, if it has any."""
+        earlier, later = self, other
+        if not self.count:
+            earlier, later = other, self
+        exclusive_ns = earlier.exclusive_ns + later.exclusive_ns
+        joint = replace(earlier, exclusive_ns=exclusive_ns, buckets=dict(earlier.buckets))
+        if later.count:
+            joint.add(later.first_ns)
+            joint.count += later.count - 1
+            joint.least_ns = min(joint.least_ns, later.least_ns or joint.least_ns)
+            joint.most_ns = max(joint.most_ns, later.most_ns)
+            joint.sum_ns += later.sum_ns
+            for bucket, count in later.buckets.items():
+                joint.buckets[bucket] = joint.buckets.get(bucket, 0) + count
+        return joint
+
+
+@dataclass
+class RankTimes:
+    """The ledger of one rank. `since_ns` to `at_ns` is partitioned over `step`, `sections` and `outside`.
+
+    What follows is known only in part: from `at_ns`, the last change that the rank reported, to `now_ns` it was in
+    `tail`, as far as it has said.
+
+    Attributes:
+        since_ns: the rank's first message.
+        at_ns: the last change.
+        now_ns: when this was written.
+        tail: the section, or the value of `Outside`, to which the time after `at_ns` belongs; `tail_is_section` says
+            which.
+        pause: a pause after `at_ns`, from and until; two zeros: there is none.
+        step: of section `step`; where that is not used, from one reported iteration to the next.
+        by_iterations: the latter is the case, and time outside of all sections is time of steps.
+        sections: all other sections.
+        outside: by the values of `Outside`.
+        open: the open sections, each with the moment it was opened.
+        attached: the training is watched, or was.
+        iteration: the last one known; -1: none.
+        resumed: the iteration that was complete when this process began to train, or `UNKNOWN`.
+        progress_ns: when the last step was done; 0: none was.
+        first_done_ns: when the first step was done; 0: none was.
+        first_step_ns: the time of steps until then.
+        lost_ns: time of steps that were done again after a restart in process, in `step`, too.
+        points: iteration, and time of steps that count until it was reached.
+        saved: the iteration at the end of the last section that saves; -1: unknown.
+        saved_ns: time of steps that count until then; -1: nothing was saved.
+    """
+
+    since_ns: int = 0
+    at_ns: int = 0
+    now_ns: int = 0
+    tail: str = Outside.STARTING.value
+    tail_is_section: bool = False
+    pause: tuple[int, int] = (0, 0)
+    step: Durations = field(default_factory=Durations)
+    by_iterations: bool = False
+    sections: dict[str, Durations] = field(default_factory=dict)
+    outside: dict[str, int] = field(default_factory=dict)
+    open: dict[str, int] = field(default_factory=dict)
+    attached: bool = False
+    iteration: int = NO_ITERATION
+    resumed: int = UNKNOWN
+    progress_ns: int = 0
+    first_done_ns: int = 0
+    first_step_ns: int = 0
+    lost_ns: int = 0
+    points: list[tuple[int, int]] = field(default_factory=list)
+    saved: int = NO_ITERATION
+    saved_ns: int = -1
+
+    @property
+    def known_ns(self) -> int:
+        """The sum of all parts: `at_ns` - `since_ns`."""
+        parts = sum(self.outside.values()) + sum(section.exclusive_ns for section in self.sections.values())
+        return parts + self.step.exclusive_ns
+
+    def json(self) -> dict[str, Any]:
+        """JSON values. Bounded: see `MAX_NAMES`; histograms that do not fit are left out, those of most time last."""
+        values = dict(vars(self))
+        left = MAX_BUCKETS_IN_ALL - len(self.step.buckets)
+        values["sections"] = {}
+        for name, section in sorted(self.sections.items(), key=lambda item: -item[1].exclusive_ns):
+            left -= len(section.buckets)
+            values["sections"][name] = _packed(section, with_buckets=left >= 0)
+        values["step"] = _packed(self.step, with_buckets=True)
+        values["points"] = [number for point in self.points for number in point]
+        values["pause"] = list(self.pause)
+        return values
+
+
+def _packed(durations: Durations, with_buckets: bool) -> list[int]:
+    numbers = [
+        durations.count,
+        durations.exclusive_ns,
+        durations.first_ns,
+        durations.least_ns,
+        durations.most_ns,
+        durations.sum_ns,
+    ]
+    if with_buckets:
+        numbers += [number for item in sorted(durations.buckets.items()) for number in item]
+    return numbers
+
+
+def rank_times(values: Mapping[str, Any]) -> RankTimes:
+    """The ledger in JSON values. They come from a monitor of ours, but hold a rank's words.
+
+    Raises:
+        ProtocolError: they are not a ledger: a field is missing or does not fit, a number is out of range, or there
+            are more names, points or buckets than a ledger has.
+    """
+    template = vars(RankTimes())
+    if values.keys() != template.keys():
+        raise ProtocolError(f"a time ledger with the fields {', '.join(sorted(map(str, values)))[:200]}")
+    found: dict[str, Any] = {}
+    for name, default in template.items():
+        value = values[name]
+        if isinstance(default, bool):
+            fits = type(value) is bool
+        elif isinstance(default, int):
+            fits = _is_number(value, least=UNKNOWN)
+        elif isinstance(default, str):
+            fits = type(value) is str and len(value) <= MAX_NAME_BYTES
+        elif isinstance(default, dict):
+            fits = _are_named(value)
+        else:
+            fits = _are_numbers(value)
+        if not fits:
+            raise ProtocolError(f"a time ledger: {name!r} does not fit")
+        found[name] = value
+    found["step"] = _unpacked(values["step"])
+    found["sections"] = {name: _unpacked(numbers) for name, numbers in values["sections"].items()}
+    for name in ("outside", "open"):
+        if not all(_is_number(value) for value in values[name].values()):
+            raise ProtocolError(f"a time ledger: {name!r} does not fit")
+    places = {place.value for place in Outside}
+    if values["outside"].keys() - places or not (values["tail_is_section"] or values["tail"] in places):
+        raise ProtocolError("a time ledger: an unknown place outside of sections")
+    points = values["points"]
+    if len(points) > 2 * MAX_POINTS or len(points) % 2 or len(values["pause"]) != 2:
+        raise ProtocolError("a time ledger: its points or its pause do not fit")
+    found["points"] = list(zip(points[::2], points[1::2], strict=True))
+    found["pause"] = tuple(values["pause"])
+    return RankTimes(**found)
+
+
+def _is_number(value: object, least: int = 0) -> bool:
+    # Not `isinstance`: a bool is an int there.
+    return type(value) is int and least <= value < _MAX_NUMBER
+
+
+def _are_named(value: object) -> bool:
+    if not isinstance(value, dict) or len(value) > MAX_NAMES + 1:
+        return False
+    return all(type(name) is str and len(name) <= MAX_NAME_BYTES for name in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_number(number, least=-1) for number in value)
+
+
+def _unpacked(numbers: object) -> Durations:
+    """Raises ProtocolError."""
+    if not isinstance(numbers, list) or not _are_numbers(numbers) or not 6 <= len(numbers) <= 6 + 2 * BUCKETS:
+        raise ProtocolError("a time ledger: durations do not fit")
+    buckets = dict(zip(numbers[6::2], numbers[7::2], strict=False))
+    if any(number < 0 for number in numbers) or any(bucket >= BUCKETS for bucket in buckets):
+        raise ProtocolError("a time ledger: durations do not fit")
+    count, exclusive_ns, first_ns, least_ns, most_ns, sum_ns = numbers[:6]
+    return Durations(count, exclusive_ns, first_ns, least_ns, most_ns, sum_ns, buckets)
+
+
+def time_until(points: Sequence[tuple[int, float]], iteration: int) -> float:
+    """The time of steps that had passed when an iteration was reached, between two points in proportion.
+
+    Before the first point it is 0: none of these steps counts. After the last point it is that of the last.
+    """
+    if not points or iteration < points[0][0]:
+        return 0.0
+    after = bisect_right(points, iteration, key=lambda point: point[0])
+    if after == len(points):
+        return points[-1][1]
+    (low, before_s), (high, after_s) = points[after - 1], points[after]
+    return before_s + (after_s - before_s) * (iteration - low) / (high - low)

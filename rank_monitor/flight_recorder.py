@@ -1,0 +1,211 @@
+"""Asks a rank for torch's flight recorder: which collectives of each process group it has entered and finished.
+
+`server.py` uses it. The answer comes from a thread in C++ that torch's worker server has in the rank, also while the
+rank holds the GIL: in 0.5 ms, or 40 ms where the recorder's 2,000 entries are full (torch 2.13, 2 cores, both ranks
+computing). What has not come in time is left out. An answer is read only when somebody asks for it: that takes 30 ms
+where it is that long, and a deadline may be due when it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.foreign import parse_json, whole_number
+from rank_monitor.loop import Loop
+
+# Torch's own handler; releases that have none answer with 404, and are done without.
+_REQUEST = b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+# The recorder's 2,000 entries are 1 MB; a user can set a larger recorder, or write something else there.
+_MOST_BYTES = 8 << 20
+_READ_BYTES = 1 << 18
+_MOST_GROUPS = 32
+"""A rank of a model with every kind of parallelism is in about ten groups. Those that it waits in come first."""
+_MOST_NUMBER = 1 << 62
+_MOST_TEXT = 120
+"""Characters of one name or shape. The launcher shows a few of them in a line."""
+_KEPT_S = 10.0
+"""Seconds after the question for which an answer stands for a rank that is gone: it was asked just before it got the
+signal that ended it, and the launcher asks the monitor after that."""
+
+
+class FlightRecorder:
+    """The flight recorder of the rank that a monitor watches.
+
+    Args:
+        loop: the monitor's, which reads the answer.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._connection: socket.socket | None = None
+        self._received = bytearray()
+        self._asked_at = 0.0
+        self._answer = b""
+        self._answer_to = 0.0
+        """When it was asked for (monotonic seconds)."""
+        self._groups: dict[str, Any] | None = None
+        """What the answer says; None: it was not read yet."""
+
+    def forget(self) -> None:
+        """Forgets the rank: another one is watched from now on."""
+        self._close()
+        self._answer, self._answer_to, self._groups, self._asked_at = b"", 0.0, None, 0.0
+
+    def ask(self, path: str, asked_before: float) -> None:
+        """Sends a request. Does not block.
+
+        Args:
+            path: of the rank's socket; empty: it has none.
+            asked_before: nothing is sent if the rank was asked later than this moment (monotonic seconds).
+        """
+        if not path or self._asked_at >= asked_before:
+            return
+        self._close()
+        self._asked_at = time.monotonic()
+        # It fails where torch.distributed is not imported, the rank is gone, or no descriptor is left.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as undo:
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX, kind))
+            connection.connect(path)
+            connection.sendall(_REQUEST)
+            self._loop.watch(connection.fileno(), self._read)
+            undo.pop_all()
+            self._connection = connection
+            self._received.clear()
+
+    def groups(self, wait_s: float = 0.0, since: float | None = None) -> dict[str, Any]:
+        """What `groups_of` makes of the last answer; empty without a recent one.
+
+        Args:
+            wait_s: for an answer that is on its way, at most so many seconds after it was asked for.
+            since: only one that was asked for after this moment (monotonic seconds); None: the rank is gone, and the
+                last one before its end will do.
+        """
+        while self._connection is not None:
+            left_s = self._asked_at + wait_s - time.monotonic()
+            if not readable([self._connection.fileno()], max(0.0, left_s)):
+                break
+            self._read()
+        if since is None:
+            since = time.monotonic() - _KEPT_S
+        if self._answer_to < since:
+            return {}
+        if self._groups is None:
+            self._groups = {}
+            with contextlib.suppress(ValueError, RecursionError):  # a rank may have put anything there
+                self._groups = groups_of(self._answer)
+            self._answer = b""
+        return self._groups
+
+    def _read(self) -> None:
+        assert self._connection is not None
+        try:
+            data = self._connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._received += data
+        if data and len(self._received) <= _MOST_BYTES:
+            return
+        if not data:
+            self._answer, self._answer_to, self._groups = bytes(self._received), self._asked_at, None
+            self._received.clear()
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._loop.forget(self._connection.fileno())
+            self._connection.close()
+            self._connection = None
+
+
+def groups_of(answer: bytes) -> dict[str, Any]:
+    """What an answer of torch's worker server says of each process group, by the group's name. Pure.
+
+    Each has `entered` and `finished`, the numbers of the last collective of the group that the rank has entered and
+    finished, and of the first one that it has not finished, else of the last one: `operation`, `shape`. `description`
+    is the name that the program gave the group, `members` its ranks where the recorder has them (NCCL).
+
+    Raises:
+        ValueError: it is no answer of the kind.
+    """
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0] + b" ":
+        raise ValueError("the worker server refuses")
+    trace = parse_json(body)
+    if not isinstance(trace, dict):
+        raise ValueError("the trace is no object")
+    states, entries = trace.get("pg_status"), trace.get("entries")
+    if not isinstance(states, dict) or not isinstance(entries, list):
+        raise ValueError("the trace has no groups")
+    by_group: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for entry in entries:
+        if isinstance(entry, dict) and not entry.get("is_p2p"):
+            number = _number(entry.get("collective_seq_id"))
+            by_group.setdefault(str(entry.get("pg_id")), {})[number] = entry
+    members = _members(trace.get("pg_config"))
+    found: dict[str, dict[str, Any]] = {}
+    for key, collectives in by_group.items():
+        state = states.get(key)
+        if not isinstance(state, dict):
+            continue
+        entered, finished = (
+            _number(state.get("last_enqueued_collective")),
+            _number(state.get("last_completed_collective")),
+        )
+        last = max(collectives)
+        shown = collectives.get(finished + 1, collectives[last])
+        name, description = _names(shown)
+        operation = shape = ""
+        if entered <= finished or finished + 1 in collectives:  # else it is older than what the recorder keeps
+            operation = _text(shown.get("profiling_name")).rpartition(":")[2]
+            shape = _text(f"{shown.get('input_sizes')} {_text(shown.get('input_dtypes'))}")
+        found[name] = {
+            "entered": entered,
+            "finished": finished,
+            "operation": operation,
+            "shape": shape,
+            "description": description,
+            "members": members.get(name, []),
+        }
+    waiting_first = sorted(found.items(), key=lambda item: item[1]["entered"] <= item[1]["finished"])
+    return dict(waiting_first[:_MOST_GROUPS])
+
+
+def _names(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of an entry's group, the same on all its members, and its description."""
+    names = entry.get("process_group")
+    if isinstance(names, list) and len(names) == 2:
+        return _text(names[0]), _text(names[1])
+    return _text(entry.get("pg_id")), ""
+
+
+def _members(configs: Any) -> dict[str, list[int]]:
+    """The global ranks of each group, which the recorder has as a text like `[0, 2]`."""
+    found: dict[str, list[int]] = {}
+    if not isinstance(configs, dict):
+        return found
+    for config in configs.values():
+        if isinstance(config, dict) and isinstance(config.get("ranks"), str) and config.get("name"):
+            with contextlib.suppress(ValueError):
+                ranks = parse_json(config["ranks"])
+                if isinstance(ranks, list) and ranks and all(isinstance(rank, int) for rank in ranks):
+                    found[_text(config["name"])] = ranks
+    return found
+
+
+def _number(value: Any) -> int:
+    """A number of the recorder, which it writes as a text in some places; 0 for none (it has -1 then)."""
+    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+        return whole_number(str(value), _MOST_NUMBER) or 0
+    return 0
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_MOST_TEXT]

@@ -1,0 +1,401 @@
+"""The time ledger of a rank in one cycle: each moment belongs to the innermost open section, or to none. Pure.
+
+`watch.py` passes on what the monitor hears anyway: the rank sends nothing for it. A report of sections carries each
+open section with the moment of its opening, so times are exact however late a report is read. Where reports were lost,
+with a full socket or a monitor, the time stays complete, and only durations whose end nobody saw are left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+
+from rank_monitor.contract.wire.messages import NO_ITERATION
+from rank_monitor.contract.wire.rank_times import (
+    MAX_NAME_BYTES,
+    MAX_NAMES,
+    MAX_POINTS,
+    OTHERS,
+    SAVE_SECTIONS,
+    STEP,
+    UNKNOWN,
+    Durations,
+    Outside,
+    RankTimes,
+    time_until,
+)
+
+# As for deadlines, of which each sums over all pauses.
+_MAX_PAUSES = 64
+
+
+class TimeLedger:
+    """The times of one rank. All moments are nanoseconds of CLOCK_MONOTONIC, and not in the future.
+
+    Args:
+        before: the ledger of a lost monitor of the same rank, which this one goes on with; None: the rank is new.
+    """
+
+    def __init__(self, before: RankTimes | None = None) -> None:
+        known = RankTimes()
+        if before is not None:
+            known = before
+        self._known = known
+        self._began = before is not None and before.since_ns > 0
+        self._at_ns = known.at_ns
+        self._open = dict(known.open)
+        self._inner: str | None = None
+        self._inner_ns = -1
+        self._find_inner()
+        self._outside = _place(known)
+        self._spent = {place: known.outside.get(place.value, 0) for place in Outside}
+        self._uses_steps = STEP in known.open or (known.step.count > 0 and not known.by_iterations)
+        self._pause = known.pause
+        self._pauses: list[tuple[int, int]] = []
+        self._done_ns = self._step_ns()
+        """Time of steps until the end of the last one, as far as this monitor knows."""
+        self._saw_all = not self._began
+        """Whether the open sections are known: not at first, where reports went to a monitor that was lost."""
+        self._ended_ns: int | None = None
+        self._prepares_ns = known.at_ns
+        """When the preparation began, before the first step of the process or of a call."""
+        self._is_called = False
+        """Whether a wrapper runs the training's function."""
+        self._restarted = False
+        """Whether the iteration is not known yet at which the training resumed after a restart in process."""
+        self._interrupted_ns = 0
+        """The time of steps before that restart."""
+        self._steps_of_call = known.step.count
+
+    # What the rank reports.
+
+    def begin(self, at_ns: int) -> None:
+        """Notes a message of the rank. The first one begins the ledger."""
+        if not self._began:
+            self._began = True
+            self._known.since_ns = self._at_ns = at_ns
+        elif self._ended_ns is not None:
+            # Another process of the rank, or one that was taken for dead.
+            self._advance(self._ended_ns)
+            self._forget_sections()
+            self._outside = Outside.STARTING
+        self._ended_ns = None
+
+    def attached(self, at_ns: int, anew: bool = False) -> None:
+        """Notes that the watch of the training began; `anew`: not for the first time, so no section is open."""
+        self.begin(at_ns)
+        self._advance(at_ns)
+        self._known.attached = True
+        if anew:
+            self._forget_sections()
+        if self._outside is Outside.STARTING:
+            self._outside = Outside.PREPARING
+            self._prepares_ns = at_ns
+
+    def detached(self, at_ns: int) -> None:
+        """Notes that the watch ended: no section is open any more."""
+        self.begin(at_ns)
+        self._close(list(self._open), at_ns, was_seen=True)
+
+    def exited(self, at_ns: int) -> None:
+        """Notes that the rank's process ended: sections that were open have not ended, and their time stays theirs."""
+        self._ended_ns = at_ns
+
+    def sections(self, now_open: Mapping[str, int], at_ns: int, iteration: int) -> None:
+        """Takes the open sections, each with its opening, as the rank reported them at `at_ns`."""
+        self.begin(at_ns)
+        before = self._open
+        opened = [(since_ns, name) for name, since_ns in now_open.items() if before.get(name) != since_ns]
+        closed = [name for name, since_ns in before.items() if now_open.get(name) != since_ns]
+        if opened:
+            opened.sort()
+            if closed:
+                # Reports between were lost. What has closed unseen is taken to have closed when the next one opened.
+                self._close(closed, opened[0][0], was_seen=False)
+            for since_ns, name in opened:
+                self._open_section(name, since_ns)
+        elif closed:
+            self._close(closed, at_ns, was_seen=self._saw_all)
+        if iteration not in (NO_ITERATION, self._known.iteration):
+            self._reach(iteration, at_ns, reported=False)
+        self._saw_all = True
+
+    def iteration(self, iteration: int, at_ns: int) -> None:
+        """Takes an iteration that the training reports."""
+        self.begin(at_ns)
+        if iteration == self._known.iteration and not self._restarted:
+            return
+        self._reach(iteration, at_ns, reported=True)
+
+    def interrupted(self, at_ns: int) -> None:
+        """Notes that the wrapper interrupted the training. Time since the last sign of progress goes to `STALLED`."""
+        self.begin(at_ns)
+        if not self._is_called:
+            return
+        self._is_called = False
+        self._known.lost_ns += max(0, self._step_ns() - self._done_ns)
+        self._done_ns = self._interrupted_ns = self._step_ns()
+        self._forget_sections()
+        self._outside = Outside.STALLED
+        self._advance(at_ns)
+        self._outside = Outside.FINALIZING
+        self._restarted = True
+
+    def restarts(self, at_ns: int) -> None:
+        """Notes that finalize and health check of the wrapper are done."""
+        self.interrupted(at_ns)
+        # A wrapper says the same before its first call, which is no restart.
+        if self._outside is Outside.FINALIZING:
+            self._advance(at_ns)
+            self._outside = Outside.RESTARTING
+
+    def called(self, at_ns: int) -> None:
+        """Notes that the wrapper calls the training's function."""
+        self.begin(at_ns)
+        self._is_called = True
+        if self._outside in (Outside.FINALIZING, Outside.RESTARTING):
+            self._advance(at_ns)
+            self._outside = Outside.PREPARING
+            self._prepares_ns = at_ns
+            self._steps_of_call = 0
+
+    def returned(self, at_ns: int) -> None:
+        """Notes that the wrapper has returned: no further call follows."""
+        self.begin(at_ns)
+        self._is_called = False
+        if self._outside in (Outside.FINALIZING, Outside.RESTARTING):
+            self._advance(at_ns)
+            self._outside = Outside.BETWEEN
+
+    def pause(self, from_ns: int, until_ns: int) -> None:
+        """Notes a stretch in which the monitor or the machine stood still.
+
+        It is not excluded yet: what the rank did meanwhile may be read later, and shows that only the monitor did.
+        """
+        if not self._began:
+            return
+        if self._pause[1]:
+            self._exclude(self._pause[1])
+        self._pause = (max(from_ns, self._at_ns), until_ns)
+
+    # What is known of it.
+
+    def times(self, now_ns: int) -> RankTimes:
+        """The ledger now: exact until the rank's last change, and what the time since then belongs to."""
+        known = copy.copy(self._known)
+        known.at_ns = self._at_ns
+        if self._ended_ns is not None:
+            now_ns = min(now_ns, self._ended_ns)
+        known.now_ns = max(now_ns, self._at_ns)
+        known.tail, known.tail_is_section = self._outside.value, False
+        if self._inner is not None:
+            known.tail, known.tail_is_section = self._key(self._inner), True
+        known.pause = self._pause if self._pause[1] > self._at_ns else (0, 0)
+        known.outside = {place.value: spent_ns for place, spent_ns in self._spent.items() if spent_ns}
+        known.by_iterations = not self._uses_steps and known.step.count > 0
+        named = {name: since_ns for name, since_ns in self._open.items() if self._key(name) != OTHERS}
+        known.open = dict(list(named.items())[-MAX_NAMES:])
+        return known
+
+    # Time.
+
+    def _advance(self, until_ns: int) -> None:
+        """Gives the time until then to where the rank was: the innermost section, or none."""
+        if until_ns <= self._at_ns:
+            return
+        if self._pause[1]:
+            self._pause_at(until_ns)
+        spent_ns = until_ns - self._at_ns
+        if spent_ns <= 0:
+            return
+        self._at_ns = until_ns
+        if self._inner is None:
+            self._spent[self._outside] += spent_ns
+        else:
+            self._of(self._inner).exclusive_ns += spent_ns
+
+    def _pause_at(self, until_ns: int) -> None:
+        """Excludes the pause that was noted, if the next change of the rank came after it."""
+        from_ns, to_ns = self._pause
+        if not to_ns:
+            return
+        if until_ns < to_ns:
+            # The rank ran then, and its monitor had not read it: at most what follows was a pause.
+            self._pause = (max(from_ns, until_ns), to_ns)
+            return
+        self._exclude(to_ns)
+
+    def _exclude(self, to_ns: int) -> None:
+        from_ns, _ = self._pause
+        self._pause = (0, 0)
+        self._advance(from_ns)
+        if to_ns > self._at_ns:
+            self._spent[Outside.EXCLUDED] += to_ns - self._at_ns
+            self._pauses.append((self._at_ns, to_ns))
+            del self._pauses[:-_MAX_PAUSES]
+            self._at_ns = to_ns
+
+    def _step_ns(self) -> int:
+        """The time of steps so far, those included that do not count any more."""
+        if self._uses_steps:
+            return self._known.step.exclusive_ns
+        return self._spent[Outside.PREPARING] + self._spent[Outside.BETWEEN]
+
+    # Sections.
+
+    def _of(self, name: str) -> Durations:
+        if name == STEP:
+            return self._known.step
+        found = self._known.sections.get(name)
+        if found is None:
+            found = self._known.sections.setdefault(self._key(name), Durations())
+        return found
+
+    def _key(self, name: str) -> str:
+        """The name under which a section counts."""
+        if name == STEP or name in self._known.sections:
+            return name
+        # Two bytes are the quotes.
+        if len(self._known.sections) >= MAX_NAMES or len(json.dumps(name)) > MAX_NAME_BYTES + 2:
+            return OTHERS
+        return name
+
+    def _find_inner(self) -> None:
+        if self._open:
+            self._inner = max(self._open, key=self._open.__getitem__)
+            self._inner_ns = self._open[self._inner]
+        else:
+            self._inner, self._inner_ns = None, -1
+
+    def _forget_sections(self) -> None:
+        self._open.clear()
+        self._find_inner()
+
+    def _open_section(self, name: str, since_ns: int) -> None:
+        self._advance(since_ns)
+        if name == STEP:
+            self._begin_step(since_ns)
+        self._open[name] = since_ns
+        if since_ns >= self._inner_ns:
+            self._inner, self._inner_ns = name, since_ns
+
+    def _begin_step(self, since_ns: int) -> None:
+        if not self._uses_steps:
+            # Until now reported iterations stood for steps. The last one was reported before the first step began.
+            self._uses_steps = True
+            known = self._known
+            known.step = Durations()
+            known.points, known.lost_ns, known.saved_ns, self._done_ns = [], 0, min(0, known.saved_ns), 0
+            known.progress_ns = known.first_done_ns = known.first_step_ns = 0
+            known.resumed = UNKNOWN
+            if known.iteration != NO_ITERATION:
+                known.resumed = known.iteration
+                known.points.append((known.iteration, 0))
+        self._outside = Outside.BETWEEN
+
+    def _close(self, names: list[str], at_ns: int, was_seen: bool) -> None:
+        """Closes sections. Durations whose end was not seen are not counted, but their time is."""
+        self._advance(at_ns)
+        saves = False
+        for name in names:
+            since_ns = self._open.pop(name)
+            section = self._of(name)
+            if was_seen:
+                section.add(max(0, at_ns - since_ns - self._paused(since_ns, at_ns)))
+            if name == STEP:
+                self._end_step(at_ns)
+            saves = saves or name in SAVE_SECTIONS
+        self._find_inner()
+        if saves:
+            self._known.saved = self._known.iteration
+            self._known.saved_ns = self._step_ns() - self._known.lost_ns
+
+    def _paused(self, since_ns: int, until_ns: int) -> int:
+        if not self._pauses:
+            return 0
+        return sum(max(0, min(to, until_ns) - max(start, since_ns)) for start, to in self._pauses)
+
+    def _end_step(self, at_ns: int) -> None:
+        self._known.progress_ns = at_ns
+        self._done_ns = self._step_ns()
+        if not self._known.first_done_ns:
+            self._known.first_done_ns = at_ns
+            self._known.first_step_ns = self._done_ns
+        self._steps_of_call += 1
+
+    # Iterations.
+
+    def _reach(self, iteration: int, at_ns: int, reported: bool) -> None:
+        """Takes another iteration. `reported`: by the training, else carried by a report of sections."""
+        self._advance(at_ns)
+        known = self._known
+        before, known.iteration = known.iteration, iteration
+        if reported and not self._uses_steps:
+            self._end_interval(iteration, before, at_ns)
+        elif not self._saw_all and iteration > before != NO_ITERATION:
+            # Nobody saw the ends of these steps.
+            known.step.count += iteration - before
+        counted_ns = self._step_ns() - known.lost_ns
+        if known.resumed == UNKNOWN or self._restarted:
+            # What is reported after a step is the step that was done. What is known before it was done already.
+            resumed = iteration
+            if self._steps_of_call and reported:
+                resumed -= 1
+            counted_ns = self._resume(resumed, counted_ns)
+        elif known.points and iteration <= known.points[-1][0]:
+            # It counts anew, with each epoch for example: a later cycle is taken to resume within this count.
+            known.points = [(iteration - 1, known.points[-1][1])]
+        self._add_point(iteration, counted_ns)
+
+    def _resume(self, resumed: int, counted_ns: int) -> int:
+        """Notes at which iteration the training resumed. Returns the time of steps that counts since the start."""
+        known = self._known
+        if not self._restarted:
+            known.resumed = resumed
+            self._add_point(resumed, 0)
+            return counted_ns
+        self._restarted = False
+        if not known.points:
+            return counted_ns
+        of_call_ns = max(0, self._step_ns() - self._interrupted_ns)
+        kept_ns = min(int(time_until(known.points, resumed)), max(0, counted_ns - of_call_ns))
+        known.lost_ns += max(0, counted_ns - of_call_ns - kept_ns)
+        known.saved_ns = min(known.saved_ns, kept_ns)
+        known.points = [point for point in known.points if point[0] < resumed]
+        self._add_point(resumed, kept_ns)
+        return kept_ns + of_call_ns
+
+    def _end_interval(self, iteration: int, before: int, at_ns: int) -> None:
+        """Counts the time since the last reported iteration as that of a step, or of so many."""
+        known = self._known
+        steps = 1
+        if iteration > before != NO_ITERATION and not self._restarted:
+            steps = iteration - before
+        since_ns = known.progress_ns
+        if self._outside is Outside.PREPARING:
+            since_ns = self._prepares_ns
+        self._outside = Outside.BETWEEN
+        length_ns = max(0, at_ns - since_ns - self._paused(since_ns, at_ns))
+        known.step.add(length_ns // steps, steps)
+        self._end_step(at_ns)
+
+    def _add_point(self, iteration: int, counted_ns: int) -> None:
+        points = self._known.points
+        if points and iteration <= points[-1][0]:
+            return
+        points.append((iteration, counted_ns))
+        if len(points) > MAX_POINTS:
+            # Every other one, but not the newest: what is lost at a fault is near the end.
+            del points[1:-1:2]
+
+
+def _place(known: RankTimes) -> Outside:
+    """Where the rank was, outside of sections, when this was written."""
+    if not known.tail_is_section:
+        return Outside(known.tail)
+    if known.step.count or STEP in known.open:
+        return Outside.BETWEEN
+    if known.attached:
+        return Outside.PREPARING
+    return Outside.STARTING

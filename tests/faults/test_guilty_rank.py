@@ -1,0 +1,71 @@
+"""Hangs in which most ranks wait in collectives of torch: the one that they wait for is named, never another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch.distributed
+
+from tests.faults.conftest import StartJob
+from tests.faults.job import Job
+from tests.faults.training import Plan
+
+WORKER = Path(__file__).with_name("hang_worker.py")
+RANKS = 4
+LIMIT_S = 8  # a step takes milliseconds; on a busy machine its first one makes connections for seconds
+HAS_RECORDER = hasattr(torch.distributed.distributed_c10d, "_dump_fr_trace_json") or hasattr(
+    torch._C._distributed_c10d, "_dump_fr_trace_json"
+)
+
+pytestmark = pytest.mark.skipif(not HAS_RECORDER, reason="this torch has no flight recorder that answers in JSON")
+
+
+def hang(start_job: StartJob, folder: Path, kind: str, rank: int, *flags: str) -> Job:
+    """Runs the job until it has ended for the hang, and returns it."""
+    (folder / "hang").write_text(f"{kind}:{rank}")
+    limits = (f"--ft-rank-section-timeouts=step:{LIMIT_S}", "--max-restarts=0", *flags)
+    job = start_job(Plan(), RANKS, *limits, script=WORKER)
+    assert job.finish(180) != 0, job.tail()
+    return job
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "finding", "what"),
+    [
+        ("sleeps", 0, "behind", "never entered all_reduce 4 of group [dt]p0,"),
+        ("sleeps", 3, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
+        ("spins", 1, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
+        ("holds the GIL", 2, "behind", "never entered all_reduce 4 of group [dt]p0,"),
+        ("stops", 1, "gone", "is stopped"),
+    ],
+)
+def test_the_rank_that_does_not_come(
+    start_job: StartJob, tmp_path: Path, kind: str, rank: int, finding: str, what: str
+) -> None:
+    job = hang(start_job, tmp_path, kind, rank)
+    (fault,) = job.journal("fault")
+    assert (fault["rank"], fault["kind"], fault["finding"]) == (rank, "hang", finding), job.tail()
+    assert re.search(what, fault["what"] + fault["hint"]), job.tail()
+    (scene,) = job.journal("stacks")
+    groups = {seen["rank"]: seen["groups"] for seen in scene["ranks"]}
+    others = [number for number in range(RANKS) if number != rank]
+    assert all(groups[number] for number in others), scene
+    assert re.search(rf"rank {rank} on \S+ hangs: ", job.output), job.tail()
+
+
+def test_another_collective_in_a_pair_names_both_sides(start_job: StartJob, tmp_path: Path) -> None:
+    job = hang(start_job, tmp_path, "another collective", 1)
+    (fault,) = job.journal("fault")
+    assert (fault["rank"], fault["finding"]) in ((1, "mismatch"), (3, "mismatch")), job.tail()
+    what = r"it is in collective 4 of group dp1, in which the ranks differ: .*broadcast of .*\(rank 1\)"
+    assert re.search(what, fault["what"]), job.tail()
+
+
+def test_without_the_recorder_stacks_decide(start_job: StartJob, tmp_path: Path) -> None:
+    job = hang(start_job, tmp_path, "sleeps", 2, "--ft-flight-recorder=off")
+    (fault,) = job.journal("fault")
+    assert (fault["rank"], fault["finding"]) == (2, "behind"), job.tail()
+    (scene,) = job.journal("stacks")
+    assert not any(seen["groups"] for seen in scene["ranks"])

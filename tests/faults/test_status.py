@@ -1,0 +1,131 @@
+"""What real jobs say of themselves while they run, hang and restart; and what asking costs them: nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.job import Job, free_port
+from tests.faults.training import Plan, Strike
+from tests.patience import patient
+from tests.program import ROOT, clean_environment, run
+
+LIMIT_S = 60
+
+
+def command(job: Job, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = clean_environment(TMPDIR=str(job.tmp))
+    return run([sys.executable, "-m", "ft_launcher", *words], folder=ROOT, environ=environment, limit_s=LIMIT_S)
+
+
+def status(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(command(job, "status", job_id(job), "--json").stdout)
+    return found
+
+
+def job_id(job: Job) -> str:
+    return str(job.journal("job_start")[0]["run_id"])
+
+
+def get(at: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", at, timeout=patient(LIMIT_S))
+    connection.request("GET", path)
+    response = connection.getresponse()
+    found = response.status, response.read().decode()
+    connection.close()
+    return found
+
+
+def test_a_healthy_job(start_job: StartJob) -> None:
+    """By command, and by both ports."""
+    port, metrics = free_port(), free_port()
+    job = start_job(Plan(hold=4), 2, f"--ft-status-port={port}", f"--ft-metrics-port={metrics}")
+    job.until_ranks_train()
+    job.until(lambda: all(rank["iteration"] == 3 for rank in status(job)["ranks"]), "the ranks to come to iteration 4")
+    done = command(job, "status", job_id(job)[:8])
+    first, second, third = done.stdout.splitlines()
+    assert done.returncode == 0 and re.fullmatch(rf"{job_id(job)} on \S+: running, cycle 0, step 3, .*", first)
+    assert second.startswith("2 ranks here: 2 training; the most silent is rank ")
+    assert third.startswith("no fault so far; ")
+    found = json.loads(get(port, "/status.json")[1])
+    assert found["state"] == "running" and {rank["pid"] for rank in found["ranks"]} == set(job.ranks(0).values())
+    assert get(port, "/healthz") == get(port, "/readyz") == (200, "ok\n")
+    text = get(metrics, "/metrics")[1]
+    assert "ft_launcher_step 3.0\n" in text and 'ft_launcher_rank_state{rank="1",state="training"} 1.0\n' in text
+    job.go()
+    assert job.finish() == 0, job.tail()
+    gone = command(job, "status")
+    assert (gone.returncode, gone.stdout) == (4, "") and "no job of this user runs" in gone.stderr
+
+
+def test_stacks_of_ranks_at_the_same_place_are_one(start_job: StartJob) -> None:
+    job = start_job(Plan(hold=4), 2)
+    job.until_ranks_train()
+    job.until(lambda: all(rank["iteration"] == 3 for rank in status(job)["ranks"]), "the ranks to come to iteration 4")
+    done = command(job, "stacks")
+    assert done.returncode == 0 and done.stdout.startswith("ranks 0-1:\n  "), done
+    assert "training" in done.stdout or "worker.py" in done.stdout
+    assert not job.journal("fault", "verdict"), "the ranks go on"
+    job.go()
+    assert job.finish() == 0, job.tail()
+
+
+def test_a_rank_that_hangs_and_a_restart(start_job: StartJob) -> None:
+    """The status of the cycle after it has the fault, with what followed."""
+    strike = Strike("sleep", iteration=4, rank=1)
+    job = start_job(Plan((strike,), hold=6), 2, "--max-restarts=1", "--ft-rank-section-timeouts=step:2")
+    job.until(lambda: job.journal("decision"), "the decision")
+    job.until(lambda: status(job)["state"] == "running" and status(job)["cycle"] == 1, "the next cycle")
+    found = status(job)
+    (fault,) = found["faults"]
+    assert (fault["rank"], fault["fault_class"], fault["cycle"]) == (1, "hang", 0)
+    assert fault["next"].startswith("restart: ")
+    assert found["restarts"] == 1 and "1 fault" in found["sentence"]
+    job.go()
+    assert job.finish() == 0, job.tail()
+
+
+def test_a_launcher_that_stands_still_is_not_healthy(start_job: StartJob) -> None:
+    """Its server stands still, too: nothing is answered, and a probe fails by its own limit."""
+    at = free_port()
+    job = start_job(Plan(hold=4), 1, f"--ft-status-port={at}")
+    job.until_ranks_train()
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", at, timeout=1)
+        connection.request("GET", "/healthz")
+        with pytest.raises(TimeoutError):
+            connection.getresponse()
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    assert get(at, "/healthz") == (200, "ok\n")
+    job.go()
+    assert job.finish() == 0, job.tail()
+
+
+def test_an_address_for_all_without_a_token(start_job: StartJob) -> None:
+    job = start_job(Plan(), 1, f"--ft-status-port={free_port()}", "--ft-status-address=0.0.0.0")
+    assert job.finish() == 2
+    assert "other hosts can ask there, and no token is set. Write one into a file" in job.output
+
+
+def test_several_jobs(start_job: StartJob, tmp_path: Path) -> None:
+    one = start_job(Plan(hold=4), 1, name="one", tmp=tmp_path / "tmp")
+    two = start_job(Plan(hold=4), 1, name="two", tmp=tmp_path / "tmp")
+    for job in (one, two):
+        job.until(lambda job=job: job.journal("cycle_start"), "the ranks")
+    done = command(one, "status")
+    assert done.returncode == 2 and "2 jobs run here: " in done.stderr
+    assert command(one, "status", job_id(two)).stdout.startswith(job_id(two))
+    one.go()
+    assert one.finish() == two.finish() == 0, one.tail() + two.tail()

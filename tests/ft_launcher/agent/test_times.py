@@ -1,0 +1,83 @@
+"""The time ledger as the agent keeps it: which parts are written to the journal, and when."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ft_launcher.agent import times
+from ft_launcher.agent.times import NodeTimes
+from ft_launcher.ledger.categories import Category
+from ft_launcher.record.access import Access
+from ft_launcher.record.logs import RunFolder
+from ft_launcher.record.recorder import Recorder
+from rank_monitor.contract.settings.config import RecordSettings
+from rank_monitor.contract.wire.rank_times import RankTimes
+
+
+def recorder(folder: Path, journal_dir: str) -> Recorder:
+    return Recorder(RunFolder(str(folder / "logs"), "run", Access()), RecordSettings(journal_dir=journal_dir))
+
+
+def quiet_recorder() -> Recorder:
+    return Recorder(RunFolder(None, "run", Access()), RecordSettings())
+
+
+def parts(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return [line for line in map(json.loads, lines) if line["event"] == "ledger"]
+
+
+def trained() -> RankTimes:
+    now = time.monotonic_ns()
+    return RankTimes(since_ns=now, at_ns=now, now_ns=now, attached=True)
+
+
+def one_cycle(kept: NodeTimes, cycle: int) -> None:
+    kept.begins(Category.HEALTH)
+    kept.begins(Category.RENDEZVOUS)
+    kept.formed(0.0)
+    kept.ranks_started(cycle, time.monotonic_ns())
+    kept.take(cycle, trained())
+    kept.cycle_over()
+    kept.failed(None)
+    kept.stopped()
+
+
+def test_a_part_is_written_once_when_the_next_begins_and_the_last_at_the_end(tmp_path: Path) -> None:
+    kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
+    one_cycle(kept, 0)
+    assert parts(tmp_path) == []  # its ledger may still arrive
+    one_cycle(kept, 1)
+    assert [part["cycle"] for part in parts(tmp_path)] == [0]
+    account = kept.finish()
+    written = parts(tmp_path)
+    assert [(part["cycle"], part["has_ended"]) for part in written] == [(0, True), (1, True), (None, True)]
+    assert account is not None
+    assert account.wall_s == pytest.approx(written[-1]["until"] - written[0]["since"], abs=1e-3)
+    assert written[1]["recovery"] and not written[0]["recovery"]
+
+
+def test_a_cycle_that_runs_for_long_is_written_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "_WRITE_EVERY_S", 0.0)
+    kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
+    kept.ranks_started(0, time.monotonic_ns())
+    kept.take(0, trained())
+    (part,) = parts(tmp_path)
+    assert (part["cycle"], part["has_ended"]) == (0, False)
+    assert "stop" not in part["seconds"]
+
+
+def test_a_job_without_a_journal_file_is_not_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are held would fill the memory of a job that never has anything to keep."""
+    monkeypatch.setattr(times, "_WRITE_EVERY_S", 0.0)
+    keeps = quiet_recorder()
+    kept = NodeTimes(keeps)
+    kept.ranks_started(0, time.monotonic_ns())
+    before = len(keeps.journal._held)
+    kept.take(0, trained())
+    assert len(keeps.journal._held) == before and keeps.journal.path is None

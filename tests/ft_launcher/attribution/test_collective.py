@@ -1,0 +1,313 @@
+"""Who holds up the others: tables of scenes, each with the rank that is to blame, and random ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ft_launcher.attribution.collective import Finding, GroupState, RankView, find
+from ft_launcher.attribution.scene import Scene
+from tests.ft_launcher.attribution.simulated_collectives import IN_COLLECTIVE, OUTSIDE, Op, Stopped, Stuck, hang
+
+Program = list[Op | Stuck | int]
+
+LAYOUTS = {
+    "data parallel, 2": {"world": [0, 1]},
+    "data parallel, 8": {"world": list(range(8))},
+    "2 x 2 tensor and data parallel": {"tp0": [0, 1], "tp1": [2, 3], "dp0": [0, 2], "dp1": [1, 3]},
+    "4 x 2 tensor and data parallel": {
+        **{f"tp{row}": [2 * row, 2 * row + 1] for row in range(4)},
+        **{f"dp{column}": [column, column + 2, column + 4, column + 6] for column in range(2)},
+    },
+    "nested groups": {"world": list(range(8)), "node0": [0, 1, 2, 3], "node1": [4, 5, 6, 7]},
+    "pipeline of 4 stages": {"p01": [0, 1], "p12": [1, 2], "p23": [2, 3]},
+    "pipeline of 2 stages, 2 wide": {"p0": [0, 2], "p1": [1, 3], "dp0": [0, 1], "dp1": [2, 3]},
+}
+PLACES = [(name, rank) for name, groups in LAYOUTS.items() for rank in sorted(set().union(*groups.values()))]
+
+
+def programs(groups: dict[str, list[int]], steps: int = 3) -> dict[int, Program]:
+    """Each step: one collective in each group, in the order of `groups`."""
+    found: dict[int, Program] = {rank: [] for rank in sorted(set().union(*groups.values()))}
+    for step in range(steps):
+        for rank, program in found.items():
+            program.append(step)
+            program += [Op(name) for name, members in groups.items() if rank in members]
+    return found
+
+
+def stuck_in_step(groups: dict[str, list[int]], rank: int, what: Stuck, offset: int = 0) -> dict[int, Program]:
+    """All run, and one gets stuck in its second step, before its collective number `offset` of it."""
+    found = programs(groups)
+    at = found[rank].index(1) + 1 + offset
+    found[rank] = [*found[rank][:at], what]
+    return found
+
+
+@pytest.mark.parametrize("iterations", [True, False], ids=["iterations", "no iterations"])
+@pytest.mark.parametrize(("layout", "rank"), PLACES)
+def test_a_rank_that_does_not_come(layout: str, rank: int, iterations: bool) -> None:
+    groups = LAYOUTS[layout]
+    blame = find(hang(stuck_in_step(groups, rank, Stuck()), groups, iterations=iterations))
+    assert (blame.finding, blame.ranks) == (Finding.BEHIND, (rank,))
+    assert blame.text.startswith("never entered all_reduce 2 of group ")
+
+
+@pytest.mark.parametrize(("layout", "rank"), PLACES)
+def test_a_rank_that_comes_to_the_first_group_only(layout: str, rank: int) -> None:
+    groups = LAYOUTS[layout]
+    blame = find(hang(stuck_in_step(groups, rank, Stuck(), offset=1), groups))
+    assert (blame.finding, blame.ranks) == (Finding.BEHIND, (rank,))
+
+
+@pytest.mark.parametrize(("layout", "rank"), PLACES)
+def test_a_rank_that_is_stopped(layout: str, rank: int) -> None:
+    groups = LAYOUTS[layout]
+    blame = find(hang(stuck_in_step(groups, rank, Stopped()), groups))
+    assert (blame.finding, blame.ranks) == (Finding.GONE, (rank,))
+    assert "is stopped" in blame.text
+
+
+@pytest.mark.parametrize(("layout", "rank"), PLACES)
+def test_a_rank_that_returned_early(layout: str, rank: int) -> None:
+    groups = LAYOUTS[layout]
+    early = programs(groups)
+    early[rank] = early[rank][: early[rank].index(1)]
+    blame = find(hang(early, groups))
+    assert (blame.finding, blame.ranks) == (Finding.GONE, (rank,))
+    assert blame.text.startswith("has ended, and never entered all_reduce 2")
+
+
+@pytest.mark.parametrize(("layout", "rank"), PLACES)
+def test_a_rank_that_does_not_come_and_no_recorder(layout: str, rank: int) -> None:
+    groups = LAYOUTS[layout]
+    blame = find(hang(stuck_in_step(groups, rank, Stuck()), groups, recorder=False))
+    assert (blame.finding, blame.ranks) == (Finding.BEHIND, (rank,))
+
+
+@pytest.mark.parametrize(("layout", "rank"), PLACES)
+def test_another_operation(layout: str, rank: int) -> None:
+    groups = LAYOUTS[layout]
+    wrong = programs(groups)
+    at = wrong[rank].index(1) + 1
+    own = wrong[rank][at]
+    assert isinstance(own, Op)
+    wrong[rank] = [*wrong[rank][:at], Op(own.group, "broadcast"), *wrong[rank][at + 1 :]]
+    blame = find(hang(wrong, groups))
+    if len(groups[own.group]) > 2:
+        assert (blame.finding, blame.ranks) == (Finding.MISMATCH, (rank,))
+    else:
+        assert (blame.finding, blame.ranks) == (
+            Finding.MISMATCH,
+            tuple(groups[own.group]),
+        )  # of two either may be wrong
+    assert "broadcast" in blame.text
+    assert "all_reduce" in blame.text
+
+
+def test_other_sizes() -> None:
+    groups = LAYOUTS["data parallel, 8"]
+    wrong = programs(groups)
+    wrong[5][1] = Op("world", shape="[[8]] Float")
+    blame = find(hang(wrong, groups))
+    assert (blame.finding, blame.ranks) == (Finding.MISMATCH, (5,))
+    assert "[[8]] Float" in blame.text
+    assert "[[4]] Float" in blame.text
+
+
+def test_sizes_of_a_scatter_may_differ() -> None:
+    groups = {"world": [0, 1, 2]}
+    views = [
+        RankView(Scene(rank, IN_COLLECTIVE), {"world": GroupState(2, 1, "scatter", f"[[{rank}]]")})
+        for rank in groups["world"]
+    ]
+    assert find(views).finding is Finding.TRANSPORT
+
+
+def test_a_deadlock_by_order() -> None:
+    groups = {"a": [0, 1], "b": [0, 1]}
+    blame = find(hang({0: [Op("a"), Op("b")], 1: [Op("b"), Op("a")]}, groups))
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())  # nobody knows yet who belongs to the groups
+    twice = [Op("a"), Op("b")]
+    blame = find(hang({0: [*twice, Op("a"), Op("b")], 1: [*twice, Op("b"), Op("a")]}, groups))
+    assert (blame.finding, blame.ranks) == (Finding.DEADLOCK, (0, 1))
+
+
+def test_a_deadlock_of_three_groups() -> None:
+    groups = {"a": [0, 1], "b": [1, 2], "c": [2, 0]}
+    views = hang({0: [Op("a"), Op("c")], 1: [Op("b"), Op("a")], 2: [Op("c"), Op("b")]}, groups)
+    blame = find(known(views, groups))
+    assert (blame.finding, blame.ranks) == (Finding.DEADLOCK, (0, 1, 2))
+    for name in groups:
+        assert f"group {name}" in blame.text
+
+
+def known(views: list[RankView], groups: dict[str, list[int]]) -> list[RankView]:
+    """The views where the members of groups are known."""
+    return [RankView(view.scene, view.groups, groups, view.iteration, view.ended) for view in views]
+
+
+def test_a_deadlock_where_the_members_are_known() -> None:
+    groups = {"a": [0, 1], "b": [0, 1]}
+    views = known(hang({0: [Op("a"), Op("b")], 1: [Op("b"), Op("a")]}, groups), groups)
+    blame = find(views)
+    assert (blame.finding, blame.ranks) == (Finding.DEADLOCK, (0, 1))
+    assert "group a" in blame.text
+    assert "group b" in blame.text
+
+
+@pytest.mark.parametrize("kind", ["another order", "one less", "one more"])
+@pytest.mark.parametrize("rank", range(8))
+def test_the_one_that_is_out_of_step_with_all_others(kind: str, rank: int) -> None:
+    """All ranks follow one order of collectives but this one."""
+    groups = LAYOUTS["4 x 2 tensor and data parallel"] | {"world": list(range(8))}
+    wrong = programs(groups, 6)
+    at = wrong[rank].index(3) + 1
+    own = wrong[rank][at : at + 3]
+    changed = {"another order": own[::-1], "one less": own[1:], "one more": [*own, own[0]]}[kind]
+    wrong[rank] = [*wrong[rank][:at], *changed, *wrong[rank][at + 3 :]]
+    blame = find(hang(wrong, groups))
+    assert rank in blame.ranks
+    assert len(blame.ranks) <= 4
+    assert blame.finding in (Finding.DEADLOCK, Finding.MISMATCH)
+
+
+def test_two_thousand_ranks_are_not_too_many() -> None:
+    """Counts what is looked at, not seconds: the ranks that are missing are looked for once for each collective."""
+    world = range(2048)
+    groups = {"world": list(world), **{f"tp{first}": list(range(first, first + 8)) for first in world[::8]}}
+    views = hang(stuck_in_step(groups, 417, Stuck()), groups)
+    blame = find(views)
+    assert (blame.finding, blame.ranks, len(blame.waiting)) == (Finding.BEHIND, (417,), 2047)
+
+
+def test_the_network() -> None:
+    views = [RankView(Scene(rank, IN_COLLECTIVE), {"world": GroupState(7, 6, "all_reduce")}) for rank in range(4)]
+    blame = find(views)
+    assert (blame.finding, blame.ranks, len(blame.waiting)) == (Finding.TRANSPORT, (), 4)
+
+
+def test_an_extra_collective_of_one_rank() -> None:
+    groups = LAYOUTS["data parallel, 8"]
+    extra = programs(groups)
+    extra[3] = [*extra[3], Op("world")]
+    blame = find(hang(extra, groups))
+    assert (blame.finding, blame.ranks) == (Finding.BEHIND, (3,))
+    assert blame.text == "is alone in all_reduce 4 of group world"
+
+
+def test_a_collective_that_one_rank_leaves_out() -> None:
+    groups = LAYOUTS["data parallel, 8"]
+    missing = programs(groups)
+    del missing[6][1]
+    blame = find(hang(missing, groups))
+    assert blame.ranks == (6,)
+
+
+def test_a_receive_that_the_recorder_does_not_know() -> None:
+    groups = {"p01": [0, 1], "world": [0, 1, 2]}
+    ranks: dict[int, Program] = {
+        0: [Op("world"), Op("p01", unseen=True), Op("world")],
+        1: [Op("world"), Op("world"), Stuck()],
+        2: [Op("world"), Op("world")],
+    }
+    blame = find(hang(ranks, groups))
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+    assert blame.text.startswith("rank 0 waits in a call that torch's flight recorder does not know")
+
+
+def test_who_waits_for_an_unseen_receive_is_not_to_blame() -> None:
+    groups = {"p01": [0, 1], "world": [0, 1, 2]}
+    ranks: dict[int, Program] = {
+        0: [Op("world"), Op("p01", unseen=True), Op("world")],
+        1: [Op("world"), Stuck()],
+        2: [Op("world"), Op("world")],
+    }
+    assert find(hang(ranks, groups)).ranks == (1,)
+
+
+def test_the_first_collective_of_a_group() -> None:
+    # Nobody has finished one, so nobody knows who belongs to the group.
+    groups = {"world": [0, 1, 2, 3]}
+    ranks: dict[int, Program] = {rank: [Op("world")] for rank in range(4)}
+    ranks[2] = [Stuck()]
+    assert find(hang(ranks, groups)).ranks == (2,)
+    ranks[1] = [Stuck()]
+    blame = find(hang(ranks, groups))
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+    assert find(known(hang(ranks, groups), groups)).ranks == (1, 2)
+
+
+def test_a_collective_in_the_background_is_no_wait() -> None:
+    # Rank 1 started an all-reduce, computes, and is stuck there; rank 0 is at the end of the step.
+    views = [
+        RankView(Scene(0, IN_COLLECTIVE), {"world": GroupState(9, 8, "barrier")}),
+        RankView(Scene(1, OUTSIDE), {"world": GroupState(8, 7, "all_reduce")}),
+    ]
+    assert find(views).ranks == (1,)
+
+
+def in_program(rank: int, **groups: tuple[int, int]) -> RankView:
+    """A rank whose stack is in its program: where it waits for a GPU, in `loss.item()` for instance."""
+    states = {name: GroupState(entered, finished, "all_reduce") for name, (entered, finished) in groups.items()}
+    return RankView(Scene(rank, OUTSIDE), states)
+
+
+def test_a_chain_of_ranks_that_wait_in_their_program() -> None:
+    views = [
+        RankView(Scene(0, IN_COLLECTIVE), {"x": GroupState(4, 3, "all_reduce")}),
+        in_program(1, x=(3, 3), y=(7, 6)),
+        in_program(2, y=(6, 6)),
+    ]
+    assert find(views).ranks == (2,)
+
+
+def test_all_wait_in_their_program_for_one() -> None:
+    views = [in_program(rank, world=(9, 8)) for rank in range(3)] + [in_program(3, world=(8, 8))]
+    blame = find(views)
+    assert (blame.finding, blame.ranks, len(blame.waiting)) == (Finding.BEHIND, (3,), 3)
+
+
+def test_the_network_where_one_waits_in_its_program() -> None:
+    views = [RankView(Scene(0, IN_COLLECTIVE), {"x": GroupState(7, 6, "all_reduce")}), in_program(1, x=(7, 6))]
+    assert find(views).finding is Finding.TRANSPORT
+
+
+def test_a_circle_names_the_collectives_of_the_circle() -> None:
+    both = {"a": GroupState(3, 2, "all_reduce"), "z": GroupState(5, 4, "all_reduce")}
+    views = [
+        RankView(Scene(0, IN_COLLECTIVE), {**both, "b": GroupState(2, 2, "all_reduce")}),
+        RankView(Scene(1, IN_COLLECTIVE), {**both, "a": GroupState(2, 2), "b": GroupState(3, 2, "all_reduce")}),
+    ]
+    blame = find(views)
+    assert blame.finding is Finding.DEADLOCK
+    assert "rank 0 in all_reduce 3 of group a" in blame.text
+    assert "rank 1 in all_reduce 3 of group b" in blame.text
+
+
+def test_ranks_of_another_node_are_missing() -> None:
+    views = [RankView(Scene(rank, IN_COLLECTIVE), {"world": GroupState(7, 6, "all_reduce")}) for rank in range(4)]
+    assert find(views, all_ranks=False).finding is Finding.UNKNOWN
+
+
+@given(st.data())
+def test_never_another_rank(data: st.DataObject) -> None:
+    """Random groups, orders that all ranks agree on, and one rank that gets stuck somewhere."""
+    world = data.draw(st.integers(2, 6))
+    ranks = list(range(world))
+    groups = {
+        f"g{number}": sorted(data.draw(st.sets(st.sampled_from(ranks), min_size=2)))
+        for number in range(data.draw(st.integers(1, 4)))
+    }
+    order = data.draw(st.lists(st.sampled_from(sorted(groups)), min_size=1, max_size=8))
+    found: dict[int, Program] = {rank: [Op(name) for name in order if rank in groups[name]] for rank in ranks}
+    culprit = data.draw(st.sampled_from(ranks))
+    at = data.draw(st.integers(0, len(found[culprit])))
+    kind = data.draw(st.sampled_from([Stuck, Stopped]))
+    found[culprit] = [*found[culprit][:at], kind()]
+    views = hang(found, groups)
+    if data.draw(st.booleans()):
+        views = known(views, groups)
+    blame = find(views)
+    assert blame.ranks in ((culprit,), ())

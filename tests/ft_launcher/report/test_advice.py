@@ -1,0 +1,136 @@
+"""Advice: its numbers by hand, and none without what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ft_launcher.report.advice import Advice, advise, best_interval_s
+from ft_launcher.report.findings import Fault, JobFindings, Saves
+from ft_launcher.report.limits import WatchedSection
+
+
+def findings(
+    faults: int, saves: Saves | None, sections: Sequence[WatchedSection] = (), **seconds: float
+) -> JobFindings:
+    seconds = seconds or {"step": 36000.0}
+    wall_s = sum(seconds.values())
+    one = Fault("exit", "unknown", 0, "a", 0.0, 1, 0, False, -1, "", "", {}, 1.0, 0.0, 1, 1.0)
+    mtbf: dict[str, Any] = {}
+    if faults:
+        mtbf = {"faults": [one] * faults, "mtbf_s": wall_s / faults}
+    known = {
+        "run_ids": ["job"],
+        "nodes": ["a"],
+        "node_count": 1,
+        "attempts": 1,
+        "ranks": 1,
+        "began": 0.0,
+        "ended": wall_s,
+    }
+    times = {"exit_code": 0, "reason": "", "wall_s": wall_s, "seconds": seconds, "goodput": 1.0, "goodput_saved": 1.0}
+    return JobFindings(**known, **times, steps=1, saves=saves, sections=sections, **mtbf)
+
+
+def only(of: JobFindings) -> Advice:
+    (advice,) = advise(of)
+    return advice
+
+
+@pytest.mark.parametrize(
+    ("save_s", "mtbf_s", "best_s"),
+    [(2.0, 10000.0, 198.0), (50.0, 100.0, 50.0), (30.0, 86400.0, 2246.8), (200.0, 100.0, 0.0), (500.0, 100.0, 0.0)],
+)
+def test_young_and_daly(save_s: float, mtbf_s: float, best_s: float) -> None:
+    assert best_interval_s(save_s, mtbf_s) == pytest.approx(best_s, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("used_s", "judged"), [(50.0, "more often than"), (300.0, "in the range"), (900.0, "less often than")]
+)
+def test_how_often_to_save(used_s: float, judged: str) -> None:
+    # M = 36000 / 4 = 9000; sqrt(2 * 5 * 9000) - 5 = 295; the error of four faults is one half.
+    advice = only(findings(4, Saves(10, 5.0, used_s)))
+    numbers = {name: round(number, 1) for name, number in advice.numbers.items()}
+    assert (numbers["best_s"], numbers["low_s"], numbers["high_s"]) == (295.0, 207.1, 362.4)
+    assert "save every 4 min 55 s" in advice.text and "error of 50%" in advice.text
+    assert judged in advice.text
+
+
+@pytest.mark.parametrize(("faults", "said"), [(1, "one fault is too few"), (2, "2 faults are too few")])
+def test_few_faults_name_no_interval(faults: int, said: str) -> None:
+    advice = only(findings(faults, Saves(10, 5.0, 300.0)))
+    assert said in advice.text and "save every" not in advice.text
+    assert "best_s" not in advice.numbers
+
+
+def test_a_checkpoint_that_takes_longer_than_the_time_between_faults() -> None:
+    advice = only(findings(360, Saves(10, 250.0, 300.0)))
+    assert "takes too long" in advice.text
+
+
+@pytest.mark.parametrize(
+    "of", [findings(0, Saves(9, 5.0, 300.0)), findings(9, None), findings(9, Saves(9, 0.0, 300.0))]
+)
+def test_without_evidence_no_advice(of: JobFindings) -> None:
+    assert advise(of) == []
+
+
+@pytest.mark.parametrize(
+    ("category", "said"),
+    [("data", "waited for data"), ("custom:upload", "its section upload"), ("of_a_later_release", "does not know")],
+)
+def test_the_largest_loss(category: str, said: str) -> None:
+    advice = only(findings(0, None, step=80.0, stop=5.0, **{category: 15.0}))
+    assert advice.text.startswith(f"most of the time that was no step is {category}, 15.0 s (15.0%)")
+    assert said in advice.text
+
+
+def test_a_loss_that_is_small() -> None:
+    assert advise(findings(0, None, step=99.5, data=0.5)) == []
+
+
+def watched(limit_s: float | None, fired: int = 0, name: str = "step", times: int = 41000) -> Sequence[WatchedSection]:
+    return [WatchedSection(name, times, 1.4, 2.4, limit_s, False, fired)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        (
+            watched(60.0),
+            "the limit of 1 min is long; 12.0 s would never have fired in 41,000 steps, of which the longest took "
+            "2.4 s: a hang would be seen 48.0 s sooner",
+        ),
+        (
+            watched(60.0, fired=2, name="save", times=312),
+            "the limit of 1 min is long; 12.0 s would never have fired in the 312 times that the section was open, of "
+            "which the longest took 2.4 s: a hang would be seen 48.0 s sooner. The limit fired in 2 cycles",
+        ),
+        (
+            watched(3.0, fired=1),
+            "the limit of 3.0 s is tight: in 41,000 steps the longest took 2.4 s; 12.0 s is safer. The limit fired in "
+            "1 cycle: look whether these were hangs",
+        ),
+        (
+            watched(None),
+            "no limit watches it; 12.0 s would never have fired in 41,000 steps, of which the longest took 2.4 s",
+        ),
+    ],
+    ids=["long", "long and fired", "tight", "no limit"],
+)
+def test_limits(sections: Sequence[WatchedSection], text: str) -> None:
+    advice = only(findings(0, None, sections))
+    assert (advice.topic, advice.text) == (f"limit of section {sections[0].name}", text)
+    assert (advice.numbers["max_s"], advice.numbers["proposed_s"]) == (2.4, 12.0)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [watched(12.0), watched(60.0, times=99), watched(None, name="data"), ()],
+    ids=["fits", "too few", "no limit and no step", "nothing seen"],
+)
+def test_no_advice_on_limits(sections: Sequence[WatchedSection]) -> None:
+    assert advise(findings(0, None, sections)) == []

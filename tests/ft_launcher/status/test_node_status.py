@@ -1,0 +1,180 @@
+"""What the events of a journal add up to, and what is said of it in a word, a sentence and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.record import events
+from ft_launcher.status import summary
+from ft_launcher.status.node_status import Facts, NodeStatus, RankReading, Times
+from ft_launcher.status.summary import JobState, RankState
+from rank_monitor.contract.wire.rank_times import Durations
+
+START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})
+RANKS = [{"rank": 0, "local_rank": 0, "pid": 10}, {"rank": 1, "local_rank": 1, "pid": 11}]
+CYCLE = events.CycleStart(0, 1, 2, "host-a:29500", RANKS)
+READINGS = (
+    RankReading(0, 0, 10, 100.0, True, True, 41, {"step": 0.5}, 0.5),
+    RankReading(1, 1, 11, 100.0, True, True, 40, {"data": 12.0}, 12.0),
+)
+
+
+def fault(cycle: int = 0, **more: Any) -> events.Fault:
+    facts: dict[str, Any] = {"kind": "hang", "rank": 1, "local_rank": 1, "pid": 11, "exit_code": -9, "what": "hangs"}
+    facts |= {"where": "in step", "hint": "", "iteration": 40, "limit": "", "learned_limit": False, "detail": ["a"]}
+    facts |= {"others": [], "agreed_exit_code": None, "error": "", "collateral": False, "fault_class": "hang"}
+    facts |= {"doubt": None, "failed": [1], "finding": "", "blamed": [], "waiting": 0}
+    return events.Fault(cycle=cycle, **facts | more)
+
+
+def decision(cycle: int = 0, action: str = "restart", left: int = 2) -> events.Decision:
+    return events.Decision(cycle, action, "restart 1 of 3", True, left, None, 0.0, False)
+
+
+def ledger(cycle: int, resumed: int | None, iteration: int | None, **recovery: float) -> events.Ledger:
+    part = (cycle, True, 0.0, 1.0, {}, 3, iteration, resumed, [], None, None, 0)
+    return events.Ledger(*part, recovery, {}, {}, 0.5, 0.4)
+
+
+def stall() -> events.Stall:
+    return events.Stall(0, "2 ranks stand still for 60 s", [])
+
+
+def after(*seen: events.Event) -> NodeStatus:
+    status = NodeStatus()
+    for number, event in enumerate(seen):
+        status.on_event(event, 1000.0 + number)
+    return status
+
+
+TIMES = Times(
+    "", CycleTimes(0, 0, 1, {}, iteration=41, saved=40), Account({"step": 0.9}, 1.0, 0.9, 0.8, 41), Durations()
+)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "said"),
+    [
+        ([START], JobState.STARTING, "starting"),
+        ([START, CYCLE], JobState.RUNNING, "running, cycle 0"),
+        ([START, CYCLE, stall()], JobState.TROUBLED, "hung in cycle 0: 2 ranks stand still for 60 s"),
+        ([START, CYCLE, fault()], JobState.RESTARTING, "restarting after cycle 0, 1 fault: rank 1 hangs"),
+        (
+            [START, CYCLE, fault(), decision(), events.CycleEnd(0, "failed")],
+            JobState.RESTARTING,
+            "restarting after cycle 0, 1 fault: rank 1 hangs",
+        ),
+        (
+            [START, CYCLE, fault(), decision(), events.CycleEnd(0, "failed"), replace(CYCLE, cycle=1)],
+            JobState.RUNNING,
+            "running, cycle 1, 1 fault",
+        ),
+        (
+            [START, CYCLE, events.CycleEnd(0, "failed elsewhere", why="rank 9 on host-b died", next="restart")],
+            JobState.RESTARTING,
+            "restarting after cycle 0: rank 9 on host-b died",
+        ),
+        (
+            [START, CYCLE, events.InProcessFault(0, 1, 11, -9, "died of SIGKILL", "", "", "")],
+            JobState.TROUBLED,
+            "hung in cycle 0, 1 fault: rank 1 died of SIGKILL",
+        ),
+        (
+            [
+                *(START, CYCLE, events.InProcessFault(0, 1, 11, -9, "died of SIGKILL", "", "", "")),
+                events.InProcessRestart(0, 1, 0.25, []),
+            ],
+            JobState.RUNNING,
+            "running, cycle 0, 1 fault",
+        ),
+        ([START, CYCLE, events.JobEnd(0, "all ranks succeeded", 0, 0, 0)], JobState.ENDED, "ended"),
+    ],
+)
+def test_states(seen: list[events.Event], state: JobState, said: str) -> None:
+    facts = after(*seen).facts()
+    assert (summary.job_state(facts), summary.sentence(facts, None)) == (state, said)
+
+
+def test_a_stall_is_over_when_the_ranks_go_on() -> None:
+    status = after(START, CYCLE, stall())
+    status.read(READINGS)  # the first after the stall: what came before may be of long ago
+    assert summary.job_state(status.facts()) is JobState.TROUBLED
+    status.read(READINGS)
+    assert summary.job_state(status.facts()) is JobState.TROUBLED
+    status.read([replace(reading, iteration=42) for reading in READINGS])
+    assert summary.job_state(status.facts()) is JobState.RUNNING
+
+
+def test_counters() -> None:
+    seen = [
+        *(START, CYCLE, fault(), decision(), events.CycleEnd(0, "failed"), ledger(0, -1, 40)),
+        *(replace(CYCLE, cycle=1), fault(1, kind="signal"), decision(1, "give up", 2), events.CycleEnd(1, "failed")),
+        ledger(1, 36, 44, detection=4.0, stop=0.5),
+        *(events.MonitorReplaced(1, 0, "it died"), events.LinesDropped(3)),
+        events.HealthChange(1, "nic", "ok", "unhealthy", "the link is down"),
+    ]
+    facts = after(*seen).facts()
+    assert facts.faults_by == {("hang", "hang"): 1, ("hang", "signal"): 1}
+    assert facts.restarts == {("relaunch", True): 1} and facts.restarts_left == 2
+    assert facts.cycle_ends == {"failed": 2} and facts.steps_lost == 4
+    assert facts.recoveries == {"detection": (4.0,), "stop": (0.5,)}
+    assert (facts.monitors_replaced, facts.lines_dropped, facts.health) == (1, 3, {"nic": "unhealthy"})
+    assert [one.next for one in facts.faults] == ["restart: restart 1 of 3", "give up: restart 1 of 3"]
+
+
+def test_a_job_with_many_faults_stays_small() -> None:
+    status = after(START, CYCLE)
+    for number in range(500):
+        status.on_event(fault(number, what="x" * 100_000, fault_class=f"class {number}"), 1.0)
+    status.on_event(fault(500, fault_class="class 0"), 1.0)
+    facts = status.facts()
+    assert facts.faults_by["class 0", "hang"] == 2, "what is known is counted on"
+    assert len(facts.faults) == 20 and len(facts.faults_by) == 64 and len(facts.faults[0].what) == 2000
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "state"),
+    [
+        ({}, {}, RankState.TRAINING),
+        ({"attached": False}, {}, RankState.UNWATCHED),
+        ({"connected": False}, {}, RankState.STARTING),
+        ({"condemned": True}, {}, RankState.HUNG),
+        ({}, {"exit_codes": {0: 1}}, RankState.EXITED),
+        ({}, {"runs": False}, RankState.EXITED),
+    ],
+)
+def test_states_of_a_rank(changes: dict[str, Any], facts: dict[str, Any], state: RankState) -> None:
+    assert summary.rank_state(replace(READINGS[0], **changes), replace(Facts(runs=True), **facts)) is state
+
+
+def test_json() -> None:
+    status = after(START, CYCLE)
+    status.read(READINGS)
+    found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
+    assert json.loads(summary.encoded(found)) == found
+    assert (found["v"], found["run_id"], found["node_rank"], found["nodes"]) == (1, "train-7", 1, 2)
+    assert found["sentence"] == "running, cycle 0, step 41, saved at step 40, goodput 90.0%"
+    assert found["ranks"][1] == {
+        **{"rank": 1, "local_rank": 1, "pid": 11, "state": "training", "exit_code": None, "iteration": 40},
+        **{"sections": {"data": 12.0}, "sign_age_s": 14.0, "reading_age_s": 2.0},
+    }
+    assert found["times"]["goodput"] == 0.9
+
+
+def test_what_json_does_not_have_is_null() -> None:
+    assert (
+        summary.encoded({"a": math.nan, "b": [math.inf], "c": "\ud800"}) == b'{"a": null, "b": [null], "c": "\\ud800"}'
+    )
+
+
+def test_ranks_at_the_same_place_are_one_group_and_the_smallest_comes_first() -> None:
+    frames = ("all_reduce", "step")
+    readings = [RankReading(rank, rank, rank, frames=frames) for rank in range(4)]
+    readings += [RankReading(4, 4, 4, frames=("read",)), RankReading(5, 5, 5, process={"stacks": "none: stopped"})]
+    assert [ranks for ranks, _ in summary.merged_stacks(readings)] == [[4], [5], [0, 1, 2, 3]]

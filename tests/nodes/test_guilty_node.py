@@ -1,0 +1,34 @@
+"""A hang over several nodes: the rank that all wait for is named on each of them, wherever it is."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.faults.hang_worker import STRIKE
+from tests.faults.test_guilty_rank import HAS_RECORDER, LIMIT_S, WORKER
+from tests.faults.training import Plan
+from tests.nodes.conftest import StartAgents
+
+HANG = 85
+
+
+@pytest.mark.skipif(not HAS_RECORDER, reason="this torch has no flight recorder that answers in JSON")
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_without_a_limit_of_its_own(on_loopback: StartAgents, tmp_path: Path, rank: int) -> None:
+    """Only the ranks that wait exceed their limit; their nodes see nothing of the one that does not come."""
+    (tmp_path / "hang").write_text(f"sleeps outside:{rank}")
+    flags = ("--nnodes=4", "--max-restarts=0", f"--ft-rank-section-timeouts=step:{LIMIT_S}")
+    agents = on_loopback(4, Plan(), *flags, nproc=1, script=WORKER)
+    agents.end(HANG, HANG, HANG, HANG, limit_s=180)
+    named = (
+        f"ft_launcher: rank {rank} on {socket.gethostname()} hangs: it never entered all_reduce {STRIKE + 1} of group "
+    )
+    for agent in agents:
+        assert agent.output.count(named) == 1, agents.tail()
+        assert ", and 3 ranks wait for it" in agent.output, agents.tail()
+    (fault,) = [fault for agent in agents for fault in agent.journal("fault")]
+    (started,) = [start for agent in agents for start in agent.journal("cycle_start") if start["node_rank"] == rank]
+    assert (fault["rank"], fault["pid"], fault["finding"]) == (rank, started["ranks"][0]["pid"], "behind")
