@@ -6,6 +6,7 @@ integrations.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.faults.job import free_port
 from tests.faults.learned_worker import Order
 from tests.faults.test_in_process import SCRIPT, ends_well, holding, say
 from tests.faults.training import Plan, Strike
+from tests.nodes.store_host import StoreHost
 from tests.program import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -82,16 +84,24 @@ def test_in_process(start_job: StartJob) -> None:
     assert ends_well(job)["restarts_in_process"] == 1
 
 
-def test_spares(start_job: StartJob) -> None:
-    """Two nodes, of which the job needs one: the other waits, and is told when the job is done."""
+@pytest.fixture
+def store_port() -> Iterator[int]:
+    """The port of a store apart: the spare may come when the job is over, and is told of the end then."""
     port = free_port()
-    flags = (given("spares"), "--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=a")
+    store = StoreHost(port, None)
+    yield port
+    store.kill()
+
+
+def test_spares(start_job: StartJob, store_port: int) -> None:
+    """Two nodes, of which the job needs one: the other waits, and is told when the job is done."""
+    meet = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store_port}", "--rdzv-conf=is_host=0", "--rdzv-id=a")
+    flags = (given("spares"), "--nnodes=1", *meet)
     nodes = first, _ = [start_job(Plan(hold=3), 1, *flags, name=name) for name in ("first", "second")]
     first.until(lambda: any(node.trained(3, 0, 1) for node in nodes), "one of them trains")
     first.until(lambda: all(len(node.journal("job_start")) == 1 for node in nodes), "both are there")
     first.go()
     assert [node.finish() for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
     for node in nodes:
-        node.port = port
         nothing_left(node)
     assert sorted(len(node.journal("cycle_start")) for node in nodes) == [0, 1]

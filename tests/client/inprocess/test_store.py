@@ -112,9 +112,18 @@ def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | Fi
         iteration.interrupt("{}")
         iteration.account(Entry(0, 0, 1))
     tidy(store, 3)
-    assert not store.check(["1/closed"])
+    assert Iteration(store, 1).closing() is None
     assert not store.check(["1/start/entries"])
-    assert store.check(["2/closed"])
+    assert Iteration(store, 2).closing() is not None
+
+
+def test_a_mark_in_the_place_of_what_is_awaited_is_deleted_in_the_end(store: TCPStore | FileStore) -> None:
+    Iteration(store, 0).offer("")
+    Iteration(store, 0).arrive(Entry(0, 0, 1))
+    tidy(store, 2)
+    assert store.check(["0/started", "0/closed"]), "who was stopped before it waited is woken"
+    tidy(store, 150)
+    assert not store.check(["0/started"]) and not store.check(["0/closed"])
 
 
 def test_what_is_observed_is_kept_until_nobody_observes_any_more(store: TCPStore | FileStore) -> None:
@@ -127,14 +136,14 @@ def test_what_is_observed_is_kept_until_nobody_observes_any_more(store: TCPStore
         Iteration(store, number).offer("")
         Iteration(store, number).arrive(Entry(0, 0, 1))
         tidy(store, 2)
-        assert store.check([f"{number}/started"])
+        assert store.check([f"{number}/start/entries"])
     with observing(store, 1, is_dead=True), observing(store, 1, is_dead=True):
         assert is_observed(store)
     killed.__exit__(None, None, None)  # it was silent, and not dead
     with observing(store, 1, is_dead=False):
         assert is_observed(store)
     tidy(store, 2)
-    assert not store.check(["0/started"]) and store.check(["1/started"])
+    assert not store.check(["0/start/entries"]) and store.check(["1/start/entries"])
     assert store.get("observers") == b"", "the log does not grow"
 
 
