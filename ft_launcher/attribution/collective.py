@@ -31,6 +31,9 @@ _MOST_TRIED = 16
 _MOST_FRAMES = 8
 """Of a rank's stack for the coordinator: enough to see the collective that it is in, below torch's wrappers."""
 
+_MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED)
+"""Places of a rank that does wait where it has not finished a collective."""
+
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter", "reduce")
 """Collectives in which all ranks pass tensors of one size. In a scatter, a gather and an all-to-all they differ."""
 
@@ -92,7 +95,13 @@ class RankView:
         pending = any(state.waits_in is not None for state in self.groups.values())
         inside = self.gave_up or self.scene.place is Whereabouts.COLLECTIVE
         # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
-        return inside or (pending and self.scene.place in (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL))
+        return inside or (pending and self.scene.place in _MAY_BE_INSIDE)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nothing says that it waits for another rank, and nothing that it does not: it may be in the `wait()`
+        of a send or a receive."""
+        return self.scene.place is Whereabouts.BLOCKED and not self.is_waiting and not self.ended
 
 
 class Finding(Enum):
@@ -119,7 +128,7 @@ class Blame:
         ranks: the faulty ranks, in order; empty where none can be named.
         text: what they did, without the subject: "never entered ..."; empty where only their stacks say it. For UNKNOWN
             and TRANSPORT a sentence of its own.
-        waiting: the ranks that wait, directly or not, without those.
+        waiting: the ranks that wait, directly or not, or may do so, without those.
     """
 
     finding: Finding
@@ -167,6 +176,7 @@ def to_record(view: RankView) -> dict[str, Any]:
         "rank": view.rank,
         "frames": list(view.scene.frames[:_MOST_FRAMES]),
         "state": state,
+        "wchan": str((view.scene.process or {}).get("wchan", "")),
         "groups": groups,
         "iteration": view.iteration,
         "ended": view.ended,
@@ -185,7 +195,8 @@ def of_record(record: Any) -> RankView:
             str(name): GroupState(int(entered), int(finished), str(operation), str(shape), str(description))
             for name, (entered, finished, operation, shape, description) in record["groups"].items()
         }
-        scene = Scene(int(record["rank"]), [str(frame) for frame in record["frames"]], {"state": str(record["state"])})
+        process = {"state": str(record["state"]), "wchan": str(record["wchan"])}
+        scene = Scene(int(record["rank"]), [str(frame) for frame in record["frames"]], process)
         return RankView(scene, groups, {}, int(record["iteration"]), bool(record["ended"]), bool(record["gave_up"]))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"the scene of a rank does not fit: {error!r}") from None
@@ -203,13 +214,16 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
     for wait in waits:  # by the recorder, whatever its stack says
         views[wait.rank] = replace(views[wait.rank], gave_up=True)
     blame = _first_that_applies(views, waits, all_ranks)
-    waiting = [view.rank for view in views.values() if view.is_waiting and view.rank not in blame.ranks]
-    return replace(blame, waiting=tuple(waiting))
+    is_alone = all_ranks and len(views) == 1
+    waiting = [view.rank for view in views.values() if view.is_waiting or (view.may_wait and not is_alone)]
+    return replace(blame, waiting=tuple(rank for rank in waiting if rank not in blame.ranks))
 
 
 def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[_Wait], all_ranks: bool) -> Blame:
     for rule in (_gone, _behind, _deadlock, _mismatch, _transport):
         blame = rule(views, waits)
+        if blame is not None and blame.finding is Finding.UNKNOWN and all_ranks:
+            return _only_one_outside(views) or blame
         if blame is not None:
             # These three hold whatever the ranks of other nodes do; a circle or a whole group may end there.
             if all_ranks or blame.finding in (Finding.GONE, Finding.BEHIND, Finding.MISMATCH):
@@ -301,22 +315,41 @@ def _one_too_many(ahead: Sequence[_Wait], others: Sequence[RankView], views: Map
 def _behind(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
     """Rule 2: the ranks that others wait for, and that wait in no collective themselves."""
     waited_for = {rank for wait in waits for rank in wait.missing if rank in views}
-    sources = [views[rank] for rank in sorted(waited_for) if not views[rank].is_waiting]
-    in_unknown = [rank for rank in waited_for if views[rank].is_waiting and rank not in {wait.rank for wait in waits}]
+    may_wait = {rank for rank in waited_for if views[rank].may_wait}
+    sources = [views[rank] for rank in sorted(waited_for - may_wait) if not views[rank].is_waiting]
+    by_recorder = {wait.rank for wait in waits}
+    in_unknown = sorted(rank for rank in waited_for - by_recorder if views[rank].is_waiting or rank in may_wait)
     if not sources:
         if in_unknown:
-            named = numbered(in_unknown)
-            return Blame(
-                Finding.UNKNOWN,
-                text=f"{named} waits in a call that torch's flight recorder does not know (a send, a receive)",
-            )
+            return Blame(Finding.UNKNOWN, text=_in_unseen_call(in_unknown))
         return None
-    waiting = [view for view in views.values() if view.is_waiting]
+    waiting = [view for view in views.values() if view.is_waiting or view.rank in may_wait]
     blamed = {view.rank for view in sources}
     if len(sources) > len(waiting) and not _reach_less(sources, waiting):
         return _one_too_many([wait for wait in waits if blamed & set(wait.missing)], sources, views)
     wait = next(wait for wait in waits if sources[0].rank in wait.missing)
     return Blame(Finding.BEHIND, _ranks(sources), _never_entered(wait, views))
+
+
+def _in_unseen_call(ranks: Sequence[int]) -> str:
+    return f"{numbered(ranks)} may wait in a call that torch's flight recorder does not know (a send, a receive)"
+
+
+def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
+    """The one rank of the job that surely waits for nobody, where all others wait or may wait, and it is not ahead of
+    them: what they wait for can be it alone, whether the recorder knows the call or not."""
+    outside = [view for view in views.values() if not (view.is_waiting or view.may_wait or view.ended)]
+    others = [view for view in views.values() if view.is_waiting or view.may_wait]
+    if len(outside) != 1 or outside[0].scene.place is Whereabouts.UNKNOWN or not _reach_no_more(outside, others):
+        return None
+    return Blame(Finding.BEHIND, _ranks(outside), "")
+
+
+def _reach_no_more(sources: Sequence[RankView], waiting: Sequence[RankView]) -> bool:
+    """Whether all report iterations, and the sources are at none that is later than the first of those that wait."""
+    late = [view.iteration for view in sources]
+    others = [view.iteration for view in waiting]
+    return bool(late and others) and NO_ITERATION not in (*late, *others) and max(late) <= min(others)
 
 
 def _reach_less(sources: Sequence[RankView], waiting: Sequence[RankView]) -> bool:
@@ -408,13 +441,16 @@ def _transport(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame |
 def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     """Rule 5: by iterations and stacks. Names a rank only if it is the only one outside of any collective."""
     waiting = [view for view in views.values() if view.is_waiting]
-    elsewhere = [view for view in views.values() if not view.is_waiting and not view.ended]
+    may_wait = [view.rank for view in views.values() if view.may_wait]
+    elsewhere = [view for view in views.values() if not (view.is_waiting or view.may_wait or view.ended)]
     outside = [view for view in elsewhere if view.scene.place is not Whereabouts.UNKNOWN]
     unseen = [view.rank for view in elsewhere if view.scene.place is Whereabouts.UNKNOWN]
-    if not waiting:
+    if not waiting and not may_wait:
         return Blame(Finding.UNKNOWN, text="no rank waits in a collective")
     if unseen:
         return Blame(Finding.UNKNOWN, text=f"{numbered(unseen)} gave no stack")
+    if may_wait:
+        return (all_ranks and _only_one_outside(views)) or Blame(Finding.UNKNOWN, text=_in_unseen_call(may_wait))
     if not outside:
         return Blame(Finding.UNKNOWN, text="all ranks wait in collectives, and nothing says in which")
     reached = [view.iteration for view in waiting if view.iteration != NO_ITERATION]

@@ -15,13 +15,19 @@ from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import NO_CAUSE, Cause, Fault, FaultClass, FaultKind
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
-from ft_launcher.attribution.scene import in_collective
+from ft_launcher.attribution.scene import Whereabouts
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # A rank that died of one of these after the stop began was ended by the stop.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # The hint is one line on the console, and a node can have many ranks.
 _MOST_NAMED = 4
+_LOOKS_LIKE_A_WAIT = {Whereabouts.COLLECTIVE: 1.0, Whereabouts.BLOCKED: 0.5}
+"""For a rank that exceeded a limit, by its place. Torch's `work.wait()` and a lock of the program's look alike."""
+_IN_C_CODE = (
+    "a call of C code that waits for another thread: torch's work.wait() of a send, a receive or a collective, or a "
+    "lock of the program"
+)
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
 
@@ -164,7 +170,7 @@ def _collateral(rank: RankEvidence) -> float:
     A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
     """
     if rank.verdict and rank.verdict.condemned:
-        return float(in_collective(rank.verdict.frames))
+        return _LOOKS_LIKE_A_WAIT.get(rank.scene.place, 0.0)
     if rank.exception:
         return known_errors.is_about_peers(rank.exception)
     return 0.0
@@ -264,6 +270,8 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
             return Cause(FaultClass.HANG, blame.text)
         if blame is not None and rank.rank in blame.ranks:
             return Cause(FaultClass.HANG)
+        if scene.place is Whereabouts.BLOCKED:
+            return Cause(FaultClass.HANG, _IN_C_CODE)
         hint = "every rank that hangs here waits in a collective: they are out of step, a rank of another node"
         return Cause(FaultClass.HANG, f"{hint} is gone, or the network is")
     return cause

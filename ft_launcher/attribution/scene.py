@@ -18,8 +18,12 @@ _WAITS_FOR_PEERS = re.compile(
 `checkpoint` may wait for storage as well; where it calls a collective, the innermost frame is that of the collective.
 """
 
+_STANDARD = re.compile(r"python3[.\dt]*/")
 _PASSED_THROUGH = re.compile(r"python3[.\dt]*/|torch/(_ops|_compile|utils/_contextlib|_dynamo/eval_frame)\.py")
 """Called by a collective on its way, so these may lie further in: locks, operators, decorators."""
+
+_OF_A_LOCK = "futex"
+"""How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
 
 # The text is one line on the console; further ranks are counted.
 _MOST_NAMED = 4
@@ -32,6 +36,8 @@ class Whereabouts(Enum):
     IN_KERNEL = "waits in the kernel (storage, GPU or NIC)"
     COLLECTIVE = "waits in a collective"
     OUTSIDE = "is in no call of torch.distributed"
+    BLOCKED = "waits in C code for another thread"
+    """Torch's `work.wait()` is such a call and leaves no frame of Python; so is a lock of the program's own."""
     UNKNOWN = "gave no stack"
 
 
@@ -56,6 +62,12 @@ class Scene:
             return Whereabouts.UNKNOWN
         if in_collective(self.frames):
             return Whereabouts.COLLECTIVE
+        waits_in = str((self.process or {}).get("wchan", ""))
+        # Where the kernel does not say in what a process sleeps, it may be this.
+        in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith("S") and not waits_in)
+        # A lock that Python code waits for has a frame of the standard library.
+        if in_lock and not _STANDARD.match(self.frames[0]):
+            return Whereabouts.BLOCKED
         return Whereabouts.OUTSIDE
 
     @property
@@ -96,6 +108,7 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
     by_place = {place: [scene for scene in scenes if scene.place is place] for place in Whereabouts}
     waiting = by_place[Whereabouts.COLLECTIVE]
     held_up = by_place[Whereabouts.STOPPED] + by_place[Whereabouts.IN_KERNEL] + by_place[Whereabouts.OUTSIDE]
+    held_up = held_up or by_place[Whereabouts.BLOCKED]
     since = f"for {waited_s:g} s"
     if waiting and held_up:
         if len(waiting) > 1:

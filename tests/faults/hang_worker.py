@@ -2,7 +2,7 @@
 
 `hang_worker.py FOLDER`: the file `hang` in the folder names what goes wrong, and the rank: at its fourth step that rank
 sleeps (also outside of the section), spins, holds the GIL, stops itself, leaves out a collective, calls one more, calls
-another one, or calls those of two groups in another order.
+another one, or calls those of two groups in another order. Each step begins with a send and a receive.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ def load(kind: str) -> None:
             pass
 
 
+def pass_on(rank: int, world: int) -> None:
+    """Sends to the next rank, and receives from the one before, as the stages of a pipeline do: in `work.wait()`, which
+    torch's flight recorder does not know with gloo, and which leaves no frame in a stack."""
+    received = torch.zeros(4)
+    works = [dist.irecv(received, (rank - 1) % world), dist.isend(torch.ones(4), (rank + 1) % world)]
+    for work in works:
+        work.wait()
+
+
 def main(kind: str, faulty: int) -> None:
     """Trains until the step in which nothing goes on."""
     dist.init_process_group("gloo")
@@ -52,6 +61,7 @@ def main(kind: str, faulty: int) -> None:
             strikes = step == STRIKE and rank == faulty
             if strikes:
                 load(kind)
+            pass_on(rank, world)
             order = [data_parallel, tensor_parallel, None]  # None: all ranks
             if strikes and kind == "leaves one out":
                 order.remove(data_parallel)

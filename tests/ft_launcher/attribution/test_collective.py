@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.attribution.collective import Finding, GroupState, RankView, find
 from ft_launcher.attribution.scene import Scene
+from rank_monitor.contract.wire.messages import NO_ITERATION
 from tests.ft_launcher.attribution.simulated_collectives import IN_COLLECTIVE, OUTSIDE, Op, Stopped, Stuck, hang
 
 Program = list[Op | Stuck | int]
@@ -214,7 +215,7 @@ def test_a_receive_that_the_recorder_does_not_know() -> None:
     }
     blame = find(hang(ranks, groups))
     assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
-    assert blame.text.startswith("rank 0 waits in a call that torch's flight recorder does not know")
+    assert blame.text.startswith("rank 0 may wait in a call that torch's flight recorder does not know")
 
 
 def test_who_waits_for_an_unseen_receive_is_not_to_blame() -> None:
@@ -225,6 +226,62 @@ def test_who_waits_for_an_unseen_receive_is_not_to_blame() -> None:
         2: [Op("world"), Op("world")],
     }
     assert find(hang(ranks, groups)).ranks == (1,)
+
+
+def blocked(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
+    """A rank in `work.wait()` of torch, which leaves no frame."""
+    states = {name: GroupState(entered, finished, "all_reduce") for name, (entered, finished) in groups.items()}
+    scene = Scene(rank, ("train.py:12 in exchange",), {"state": "S (sleeping)", "wchan": "futex_do_wait"})
+    return RankView(scene, states, iteration=iteration)
+
+
+def outside(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
+    """A rank that computes."""
+    states = {name: GroupState(entered, finished, "all_reduce") for name, (entered, finished) in groups.items()}
+    return RankView(Scene(rank, OUTSIDE, {"state": "R (running)"}), states, iteration=iteration)
+
+
+def test_who_is_in_the_wait_of_a_receive_is_not_to_blame() -> None:
+    views = [
+        RankView(Scene(0, IN_COLLECTIVE), {"world": GroupState(4, 3, "all_reduce")}),
+        blocked(1, world=(3, 3)),
+        outside(2, world=(3, 3)),
+        RankView(Scene(3, IN_COLLECTIVE), {"world": GroupState(4, 3, "all_reduce")}),
+    ]
+    blame = find(views)
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (2,), (0, 1, 3))
+
+
+def test_who_may_be_in_the_wait_of_a_receive_is_not_named_alone() -> None:
+    """It may as well be a lock of the program."""
+    views = [
+        RankView(Scene(0, IN_COLLECTIVE), {"world": GroupState(4, 3, "all_reduce")}),
+        blocked(1, world=(3, 3)),
+    ]
+    blame = find(views)
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.UNKNOWN, (), (0, 1))
+    assert blame.text.startswith("rank 1 may wait in a call that torch's flight recorder does not know")
+
+
+def test_the_wait_of_a_collective_in_the_background() -> None:
+    views = [blocked(rank, world=(4, 3)) for rank in (0, 1, 3)] + [outside(2, world=(3, 3))]
+    assert find(views).ranks == (2,)
+    assert find([blocked(rank, world=(4, 3)) for rank in range(3)]).finding is Finding.TRANSPORT
+
+
+@pytest.mark.parametrize(("others", "own", "ranks"), [(3, 3, (2,)), (3, 4, ()), (NO_ITERATION, 3, ())])
+def test_the_only_one_that_surely_waits_for_nobody(others: int, own: int, ranks: tuple[int, ...]) -> None:
+    """All others are in sends and receives: it is named only where it is not ahead of them."""
+    views = [blocked(0, others), blocked(1, others), outside(2, own)]
+    assert find(views).ranks == ranks
+    in_call = RankView(Scene(1, IN_COLLECTIVE), {"pair": GroupState(2, 1, "all_reduce")}, iteration=others)
+    views = [blocked(0, others, pair=(1, 1)), in_call, outside(2, own)]
+    assert find(views).ranks == ranks
+
+
+def test_one_rank_alone_waits_for_nobody() -> None:
+    assert find([blocked(0)]).waiting == ()
+    assert find([blocked(0)], all_ranks=False).waiting == (0,)
 
 
 def test_the_first_collective_of_a_group() -> None:

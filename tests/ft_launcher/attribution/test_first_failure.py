@@ -17,7 +17,7 @@ def rank(number: int, **facts: Any) -> RankEvidence:
 def verdict(number: int, frames: list[str] | None = None, state: str = "S", limit: str = "section:step") -> Verdict:
     return Verdict(
         0, number, 100 + number, limit, 5.0, 5.1, False, 7, {"step": 5.1}, f"in {limit} for 5.1 s", "", frames or [],
-        {"state": state}, True,
+        {"state": state, "wchan": "hrtimer_nanosleep"}, True,
     )  # fmt: skip
 
 
@@ -289,7 +289,9 @@ LOADS = ["train.py:9 in load", "train.py:20 in <module>"]
 
 def was_at(number: int, frames: list[str], state: str = "S (sleeping)") -> dict[str, Any]:
     """A rank without an error, as its monitor found it before the launcher stopped it."""
-    snapshot = Snapshot(1, True, False, -1, {}, 0.1, frames=frames, process={"state": state})
+    snapshot = Snapshot(
+        1, True, False, -1, {}, 0.1, frames=frames, process={"state": state, "wchan": "hrtimer_nanosleep"}
+    )
     return dies(-15, 9.0, snapshot=snapshot)
 
 
@@ -379,6 +381,19 @@ def test_where_all_of_a_node_wait_for_their_gpus_the_cause_is_elsewhere() -> Non
     fault = attribute(waits, NODE, stop_began=5.0, all_ranks=False)
     assert fault is not None
     assert (fault.rank, fault.collateral, fault.blamed, fault.waiting) == (0, True, (), 2)
+
+
+def test_where_the_one_that_hangs_may_wait_for_others_this_is_said() -> None:
+    """Torch's `work.wait()` leaves no frame: it may be this, or a lock of the program."""
+    lock = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
+    blocked = replace(verdict(0, frames=LOADS), process=lock)
+    fault = attribute([rank(0, verdict=blocked, verdict_at=1.0), rank(1, **was_at(1, IN_ALL_REDUCE))], NODE, 5.0)
+    assert fault is not None
+    assert (fault.rank, fault.finding, fault.collateral) == (0, "unknown", True)
+    assert "work.wait()" in fault.hint
+    sure = rank(1, **hangs(1, at=1.1, frames=LOADS))
+    fault = attribute([rank(0, verdict=blocked, verdict_at=1.0), sure], NODE, 5.0)
+    assert fault is not None and fault.rank == 1
 
 
 def test_a_rank_that_its_monitor_ended_during_the_stop_did_not_fail_by_itself() -> None:

@@ -62,6 +62,22 @@ def test_what_its_process_says(frames: list[str], state: str, place: Whereabouts
     assert Scene(0, frames, {"state": state}).place is place
 
 
+@pytest.mark.parametrize(
+    ("innermost", "process", "place"),
+    [
+        ("train.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.BLOCKED),
+        ("megatron/p2p.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_wait_queue"}, Whereabouts.BLOCKED),
+        ("train.py:9 in exchange", {"state": "S (sleeping)"}, Whereabouts.BLOCKED),
+        ("train.py:9 in load", {"state": "S (sleeping)", "wchan": "hrtimer_nanosleep"}, Whereabouts.OUTSIDE),
+        ("train.py:9 in load", {"state": "R (running)"}, Whereabouts.OUTSIDE),
+        (IN_LOAD[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.OUTSIDE),
+        (IN_BARRIER[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.COLLECTIVE),
+    ],
+)
+def test_a_wait_that_leaves_no_frame(innermost: str, process: dict[str, Any], place: Whereabouts) -> None:
+    assert Scene(0, [innermost, "train.py:20 in <module>"], process).place is place
+
+
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:
     assert own_frame(IN_LOAD) == "train.py:9 in load"
     assert own_frame(IN_LOAD[:2]) == IN_LOAD[0]
