@@ -6,6 +6,7 @@ rebound to ours for that time, so that none of its code is copied.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -50,7 +51,7 @@ from ft_launcher.settings.job_settings import Job
 from ft_launcher.settings.rendezvous_check import is_file_store
 from ft_launcher.settings.signal_names import numbers_of
 from ft_launcher.status.asking import Asking
-from ft_launcher.status.listening import answering
+from ft_launcher.status.listening import answering, tracing
 from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
@@ -126,9 +127,12 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         recorder = Recorder(run_folder, job.settings.record)
         times = NodeTimes(recorder)
         record, journal = job.settings.record, recorder.journal
-        with answering(record, job.sources, runtime.folder, journal, times.now, __version__) as asked:
-            outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, times, asked, within)
-        recorder.job_ended(outcome.code, outcome.reason, times.finish())
+        with contextlib.ExitStack() as told:
+            if record.otel_traces:
+                told.enter_context(tracing(journal, __version__))
+            with answering(record, job.sources, runtime.folder, journal, times.now, __version__) as asked:
+                outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, times, asked, within)
+            recorder.job_ended(outcome.code, outcome.reason, times.finish())
     finally:
         run_folder.close()
     return outcome

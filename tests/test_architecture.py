@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "ft_launcher.health.endpoint": LAUNCHER | {"grpc"},
     "ft_launcher.report.picture": LAUNCHER | {"matplotlib"},
     "ft_launcher.status.metrics": LAUNCHER | {"prometheus_client"},
+    "ft_launcher.status.trace_export": LAUNCHER | {"opentelemetry"},
     "ft_client": CLIENT,
     "ft_client.integrations": CLIENT | {"lightning"},
     "ft_client.integrations.nvrx_alias": CLIENT | {"yaml"},

@@ -49,7 +49,7 @@ class Journal:
         self._warned = False
         self._reported = 0
         self._started = time.time()
-        self.listen: Callable[[Event, float], object] | None = None
+        self.listeners: list[Callable[[Event, float], object]] = []
         """Called with each event and its time (seconds since 1970), in the thread that writes it, without the lock."""
         self.run_id = ""
         self.node = ""
@@ -91,9 +91,9 @@ class Journal:
         logger.warning("the journal holds %d MiB of what ranks reported and takes no more", _MAX_REPORTED >> 20)
 
     def _tell(self, event: Event) -> None:
-        if self.listen is not None:
+        for listen in self.listeners:
             with contained("the status of the job is not complete"):
-                self.listen(event, time.time())
+                listen(event, time.time())
 
     @staticmethod
     def _line(event: Event) -> str:

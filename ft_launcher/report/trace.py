@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ft_launcher.ledger.phases import laid_out
 from ft_launcher.report.collection import Collection, Launch
 from ft_launcher.report.findings import JobFindings
 
-_BEFORE = ("detection", "stop", "backoff", "health", "rendezvous")
-_AFTER = ("start", "first_step")
 _CYCLES, _PHASES, _FAULTS = 1, 2, 3
 """The rows of a node."""
 
@@ -55,18 +54,13 @@ def _cycles(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
 
 
 def _phases(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
-    """The phases of each recovery. The journal has their lengths: they are laid before and after the ranks' start."""
     found = []
     for line in launch.lines:
         recovery, cycle = line.get("recovery"), launch.cycles.get(line.get("cycle", -1))
         if not recovery or cycle is None:
             continue
-        moment = cycle.began - began - sum(recovery.get(phase, 0.0) for phase in _BEFORE)
-        for phase in (*_BEFORE, *_AFTER):
-            length_s = recovery.get(phase, 0.0)
-            if length_s > 0:
-                found.append(_complete(phase, pid, _PHASES, moment, length_s, {}))
-            moment += length_s
+        for phase, moment, length_s in laid_out(recovery, cycle.began - began):
+            found.append(_complete(phase, pid, _PHASES, moment, length_s, {}))
     return found
 
 

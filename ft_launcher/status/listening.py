@@ -50,7 +50,7 @@ def answering(
     token = _token(settings, sources)
     status, asking = NodeStatus(), Asking()
     answers = Answers(status, asking, times, version)
-    journal.listen = status.on_event
+    journal.listeners.append(status.on_event)
     servers = []
     try:
         with _warned("ft_launcher status"):
@@ -68,10 +68,27 @@ def answering(
                 logger.info("%s: http://%s:%d/", what, host, server.port)
         yield status, asking
     finally:
-        journal.listen = None
+        journal.listeners.remove(status.on_event)
         for server in servers:
             server.close()
         asking.close()
+
+
+@contextlib.contextmanager
+def tracing(journal: Journal, version: str) -> Iterator[None]:
+    """A context in which the job's cycles are sent as traces, if the packages for it are there."""
+    try:
+        from ft_launcher.status.trace_export import sending
+    except ImportError as error:
+        logger.warning("no traces are sent (%s): pip install 'ft-launcher[otel]'", error)
+        yield
+        return
+    with sending(version) as on_event:
+        journal.listeners.append(on_event)
+        try:
+            yield
+        finally:
+            journal.listeners.remove(on_event)
 
 
 @contextlib.contextmanager

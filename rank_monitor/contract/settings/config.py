@@ -223,6 +223,9 @@ class RecordSettings:
     status_token_file: str | None = setting(
         None, kinds.PATH_OR_NONE, "file with the token of requests (Authorization: Bearer TOKEN)"
     )
+    otel_traces: bool = setting(
+        False, kinds.BOOLEAN, "send each cycle as a trace by OTLP, to where OpenTelemetry's own variables say"
+    )
     log_group_access: bool = setting(
         False, kinds.BOOLEAN, "the group may read journal and logs: 0640 in 0750, not 0600 in 0700"
     )
