@@ -126,13 +126,13 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
     try:
         recorder = Recorder(run_folder, job.settings.record)
         times = NodeTimes(recorder)
-        record, journal = job.settings.record, recorder.journal
+        settings, journal = job.settings, recorder.journal
         with contextlib.ExitStack() as told:
-            if record.otel_traces:
+            if settings.record.otel_traces:
                 told.enter_context(tracing(journal, __version__))
-            with answering(record, job.sources, runtime.folder, journal, times.now, __version__) as asked:
+            with answering(settings, job.sources, runtime.folder, journal, times.now, __version__) as asked:
                 outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, times, asked, within)
-            recorder.job_ended(outcome.code, outcome.reason, times.finish())
+                recorder.job_ended(outcome.code, outcome.reason, times.finish())
     finally:
         run_folder.close()
     return outcome

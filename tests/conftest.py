@@ -29,6 +29,7 @@ TOGETHER = (
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_three_of_four_are_freed",
     "tests/client/rerun/",
+    "tests/ft_launcher/status/test_page.py::",
     "tests/slurm/",
     *(f"tests/e2e/test_fidelity.py::test_nothing_tells_how_it_was_started[part {number} " for number in range(4)),
     "tests/e2e/test_fidelity.py::test_a_script_sees_a_fresh_interpreter",

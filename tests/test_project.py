@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,17 @@ def test_every_pinned_version_is_a_dependency() -> None:
     pins = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert "torch" in pins
     assert not set(pins) - set(wanted)
+
+
+def test_a_wheel_has_the_page(tmp_path: Path) -> None:
+    """What is no Python file must be there, too."""
+    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], folder=ROOT, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
+    page = ROOT / "ft_launcher" / "status" / "page"
+    assert {str(file.relative_to(ROOT)) for file in page.iterdir()} <= names
+    assert {"ft_alias_nvrx.pth", "ft_client/__init__.py", "rank_monitor/__init__.py"} <= names
 
 
 GUIDE = ROOT / "ARCHITECTURE.md"

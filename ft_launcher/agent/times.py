@@ -23,7 +23,8 @@ from rank_monitor.contract.wire.rank_times import RankTimes
 _WRITE_EVERY_S = 600.0
 """How often the part of a cycle that runs is written to an open journal (seconds): a node that loses its power loses
 this much at most. 144 lines a day, of 4 KB."""
-
+_MOST_PAST = 20
+"""Parts that a page shows one by one: what is further back is in the journal."""
 
 _M = TypeVar("_M", bound=Callable[..., None])
 
@@ -115,7 +116,8 @@ class NodeTimes:
         with self._lock:
             now = time.monotonic()
             ledger = self._ledger
-            return Times(ledger.category, ledger.present(now), ledger.account(now), ledger.durations(now))
+            past = ledger.past[-_MOST_PAST:]
+            return Times(ledger.category, ledger.present(now), ledger.account(now), ledger.durations(now), past)
 
     # Events.
 

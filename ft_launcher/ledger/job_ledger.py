@@ -137,6 +137,11 @@ class JobLedger:
         return None
 
     @property
+    def past(self) -> tuple[CycleTimes, ...]:
+        """The parts that have ended and are kept apart, in the order of time."""
+        return tuple(self._parts)
+
+    @property
     def category(self) -> str:
         """What the node does now; empty while ranks run."""
         if self._ran is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
 from typing import Any
 
 from ft_launcher.status import summary
 from ft_launcher.status.asking import Asking
+from ft_launcher.status.fault_scene import merged_stacks
 from ft_launcher.status.node_status import NodeStatus, Times
 from ft_launcher.status.server import Answer
 
@@ -18,9 +21,18 @@ _TURN_S = 5.0
 """How long `/healthz` waits for the agent's thread, which is never busy for long while ranks run (seconds). Kubernetes
 waits one second by default; docs/operations.md says what to set."""
 _EVENTS_S = 1.0
+_LAST_S = 0.3
+"""How long the end of the launcher waits until those who follow `/events` have the last state (seconds)."""
 _JSON = "application/json"
-PROBES = frozenset({"/healthz", "/readyz"})
-"""Paths that need no token: the probes of Kubernetes have none, and the answer says only `ok` or why not."""
+_PAGE = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+OPEN_PATHS = frozenset({"/healthz", "/readyz", *_PAGE})
+"""Paths that need no token: the probes of Kubernetes have none, and the answer says only `ok` or why not. The page
+itself has nothing of the job: it asks its reader for the token, and sends it with what it asks."""
 
 
 class Answers:
@@ -28,19 +40,37 @@ class Answers:
 
     Args:
         times: returns the job's time until now; None: it is not kept.
+        settings: the object of `/settings.json`.
         version: of the launcher.
     """
 
-    def __init__(self, status: NodeStatus, asking: Asking, times: Callable[[], Times | None], version: str) -> None:
+    def __init__(
+        self,
+        status: NodeStatus,
+        asking: Asking,
+        times: Callable[[], Times | None],
+        settings: Mapping[str, Any],
+        version: str,
+    ) -> None:
         self._status, self._asking, self._times, self._version = status, asking, times, version
+        self._settings = settings
+        self._ending = threading.Condition()
+        self._is_over = False
+        self._followers = 0
 
     def of_everything(self, path: str, query: Mapping[str, str]) -> Answer:
         """Answers at the port of the status."""
+        if path in _PAGE:
+            name, kind = _PAGE[path]
+            file = resources.files("ft_launcher.status") / "page" / name
+            return Answer(file.read_bytes(), kind)
         match path:
-            case "/":
-                return _text(f"{self._sentence()}\n\n/status.json /events /metrics /healthz /readyz\n")
             case "/status.json":
                 return Answer(summary.encoded(self._found()), _JSON)
+            case "/fault.json":
+                return self._fault(query.get("number", ""))
+            case "/settings.json":
+                return Answer(summary.encoded(self._settings), _JSON)
             case "/events":
                 return Answer(kind="text/event-stream", stream=self._events())
         return self.of_metrics(path, query)
@@ -67,7 +97,7 @@ class Answers:
                 return _text(f"{self._sentence()}: no rank runs\n", 409)
             groups = [
                 {"ranks": ranks, "frames": list(one.frames), "process": dict(one.process)}
-                for ranks, one in summary.merged_stacks(self._status.readings)
+                for ranks, one in merged_stacks(self._status.readings)
             ]
             return Answer(summary.encoded({"v": summary.VERSION, "groups": groups}), _JSON)
         return self.of_everything(path, query)
@@ -91,11 +121,33 @@ class Answers:
         body = metrics.as_metrics(facts, readings, self._times(), time.monotonic(), self._version)
         return Answer(body, metrics.KIND)
 
+    def _fault(self, number: str) -> Answer:
+        for fault in self._status.facts().faults:
+            if str(fault.number) == number:
+                return Answer(summary.encoded(summary.fault_as_json(fault)), _JSON)
+        return _text("there is no such fault, or it is not among the last ones\n", 404)
+
     def _events(self) -> Iterator[bytes]:
-        """The status again and again, as server-sent events."""
-        while True:
-            yield b"data: " + summary.encoded(self._found()) + b"\n\n"
-            time.sleep(_EVENTS_S)
+        """The status again and again, as server-sent events; the last one is named `end`."""
+        with self._ending:
+            self._followers += 1
+        try:
+            while not self._is_over:
+                yield b"data: " + summary.encoded(self._found()) + b"\n\n"
+                with self._ending:
+                    self._ending.wait_for(lambda: self._is_over, _EVENTS_S)
+            yield b"event: end\ndata: " + summary.encoded(self._found()) + b"\n\n"
+        finally:
+            with self._ending:
+                self._followers -= 1
+                self._ending.notify_all()
+
+    def end(self) -> None:
+        """Sends those who follow `/events` the last state. Waits for them, for a fraction of a second at most."""
+        with self._ending:
+            self._is_over = True
+            self._ending.notify_all()
+            self._ending.wait_for(lambda: not self._followers, _LAST_S)
 
 
 def _text(text: str, code: int = 200) -> Answer:

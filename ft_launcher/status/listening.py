@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ft_launcher.record.journal import Journal
-from ft_launcher.status.answers import PROBES, Answers
+from ft_launcher.status import summary
+from ft_launcher.status.answers import OPEN_PATHS, Answers
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.node_status import NodeStatus, Times
 from ft_launcher.status.server import Handler, StatusServer, as_file, at_port
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.settings.config import RecordSettings
+from rank_monitor.contract.settings.config import RecordSettings, Settings
 
 logger = logging.getLogger("ft_launcher")
 
@@ -28,7 +29,7 @@ _MOST_TOKEN = 4096
 
 @contextlib.contextmanager
 def answering(
-    settings: RecordSettings,
+    settings: Settings,
     sources: Mapping[str, str],
     folder: Path,
     journal: Journal,
@@ -38,7 +39,7 @@ def answering(
     """A context in which the job can be asked. A port that cannot be had is a warning: the training goes on.
 
     Args:
-        sources: where each setting is from, for errors.
+        sources: where each setting is from.
         folder: the runtime folder.
         journal: what it is given is the status, too.
         times: returns the job's time until now.
@@ -47,28 +48,30 @@ def answering(
     Raises:
         ConfigError: others can reach the address, and there is no token; or the token cannot be read.
     """
-    token = _token(settings, sources)
+    record = settings.record
+    token = _token(record, sources)
     status, asking = NodeStatus(), Asking()
-    answers = Answers(status, asking, times, version)
+    answers = Answers(status, asking, times, summary.settings_as_json(settings, sources), version)
     journal.listeners.append(status.on_event)
     servers = []
     try:
         with _warned("ft_launcher status"):
             servers.append(StatusServer(as_file(str(folder / SOCKET)), answers.of_user))
         ports: dict[int, tuple[str, Handler]] = {}
-        if settings.metrics_port is not None:
-            ports[settings.metrics_port] = ("metrics", answers.of_metrics)
-        if settings.status_port is not None:
-            ports[settings.status_port] = ("status", answers.of_everything)
+        if record.metrics_port is not None:
+            ports[record.metrics_port] = ("metrics", answers.of_metrics)
+        if record.status_port is not None:
+            ports[record.status_port] = ("status", answers.of_everything)
         for port, (what, handler) in ports.items():
-            with _warned(f"{what} at {settings.status_address}:{port}"):
-                server = StatusServer(at_port(settings.status_address, port), handler, token, PROBES)
+            with _warned(f"{what} at {record.status_address}:{port}"):
+                server = StatusServer(at_port(record.status_address, port), handler, token, OPEN_PATHS)
                 servers.append(server)
-                host = f"[{settings.status_address}]" if ":" in settings.status_address else settings.status_address
+                host = f"[{record.status_address}]" if ":" in record.status_address else record.status_address
                 logger.info("%s: http://%s:%d/", what, host, server.port)
         yield status, asking
     finally:
         journal.listeners.remove(status.on_event)
+        answers.end()
         for server in servers:
             server.close()
         asking.close()

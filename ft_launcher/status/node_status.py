@@ -14,6 +14,7 @@ from typing import Any
 
 from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
+from ft_launcher.status.fault_scene import FaultScene, innermost, scene_of
 from rank_monitor.contract.wire.rank_times import Durations
 
 _MOST_FAULTS = 20
@@ -22,6 +23,8 @@ _MOST_TEXT = 2000
 """Characters of one text that a rank chose."""
 _MOST_KINDS = 64
 """Different labels of one counter; classes and kinds of faults are fewer."""
+_MOST_ENDS = 64
+"""Cycles of which it is kept how they ended; a page shows fewer."""
 RELAUNCH, IN_PROCESS = "relaunch", "in_process"
 
 
@@ -61,12 +64,14 @@ class Times:
         present: the part of the time that has not ended.
         account: of the whole job.
         durations: of the steps until now.
+        past: the last parts that have ended, in the order of time.
     """
 
     category: str
     present: CycleTimes
     account: Account
     durations: Durations
+    past: Sequence[CycleTimes] = ()
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,13 @@ class FaultSeen:
     """A fault of a rank of this node, and what followed.
 
     Attributes:
+        number: counts the faults of this node, from 1.
         t: when it was written: seconds since 1970.
         next: the decision in words; empty: there is none yet.
+        scene: where the ranks were; None: it was not recorded, since nothing hung.
     """
 
+    number: int
     t: float
     cycle: int
     rank: int
@@ -89,6 +97,7 @@ class FaultSeen:
     detail: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     next: str = ""
+    scene: FaultScene | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,10 @@ class Facts:
         runs: ranks run now.
         trouble: why the job is not well now, in words; empty: it is.
         ended: the job is over.
+        exit_code: of the launcher; None: it goes on.
+        end_reason: why it is over.
+        ends: cycle -> how it ended, of the last ones.
+        frames: rank -> the innermost frames of its main thread, as the last finding of this cycle had them.
         restarts: number by rung and by whether they were charged.
         recoveries: for each phase the seconds of each recovery that is over; beyond 1,000 the last ones only.
         health: the last state of each check that had something to report.
@@ -116,6 +129,10 @@ class Facts:
     runs: bool = False
     trouble: str = ""
     ended: bool = False
+    exit_code: int | None = None
+    end_reason: str = ""
+    ends: Mapping[int, str] = field(default_factory=dict)
+    frames: Mapping[int, list[str]] = field(default_factory=dict)
     restarts_left: int | None = None
     faults: tuple[FaultSeen, ...] = ()
     fault_count: int = 0
@@ -141,6 +158,10 @@ class NodeStatus:
         self._restarts: Counter[tuple[str, bool]] = Counter()
         self._cycle_ends: Counter[str] = Counter()
         self._recoveries: dict[str, deque[float]] = {}
+        self._ends: dict[int, str] = {}
+        self._fault_number = 0
+        self._scene: tuple[int, FaultScene] | None = None
+        """Of a cycle that hung: its fault comes next."""
         self._reached: int | None = None
         self._readings: tuple[RankReading, ...] = ()
         self._is_stalled = False
@@ -163,7 +184,7 @@ class NodeStatus:
                 self._stalled_at = min(iterations)
             elif min(iterations) > self._stalled_at:  # they go on, of which nothing is written to the journal
                 self._is_stalled = False
-                self._facts = replace(self._facts, trouble="")
+                self._facts = replace(self._facts, trouble="", frames={})
 
     @property
     def readings(self) -> tuple[RankReading, ...]:
@@ -181,6 +202,7 @@ class NodeStatus:
                 faults_by=dict(self._faults_by),
                 restarts=dict(self._restarts),
                 cycle_ends=dict(self._cycle_ends),
+                ends=dict(self._ends),
                 recoveries={phase: tuple(spent) for phase, spent in self._recoveries.items()},
             )
 
@@ -191,17 +213,20 @@ class NodeStatus:
                 restarts = event.max_restarts
                 return Facts(event.run_id, event.node, t, restarts, restarts_left=restarts)
             case events.JobEnd():
-                return replace(facts, ended=True, runs=False)
+                code, reason = event.exit_code, _text(event.reason)
+                return replace(facts, ended=True, runs=False, exit_code=code, end_reason=reason)
             case events.CycleStart() | events.CycleEnd():
                 return self._after_cycle(event)
             case events.RankExit():
                 return replace(facts, exit_codes={**facts.exit_codes, event.rank: event.exit_code})
+            case events.Stacks():
+                self._scene = event.cycle, scene_of(event.ranks)
             case events.Fault():
                 return self._after_fault(event, t)
             case events.Decision():
                 return self._after_decision(event)
             case events.Verdict() | events.Stall() | events.InProcessFault() | events.InProcessRestart():
-                return replace(facts, trouble=self._trouble(event))
+                return replace(facts, trouble=self._trouble(event), frames={**facts.frames, **_frames(event)})
             case events.Ledger():
                 return self._after_ledger(event)
             case events.Health():
@@ -219,9 +244,12 @@ class NodeStatus:
         facts = replace(self._facts, cycle=event.cycle)
         if isinstance(event, events.CycleStart):
             self._is_stalled = False
-            facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={})
+            facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={})
             return replace(facts, runs=True, trouble="")
         self._cycle_ends[event.how.partition(":")[0]] += 1
+        self._ends[event.cycle] = event.how
+        if len(self._ends) > _MOST_ENDS:
+            del self._ends[min(self._ends)]
         if event.how == "failed elsewhere":
             return replace(facts, runs=False, trouble=_text(event.why))
         return replace(facts, runs=False)
@@ -245,8 +273,14 @@ class NodeStatus:
 
     def _after_fault(self, event: events.Fault, t: float) -> Facts:
         self._count_fault(event.fault_class, event.kind)
+        self._fault_number += 1
+        scene = None
+        if self._scene is not None and self._scene[0] == event.cycle:
+            scene = self._scene[1]
+        self._scene = None
         self._faults.append(
             FaultSeen(
+                self._fault_number,
                 t,
                 event.cycle,
                 event.rank,
@@ -257,6 +291,7 @@ class NodeStatus:
                 _text(event.hint),
                 tuple(map(_text, event.detail[:10])),
                 tuple(map(_text, event.others[:10])),
+                scene=scene,
             )
         )
         return replace(self._facts, runs=False, trouble=f"rank {event.rank} {_text(event.what)}")
@@ -294,3 +329,13 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         return ""
     return value[:_MOST_TEXT]
+
+
+def _frames(event: events.Event) -> dict[int, list[str]]:
+    """Returns the frames that a finding has, by rank."""
+    match event:
+        case events.Verdict():
+            return {event.rank: innermost(event.frames)}
+        case events.Stall():
+            return {int(rank["rank"]): innermost(rank["frames"]) for rank in event.ranks}
+    return {}

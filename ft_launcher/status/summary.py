@@ -1,21 +1,25 @@
 """The state of a job in one word, in one sentence, and as JSON (`/status.json`). Pure.
 
 The JSON has a version of its own: keys may be added to it, and `v` grows when one goes or changes its meaning.
-docs/operations.md has the table of its keys.
+docs/status.md has the table of its keys.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any
 
+from ft_launcher.ledger.account import CycleTimes
 from ft_launcher.record.journal import finite
-from ft_launcher.status.node_status import Facts, RankReading, Times
+from ft_launcher.status.fault_scene import innermost
+from ft_launcher.status.node_status import Facts, FaultSeen, RankReading, Times
+from rank_monitor.contract.settings.config import GROUPS, Settings
 
 VERSION = 1
+_DEFAULT = "default"
 
 
 class JobState(str, Enum):
@@ -90,7 +94,7 @@ def sentence(facts: Facts, times: Times | None) -> str:
             JobState.RUNNING: f"running, cycle {facts.cycle}",
             JobState.TROUBLED: f"hung in cycle {facts.cycle}",
             JobState.RESTARTING: f"restarting after cycle {facts.cycle}{doing}",
-            JobState.ENDED: "ended",
+            JobState.ENDED: f"ended with exit code {facts.exit_code} ({facts.end_reason})",
         }[state]
     ]
     if times is not None:
@@ -148,23 +152,42 @@ def as_json(
         "steps_lost": facts.steps_lost,
         "health": dict(facts.health),
         "fault_count": facts.fault_count,
-        "faults": [asdict(fault) for fault in facts.faults],
+        "faults": [_fault(fault) for fault in facts.faults],
         "ranks": [_rank(reading, facts, now) for reading in readings],
         "times": None,
+        "cycles": [],
+        "exit_code": facts.exit_code,
     }
     if times is not None:
         found["times"] = _times(times)
+        found["cycles"] = _cycles(times, facts)
     return found
 
 
-def merged_stacks(readings: Sequence[RankReading]) -> list[tuple[list[int], RankReading]]:
-    """Returns the ranks with equal frames together, the smallest group first: it is the one to look at."""
-    groups: dict[tuple[tuple[str, ...], str], list[RankReading]] = {}
-    for reading in readings:
-        why_none = "" if reading.frames else str(reading.process.get("stacks", ""))
-        groups.setdefault((tuple(reading.frames), why_none), []).append(reading)
-    found = [([reading.rank for reading in group], group[0]) for group in groups.values()]
-    return sorted(found, key=lambda entry: (len(entry[0]), entry[0]))
+def fault_as_json(fault: FaultSeen) -> dict[str, Any]:
+    """Returns the object of `/fault.json`: where the ranks were at a fault."""
+    found: dict[str, Any] = {"v": VERSION, "number": fault.number, "stacks": [], "collectives": []}
+    if fault.scene is not None:
+        found["stacks"] = [
+            {"ranks": ranks, "place": first.place, "frames": first.frames, "process": first.process}
+            for ranks, first in fault.scene.stacks
+        ]
+        found["collectives"] = [asdict(row) for row in fault.scene.collectives]
+    return found
+
+
+def settings_as_json(settings: Settings, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the object of `/settings.json`: each setting with its value and where that is from."""
+    found = [
+        {
+            "key": key.name,
+            "value": getattr(getattr(settings, group), key.name),
+            "source": sources.get(key.name, _DEFAULT),
+        }
+        for group, kind in GROUPS.items()
+        for key in fields(kind)
+    ]
+    return {"v": VERSION, "settings": found}
 
 
 def encoded(found: Mapping[str, Any]) -> bytes:
@@ -190,7 +213,36 @@ def _rank(reading: RankReading, facts: Facts, now: float) -> dict[str, Any]:
         "sections": {str(name)[:128]: age for name, age in reading.sections.items()},
         "sign_age_s": sign_age_s,
         "reading_age_s": age_s,
+        "frames": innermost(reading.frames) or facts.frames.get(reading.rank, []),
     }
+
+
+def _fault(fault: FaultSeen) -> dict[str, Any]:
+    found = {key.name: getattr(fault, key.name) for key in fields(fault) if key.name != "scene"}
+    return found | {"has_stacks": fault.scene is not None}
+
+
+def _cycles(times: Times, facts: Facts) -> list[dict[str, Any]]:
+    found = [_cycle(part, facts.ends.get(part.cycle, "")) for part in times.past if part.cycle is not None]
+    if times.present.cycle is not None:
+        found.append(_cycle(times.present, ""))
+    return found
+
+
+def _cycle(part: CycleTimes, how: str) -> dict[str, Any]:
+    return {
+        "cycle": part.cycle,
+        "since": round(part.since, 3),
+        "until": round(part.until, 3),
+        "how": how,
+        "steps": part.steps,
+        "seconds": _rounded(part.seconds),
+        "recovery": _rounded(part.recovery),
+    }
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(spent_s, 3) for name, spent_s in seconds.items() if spent_s}
 
 
 def _times(times: Times) -> dict[str, Any]:
@@ -203,6 +255,6 @@ def _times(times: Times) -> dict[str, Any]:
         "wall_s": round(times.account.wall_s, 3),
         "goodput": round(times.account.goodput, 6),
         "goodput_saved": round(times.account.goodput_saved, 6),
-        "seconds": {category: round(spent_s, 3) for category, spent_s in times.account.seconds.items() if spent_s},
+        "seconds": _rounded(times.account.seconds),
         "recovery": {phase: round(spent_s, 3) for phase, spent_s in times.present.recovery.items()},
     }

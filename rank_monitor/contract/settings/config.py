@@ -216,7 +216,9 @@ class RecordSettings:
         256.0, kinds.LIMIT_MB, "MiB after which the journal begins a new file; at most three are kept"
     )
     metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "port of /metrics for Prometheus, /healthz and /readyz")
-    status_port: int | None = setting(None, kinds.PORT_OR_OFF, "port of /status.json and /events beside these")
+    status_port: int | None = setting(
+        None, kinds.PORT_OR_OFF, "port of the page, /status.json and /events beside these"
+    )
     status_address: str = setting(
         "127.0.0.1", kinds.TEXT_OR_NONE, "address of both; beyond this host with a token only"
     )

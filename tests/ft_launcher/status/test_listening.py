@@ -15,7 +15,7 @@ from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
 from ft_launcher.status.listening import SOCKET, answering
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.settings.config import RecordSettings
+from rank_monitor.contract.settings.config import RecordSettings, Settings
 from tests.faults.job import free_port
 from tests.patience import patient
 
@@ -24,7 +24,8 @@ START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})
 
 
 def opened(folder: Path, journal: Journal | None = None, **settings: Any) -> Any:
-    return answering(RecordSettings(**settings), {}, folder, journal or Journal(), lambda: None, "1.2")
+    asked = Settings(record=RecordSettings(**settings))
+    return answering(asked, {"status_port": "--ft-status-port"}, folder, journal or Journal(), lambda: None, "1.2")
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, str]:
@@ -42,11 +43,16 @@ def test_what_the_journal_is_given_is_told(tmp_path: Path) -> None:
         assert (tmp_path / SOCKET).is_socket()
         journal.write(START)
         assert json.loads(get(port, "/status.json")[1])["run_id"] == "train-7"
-        assert get(port, "/")[1].startswith("starting\n")
+        assert get(port, "/")[1].startswith("<!DOCTYPE html>")
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/readyz") == (503, "starting\n")
         journal.write(events.CycleStart(0, 0, 1, "host-a:1", []))
         assert get(port, "/readyz") == (200, "ok\n")
+        (known,) = (
+            one for one in json.loads(get(port, "/settings.json")[1])["settings"] if one["key"] == "status_port"
+        )
+        assert known == {"key": "status_port", "value": port, "source": "--ft-status-port"}
+        assert get(port, "/fault.json?number=1")[0] == get(port, "/page/page.js")[0] == 404
         assert get(port, "/nothing")[0] == get(port, "/stacks")[0] == 404
     journal.write(START)  # nobody listens any more
 
@@ -96,7 +102,26 @@ def test_a_token(tmp_path: Path) -> None:
     with opened(tmp_path, status_port=port, status_address="0.0.0.0", status_token_file=str(file)):
         assert get(port, "/status.json")[0] == 401
         assert get(port, "/status.json", Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert [get(port, path)[0] for path in ("/fault.json", "/settings.json", "/events", "/metrics")] == [401] * 4
         assert get(port, "/healthz") == (200, "ok\n")
+        assert get(port, "/page.js")[0] == 200, "the page asks for the token"
+
+
+def test_who_follows_hears_of_the_end(tmp_path: Path) -> None:
+    journal, port = Journal(), free_port()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(30))
+    with opened(tmp_path, journal, status_port=port):
+        journal.write(START)
+        connection.request("GET", "/events")
+        response = connection.getresponse()
+        assert response.readline().startswith(b'data: {"v": 1,')
+        journal.write(events.JobEnd(1, "ranks failed", 0, 0, 0))
+    *_, name, data = response.read().strip().split(b"\n")
+    connection.close()
+    assert name == b"event: end"
+    found = json.loads(data.removeprefix(b"data: "))
+    assert (found["state"], found["exit_code"]) == ("ended", 1)
+    assert found["sentence"] == "ended with exit code 1 (ranks failed)"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

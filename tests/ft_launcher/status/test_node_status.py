@@ -93,7 +93,11 @@ TIMES = Times(
             JobState.RUNNING,
             "running, cycle 0, 1 fault",
         ),
-        ([START, CYCLE, events.JobEnd(0, "all ranks succeeded", 0, 0, 0)], JobState.ENDED, "ended"),
+        (
+            [START, CYCLE, events.JobEnd(0, "all ranks succeeded", 0, 0, 0)],
+            JobState.ENDED,
+            "ended with exit code 0 (all ranks succeeded)",
+        ),
     ],
 )
 def test_states(seen: list[events.Event], state: JobState, said: str) -> None:
@@ -162,7 +166,7 @@ def test_json() -> None:
     assert found["sentence"] == "running, cycle 0, step 41, saved at step 40, goodput 90.0%"
     assert found["ranks"][1] == {
         **{"rank": 1, "local_rank": 1, "pid": 11, "state": "training", "exit_code": None, "iteration": 40},
-        **{"sections": {"data": 12.0}, "sign_age_s": 14.0, "reading_age_s": 2.0},
+        **{"sections": {"data": 12.0}, "sign_age_s": 14.0, "reading_age_s": 2.0, "frames": []},
     }
     assert found["times"]["goodput"] == 0.9
 
@@ -173,8 +177,48 @@ def test_what_json_does_not_have_is_null() -> None:
     )
 
 
-def test_ranks_at_the_same_place_are_one_group_and_the_smallest_comes_first() -> None:
-    frames = ("all_reduce", "step")
-    readings = [RankReading(rank, rank, rank, frames=frames) for rank in range(4)]
-    readings += [RankReading(4, 4, 4, frames=("read",)), RankReading(5, 5, 5, process={"stacks": "none: stopped"})]
-    assert [ranks for ranks, _ in summary.merged_stacks(readings)] == [[4], [5], [0, 1, 2, 3]]
+def test_cycles() -> None:
+    past = CycleTimes(0, 10.0, 40.0, {"step": 29.0, "detection": 1.0, "backoff": 0.0}, 12)
+    folded = CycleTimes(None, 0.0, 10.0, {"step": 10.0})
+    present = CycleTimes(1, 40.0, 52.5, {"step": 12.5}, 5, recovery={"detection": 1.0, "stop": 0.25})
+    status = after(START, CYCLE, events.CycleEnd(0, "failed"), replace(CYCLE, cycle=1))
+    times = replace(TIMES, present=present, past=(folded, past))
+    found = summary.as_json(status.facts(), status.readings, times, 102.0, 2000.0, "1.2")["cycles"]
+    assert found == [
+        {
+            **{"cycle": 0, "since": 10.0, "until": 40.0, "how": "failed", "steps": 12, "recovery": {}},
+            **{"seconds": {"step": 29.0, "detection": 1.0}},
+        },
+        {
+            **{"cycle": 1, "since": 40.0, "until": 52.5, "how": "", "steps": 5, "seconds": {"step": 12.5}},
+            **{"recovery": {"detection": 1.0, "stop": 0.25}},
+        },
+    ]
+
+
+def test_frames_of_a_finding_until_it_is_over() -> None:
+    ranks = [{"rank": 1, "frames": ["x" * 500] * 50}]
+    status = after(START, CYCLE, events.Stall(0, "1 rank stands still for 60 s", ranks))
+    status.read(READINGS)
+
+    def frames() -> list[list[str]]:
+        found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
+        return [rank["frames"] for rank in found["ranks"]]
+
+    assert frames() == [[], ["x" * 200] * 8]
+    status.read([replace(READINGS[0], frames=("now",)), READINGS[1]])
+    assert frames()[0] == ["now"]
+    status.on_event(replace(CYCLE, cycle=1), 1.0)
+    assert frames()[1] == []
+
+
+def test_a_fault_has_the_stacks_of_its_cycle() -> None:
+    def stacks(cycle: int) -> events.Stacks:
+        return events.Stacks(cycle, [{"rank": 1, "place": "outside", "frames": ["read"], "process": {}, "groups": {}}])
+
+    status = after(START, CYCLE, stacks(0), fault(), stacks(1), replace(CYCLE, cycle=2), fault(2))
+    found = summary.as_json(status.facts(), (), TIMES, 102.0, 2000.0, "1.2")["faults"]
+    assert [(one["number"], one["has_stacks"]) for one in found] == [(1, True), (2, False)]
+    first, second = (summary.fault_as_json(one) for one in status.facts().faults)
+    assert first["stacks"] == [{"ranks": (1,), "place": "outside", "frames": ["read"], "process": {"stacks": ""}}]
+    assert second == {"v": 1, "number": 2, "stacks": [], "collectives": []}
