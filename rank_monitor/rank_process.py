@@ -49,7 +49,7 @@ class RankProcess:
 
     def ended(self) -> bool:
         """Whether the process has ended. Does not block."""
-        return bool(readable([self.pidfd]))
+        return bool(readable([self.pidfd], 0.0))
 
     def signal(self, number: int) -> bool:
         """Sends a signal; returns whether there was a process to take it."""

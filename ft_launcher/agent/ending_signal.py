@@ -137,7 +137,7 @@ class EndingSignal:
         # A daemon, since nothing can cancel torch's call: the launcher must be able to end while it blocks.
         threading.Thread(target=run, daemon=True, name="ft_blocking_call").start()
         try:
-            while not readable([done]):
+            while not readable([done], 0.0):
                 readable([done, self.signals.fileno()], None)
                 for number in self.signals.read():
                     raise self.error_without_ranks(number)

@@ -61,7 +61,7 @@ class CheckProcess:
 
     def handle(self) -> int | None:
         """Reads output; returns the exit code (negative for a signal) once the process has ended. Does not block."""
-        ended = bool(readable([self._pidfd]))
+        ended = bool(readable([self._pidfd], 0.0))
         if not self._pipe.closed:
             piece = self._pipe.read(_KEPT_BYTES)  # as much as a pipe holds, so nothing is left after the end
             self.output = (self.output + (piece or b""))[-_KEPT_BYTES:]

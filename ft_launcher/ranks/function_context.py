@@ -79,7 +79,7 @@ class FunctionProcess:
 
     def poll(self) -> int | None:
         """Returns the exit code, or None while it runs. 1 when it exited with 0 before its function returned."""
-        if self.returncode is None and readable([self._pidfd]):
+        if self.returncode is None and readable([self._pidfd], 0.0):
             try:
                 code = self._poll()
             except ChildProcessError:

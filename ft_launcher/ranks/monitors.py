@@ -238,7 +238,7 @@ class NodeMonitors:
                     if event is not None:
                         self._not_passed_on.append((self._slots.index(slot), event))
                 snapshot = slot.found.snapshot
-                if (snapshot and snapshot.token == token) or readable([slot.monitor.pidfd]):
+                if (snapshot and snapshot.token == token) or readable([slot.monitor.pidfd], 0.0):
                     waiting.pop(descriptor)
 
     def ask_times(self) -> None:
@@ -353,7 +353,7 @@ class NodeMonitors:
 
     def _why_lost(self, slot: _Slot) -> str:
         """Why the monitor must be replaced; empty: it is well, or is paused together with its rank."""
-        if readable([slot.monitor.pidfd]):
+        if readable([slot.monitor.pidfd], 0.0):
             return "it died"
         if slot.stopped_since is None or time.monotonic() < slot.stopped_since + STOPPED_GRACE_S:
             return ""

@@ -62,7 +62,7 @@ def kill(pid: int, tag: str, number: int = signal.SIGKILL, key: str = env.JOB_TA
     except OSError:
         return False
     try:
-        if environ_of(pid).get(key) != tag or readable([pidfd]):
+        if environ_of(pid).get(key) != tag or readable([pidfd], 0.0):
             return False
         signal.pidfd_send_signal(pidfd, number)
     except OSError:

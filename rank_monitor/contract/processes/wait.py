@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable
 
 
-def readable(descriptors: Iterable[int], timeout_s: float | None = 0.0) -> set[int]:
+def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
     """The descriptors that are readable or closed at the other end.
 
     Args:
