@@ -21,12 +21,10 @@ from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, RankEvidence, collective, first_failure
 from ft_launcher.attribution.suspect_result import about_suspect_result
-from ft_launcher.cycle import node_evidence
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
-from ft_launcher.cycle.evidence import await_cause, fault_in, gather
+from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
 from ft_launcher.cycle.in_process import InProcess
 from ft_launcher.cycle.zombies import Zombies
-from ft_launcher.policy import progress
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.process_tree import Ending, ProcessTree, is_stopped
@@ -159,7 +157,7 @@ class Ranks:
     def prepare(self) -> None:
         """Forgets the last cycle. To be called right before the start."""
         # Read before the start: a rank may be killed for memory in its first second.
-        self._oom_kills = node_evidence.oom_kills()
+        self._oom_kills = oom_kills()
         self._zombies = Zombies()
         self._warnings.begin_cycle()
         self.views = []
@@ -402,7 +400,7 @@ class Ranks:
         evidence = self.in_process.of_the_end(evidence)
         # With several nodes the rank that all of these wait for may be on another node.
         alone = self.group.group_world_size == 1
-        fault = fault_in(evidence, node_evidence.since(self._oom_kills), stop_began, all_ranks=alone)
+        fault = fault_in(evidence, of_node(self._oom_kills), stop_began, all_ranks=alone)
         # Rung 1 and zombies count only where no rank failed by itself: their ranks have no failure of their own.
         fault = fault or self.in_process.fault(evidence) or self._zombies.fault(evidence)
         if fault is None:
@@ -419,7 +417,7 @@ class Ranks:
             )
         reached = None
         with contained("how far the cycle came cannot be found"):
-            reached = progress.of_cycle(evidence, self.parts.settings.restart.checkpoint_iteration_file)
+            reached = iteration_reached(evidence, self.parts.settings.restart.checkpoint_iteration_file)
         return fault, CycleLife(stop_began - self.processes.started_ns / 1e9, reached)
 
 

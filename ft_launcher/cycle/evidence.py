@@ -1,5 +1,5 @@
 """Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank, and waits for what is
-missing before all ranks are stopped.
+missing before all ranks are stopped. Reads what the node shows about a death, and how far the training came.
 
 Called by `agent/ranks.py`, and by in-process restart for one rank. What ranks wrote may be broken: errors in reading it
 are contained here.
@@ -7,26 +7,34 @@ are contained here.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, attribute, iteration
 from ft_launcher.attribution.error_text import of_error_file, of_output
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import read_file
-from rank_monitor.contract.wire.messages import RankException
+from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _MOST_OUTPUT = 16384
 """Bytes at the end of a rank's output in which its last traceback is looked for."""
 _CAUSE_WAIT_S = 3.0
 """Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
+_CGROUPS = Path("/sys/fs/cgroup")
+"""Where version 2 is mounted, and below it the controllers of version 1."""
+_READ_TIMEOUT_S = 5.0
+"""Storage that hangs must not hold up the restart."""
+_MOST_DIGITS = 18
+"""Of the number in a file that the training writes: they always fit into 64 bits."""
 
 
 def gather(
@@ -139,3 +147,97 @@ def _in_file(path: Path) -> tuple[RankException | None, float | None]:
     if exception is None:
         return (None, None)
     return (exception, time.monotonic() - age_s)
+
+
+# What the node shows. What cannot be read is None.
+
+
+def oom_kills() -> int | None:
+    """Returns how many processes of this process' cgroup were killed for lack of memory so far (v2, else v1)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        # `HIERARCHY:CONTROLLERS:PATH`, cgroups(7). The line of version 2 has no controllers.
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            counter = _CGROUPS / path.lstrip("/") / "memory.events"
+        elif "memory" in controllers.split(","):
+            counter = _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
+        else:
+            continue
+        found = _read_counter(counter)
+        if found is not None:
+            return found
+    return None
+
+
+def _read_counter(path: Path) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            # The same name in memory.events (version 2) and in memory.oom_control (version 1).
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def of_node(oom_kills_before: int | None) -> NodeEvidence:
+    """Returns the evidence of this node; `oom_kills_before` is an earlier reading of `oom_kills`."""
+    now = oom_kills()
+    try:
+        shm = os.statvfs("/dev/shm")
+        # `f_bavail` and not `f_bfree`: what a user without privileges can still write.
+        shm_free: int | None = shm.f_bavail * shm.f_frsize
+    except OSError:
+        shm_free = None
+    if now is not None and oom_kills_before is not None:
+        kills = now - oom_kills_before
+    else:
+        kills = None
+    return NodeEvidence(oom_kills=kills, shm_free=shm_free)
+
+
+# How far the training came.
+
+
+def iteration_reached(evidence: Iterable[RankEvidence], checkpoint_iteration_file: str | None) -> int | None:
+    """Returns the iteration that a cycle reached; NO_ITERATION when its ranks reported none.
+
+    Args:
+        evidence: of its ranks.
+        checkpoint_iteration_file: where the training writes its last saved iteration. If given, it alone counts.
+
+    Returns:
+        None when the file could not be read, or a monitor did not answer and no other rank reported an iteration.
+    """
+    if checkpoint_iteration_file is not None:
+        return iteration_in_file(Path(checkpoint_iteration_file))
+    ranks = list(evidence)
+    highest = max(map(iteration, ranks), default=NO_ITERATION)
+    if highest != NO_ITERATION or all(rank.snapshot for rank in ranks):
+        return highest
+    return None
+
+
+def iteration_in_file(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> int | None:
+    """Returns the whole number in a file; None when it contains none, or cannot be read within `timeout_s`."""
+    found: list[int] = []
+
+    def read() -> None:
+        try:
+            text = read_file(path, follow_link=True).strip()
+        except OSError:
+            return
+        if text.isdigit() and len(text) <= _MOST_DIGITS:
+            found.append(int(text))
+
+    reader = threading.Thread(target=read, daemon=True, name="ft_checkpoint_iteration")
+    reader.start()
+    reader.join(timeout_s)
+    if found:
+        return found[0]
+    return None

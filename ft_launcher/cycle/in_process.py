@@ -16,9 +16,8 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
-from ft_launcher.cycle import node_evidence
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
-from ft_launcher.cycle.evidence import fault_in, gather
+from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
 from ft_launcher.cycle.rung_steps import EndRank, Joined, NotifyLoss, Restarted, StartAgain, StayAway, Step, TakeOver
 from ft_launcher.cycle.rungs import Rungs
@@ -69,7 +68,7 @@ class InProcess:
         self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout)
         self._servers: dict[str, dict[int, object]] = {}
         """For each call, by the prefix of its keys: the store servers of its iterations."""
-        self._oom_kills = node_evidence.oom_kills()
+        self._oom_kills = oom_kills()
         self._events: list[Event] = []
         self._notified: list[LossNotified] = []
         self._ends: dict[int, RankEvidence] = {}
@@ -108,7 +107,7 @@ class InProcess:
             if ours:
                 fault = None
             else:
-                fault = fault_in([end], node_evidence.since(self._oom_kills))
+                fault = fault_in([end], of_node(self._oom_kills))
             self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
         self._do(steps)
         if self._rungs.is_restarting or self._took_over is not None:

@@ -23,8 +23,8 @@ CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 FAILING_REPORTS = """
 import sys
 from ft_launcher import attribution, cli, composition
+from ft_launcher.agent import ranks as agent_ranks
 from ft_launcher.cycle import evidence
-from ft_launcher.policy import progress
 from ft_launcher.record import recorder, report
 
 def fails(*args, **kwargs):
@@ -36,7 +36,7 @@ def without_exceptions(ranks, *rest):
     return attribution.attribute(ranks, *rest)
 
 evidence.attribute = without_exceptions
-report.block = progress.of_cycle = recorder.events.Fault.of = recorder.events.Decision.of = fails
+report.block = agent_ranks.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """
 

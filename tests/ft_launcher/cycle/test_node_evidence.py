@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.attribution.hints import NodeEvidence
-from ft_launcher.cycle import node_evidence
+from ft_launcher.cycle import evidence
+from ft_launcher.cycle.evidence import of_node, oom_kills
 
 OWN = Path("/proc/self/cgroup").read_text()
 
@@ -15,7 +16,7 @@ OWN = Path("/proc/self/cgroup").read_text()
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of cgroups in the place of the kernel's, for the group that this process is really in."""
-    monkeypatch.setattr(node_evidence, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(evidence, "_CGROUPS", tmp_path)
     return tmp_path
 
 
@@ -37,23 +38,23 @@ def counter(cgroups: Path, kills: object) -> Path:
 
 def test_kills_since_the_cycle_began(cgroups: Path) -> None:
     counter(cgroups, 3)
-    before = node_evidence.oom_kills()
+    before = oom_kills()
     assert before == 3
-    assert node_evidence.since(before).oom_kills == 0
+    assert of_node(before).oom_kills == 0
     counter(cgroups, 5)
-    assert node_evidence.since(before).oom_kills == 2
+    assert of_node(before).oom_kills == 2
 
 
 def test_what_cannot_be_read_is_unknown(cgroups: Path) -> None:
-    assert node_evidence.oom_kills() is None, "no such file"
-    assert node_evidence.since(None).oom_kills is None
+    assert oom_kills() is None, "no such file"
+    assert of_node(None).oom_kills is None
     counter(cgroups, "many")
-    assert node_evidence.oom_kills() is None
-    assert node_evidence.since(3).oom_kills is None
+    assert oom_kills() is None
+    assert of_node(3).oom_kills is None
 
 
 def test_of_this_machine() -> None:
-    found = node_evidence.since(node_evidence.oom_kills())
+    found = of_node(oom_kills())
     assert isinstance(found, NodeEvidence)
     assert found.oom_kills is None or found.oom_kills >= 0
     if Path("/dev/shm").is_dir():

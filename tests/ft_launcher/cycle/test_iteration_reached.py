@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.attribution import RankEvidence
-from ft_launcher.policy import progress
+from ft_launcher.cycle import evidence
+from ft_launcher.cycle.evidence import iteration_in_file, iteration_reached
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
@@ -31,7 +32,7 @@ def rank(iteration: int | None) -> RankEvidence:
     ],
 )
 def test_the_rank_that_came_farthest_counts(iterations: tuple[int | None, ...], expected: int | None) -> None:
-    assert progress.of_cycle(map(rank, iterations), None) == expected
+    assert iteration_reached(map(rank, iterations), None) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,24 +55,24 @@ def test_the_rank_that_came_farthest_counts(iterations: tuple[int | None, ...], 
 def test_the_file_counts_when_there_is_one(tmp_path: Path, content: bytes, expected: int | None) -> None:
     file = tmp_path / "latest_checkpointed_iteration.txt"
     file.write_bytes(content)
-    assert progress.of_cycle([rank(99)], str(file)) == expected
+    assert iteration_reached([rank(99)], str(file)) == expected
 
 
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
-    assert progress.of_file(tmp_path / "none") is None
-    assert progress.of_file(tmp_path) is None
+    assert iteration_in_file(tmp_path / "none") is None
+    assert iteration_in_file(tmp_path) is None
 
 
 def test_a_file_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr(progress, "read_file", lambda *_, **__: b"7" if answered.wait(60) else b"")
-    assert progress.of_file(tmp_path / "file", timeout_s=0.05) is None
+    monkeypatch.setattr(evidence, "read_file", lambda *_, **__: b"7" if answered.wait(60) else b"")
+    assert iteration_in_file(tmp_path / "file", timeout_s=0.05) is None
     answered.set()
-    assert progress.of_file(tmp_path / "file") == 7
+    assert iteration_in_file(tmp_path / "file") == 7
 
 
 def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
-    assert progress.of_file(tmp_path / "pipe") is None
-    assert progress.of_file(tmp_path / "link") is None
+    assert iteration_in_file(tmp_path / "pipe") is None
+    assert iteration_in_file(tmp_path / "link") is None
