@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ft_launcher.settings.sources import Resolved
     from ft_launcher.zygote.forked_rank import ForkedRank
 
-SUBCOMMANDS = frozenset({"report", "stacks", "status", "validate"})
+SUBCOMMANDS = frozenset({"report", "stacks", "status", "top", "validate"})
 _PEER = "nvidia_resiliency_ext"
 
 
@@ -172,6 +172,8 @@ def _subcommand(arguments: Sequence[str]) -> int:
         from ft_launcher.commands.status import stacks as command
     elif arguments[0] == "status":
         from ft_launcher.commands.status import status as command
+    elif arguments[0] == "top":
+        from ft_launcher.commands.top import top as command
     else:
         from ft_launcher.commands.validate import validate as command
     name = f"ft_launcher {arguments[0]}"

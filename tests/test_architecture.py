@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "ft_launcher.etcd.gateway": LAUNCHER | {"etcd3gw"},
     "ft_launcher.health.nvml": LAUNCHER | {"pynvml"},
     "ft_launcher.health.endpoint": LAUNCHER | {"grpc"},
+    "ft_launcher.commands.live_view": LAUNCHER | {"rich"},
     "ft_launcher.report.picture": LAUNCHER | {"matplotlib"},
     "ft_launcher.status.metrics": LAUNCHER | {"prometheus_client"},
     "ft_launcher.status.trace_export": LAUNCHER | {"opentelemetry"},

@@ -21,7 +21,7 @@ from rank_monitor.contract.iterations.barrier import ranges_of
 UNWELL = 3
 """The exit code where a job hangs or restarts."""
 _UNWELL = {JobState.TROUBLED.value, JobState.RESTARTING.value}
-_RUN = click.argument("run", required=False, metavar="[RUN]")
+RUN = click.argument("run", required=False, metavar="[RUN]")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
 
 
@@ -29,7 +29,7 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answ
     help="Says in three lines what a job on this host does. RUN is its run id, or the beginning; none is needed where "
     "one job runs. Exits with 0 if it runs, 3 if it hangs or restarts, 4 if there is none."
 )
-@_RUN
+@RUN
 @_AS_JSON
 def status(run: str | None, as_json: bool) -> None:
     """Prints the status to stdout.
@@ -38,7 +38,7 @@ def status(run: str | None, as_json: bool) -> None:
         UsageError: several jobs run here.
         SystemExit: with 3 or 4.
     """
-    job = _the_one(run)
+    job = running_job(run)
     if as_json:
         print(json.dumps(job.status, indent=1))
     else:
@@ -52,7 +52,7 @@ def status(run: str | None, as_json: bool) -> None:
     help="Prints where each rank on this host is, ranks at the same place together. RUN is the run id, or its "
     "beginning; none is needed where one job runs. The ranks go on."
 )
-@_RUN
+@RUN
 @_AS_JSON
 def stacks(run: str | None, as_json: bool) -> None:
     """Prints stacks to stdout, the smallest group of ranks first.
@@ -61,7 +61,7 @@ def stacks(run: str | None, as_json: bool) -> None:
         UsageError: several jobs run here.
         SystemExit: with 4 if there is no such job, or no rank of it runs.
     """
-    job = _the_one(run)
+    job = running_job(run)
     try:
         found = job.ask("/stacks")
     except OSError as error:
@@ -71,7 +71,7 @@ def stacks(run: str | None, as_json: bool) -> None:
         print(json.dumps(found, indent=1))
         return
     for group in found.get("groups", []):
-        for line in _stack_lines(group):
+        for line in stack_lines(group):
             print(printable(line))
 
 
@@ -83,7 +83,16 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
     return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
 
 
-def _the_one(run: str | None) -> RunningJob:
+def running_job(run: str | None) -> RunningJob:
+    """Returns the job that is meant.
+
+    Args:
+        run: a run id, or its beginning; None: the only one.
+
+    Raises:
+        UsageError: several are.
+        SystemExit: with 4 if there is none; a line on stderr says so.
+    """
     job = the_one(run)
     if job is None:
         what = "no job of this user runs on this host"
@@ -92,6 +101,16 @@ def _the_one(run: str | None) -> RunningJob:
         print(printable(f"ft_launcher: {what}"), file=sys.stderr)
         sys.exit(NOBODY)
     return job
+
+
+def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
+    """Returns a group of ranks at the same place, as `/stacks` has it, in lines."""
+    ranks = group["ranks"]
+    yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
+    frames = group["frames"]
+    if not frames:
+        yield f"  no stacks: {group['process'].get('stacks') or 'it did not answer'}"
+    yield from (f"  {frame}" for frame in frames)
 
 
 def _ranks_line(ranks: list[dict[str, Any]]) -> str:
@@ -117,12 +136,3 @@ def _faults_line(found: Mapping[str, Any]) -> str:
         return f"no fault so far; {left}"
     last = found["faults"][-1]
     return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}; {left}"
-
-
-def _stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
-    ranks = group["ranks"]
-    yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
-    frames = group["frames"]
-    if not frames:
-        yield f"  no stacks: {group['process'].get('stacks') or 'it did not answer'}"
-    yield from (f"  {frame}" for frame in frames)

@@ -184,7 +184,8 @@ def make_parser() -> ArgumentParser:
         usage="ft_launcher [options] script.py [arguments of the script]\n"
         "       ft_launcher validate [options]    prints the settings and where each comes from\n"
         "       ft_launcher report JOURNAL...     says what the time of a job went to, and what its faults cost\n"
-        "       ft_launcher status|stacks [RUN]   says what a job on this host does, and where its ranks are",
+        "       ft_launcher status|stacks [RUN]   says what a job on this host does, and where its ranks are\n"
+        "       ft_launcher top [RUN]             shows both live",
         description="torchrun's command line; ranks are watched, and restarted when they fail or hang.",
         parents=[torch_parser],
         add_help=False,

@@ -1,0 +1,100 @@
+"""What `ft_launcher top` shows, in a terminal, by rich (the extra `observe`).
+
+`top.py` calls it. What ranks have written is put in as text without markup, with control characters escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ft_launcher.record.report import printable
+from ft_launcher.status.summary import JobState, RankState
+
+_LATE = 2
+"""Steps behind the foremost rank; one is usual while the ranks are asked one after the other."""
+_MOST_FAULTS = 8
+_STYLE_OF = {
+    JobState.RUNNING.value: "bold green",
+    JobState.TROUBLED.value: "bold red",
+    JobState.RESTARTING.value: "bold red",
+}
+_CHARACTER_OF = {
+    RankState.HUNG.value: ("H", "bold reverse red"),
+    RankState.STARTING.value: ("s", "blue"),
+    RankState.UNWATCHED.value: ("u", "dim"),
+    RankState.EXITED.value: ("x", "dim"),
+}
+_LEGEND = ". training   2-9 + so many steps behind   H hung   s starting   u not watched   x exited"
+_KEYS = "s stacks of all ranks now, Esc without them, q leaves"
+
+
+Show = Callable[[Mapping[str, Any], str, Sequence[str]], None]
+"""Shows a status: the object of `/status.json`, what else is to be known now, and lines about stacks, which take the
+place of the faults. The latter two may be empty."""
+
+
+@contextmanager
+def live_view() -> Iterator[Show]:
+    """The terminal's alternate screen, in a context that gives the other one back."""
+    with Live(screen=True, auto_refresh=False) as live:
+        yield lambda found, note, stacks: live.update(Group(*_parts(found, note, stacks)), refresh=True)
+
+
+def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
+    """Returns a character for each rank, coloured."""
+    foremost = max((rank["iteration"] or 0 for rank in ranks), default=0)
+    text = Text()
+    for rank in ranks:
+        character, style = _CHARACTER_OF.get(rank["state"], (".", "green"))
+        if rank["state"] == RankState.TRAINING.value and rank["iteration"] is not None:
+            behind = foremost - rank["iteration"]
+            if behind >= _LATE:
+                character = str(behind) if behind < 10 else "+"
+                style = "yellow"
+        elif rank["exit_code"]:
+            style = "bold red"
+        text.append(character, style)
+    return text
+
+
+def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str]) -> Iterator[Text | Table]:
+    yield Text(printable(f"{found['run_id']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
+    yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
+    yield Text()
+    yield _nodes(found)
+    yield Text(_LEGEND, "dim")
+    yield Text()
+    if stacks:
+        yield from (Text(printable(line)) for line in stacks)
+        return
+    faults = found["faults"]
+    if not faults:
+        yield Text(f"no fault so far; {found['restarts_left']} of {found['max_restarts']} restarts left")
+    for fault in reversed(faults[-_MOST_FAULTS:]):
+        when = time.strftime("%H:%M:%S", time.localtime(fault["t"]))
+        yield Text(printable(f"{when} cycle {fault['cycle']}: rank {fault['rank']} {fault['what']}"), "red")
+        if fault["next"]:
+            yield Text(printable(f"         next: {fault['next']}"), "dim")
+
+
+def _nodes(found: Mapping[str, Any]) -> Table:
+    """A row for the node that was asked: each launcher knows its own ranks."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("node", overflow="fold", max_width=32)
+    table.add_column("ranks", overflow="fold")
+    table.add_column("most silent", overflow="fold")
+    ranks = found["ranks"]
+    silent = max(ranks, key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
+    about = ""
+    if silent is not None and silent["sign_age_s"] is not None:
+        about = f"rank {silent['rank']}, {silent['sign_age_s']:.1f} s"
+    table.add_row(Text(printable(str(found["node"]))), strip(ranks), Text(about))
+    return table

@@ -1,0 +1,72 @@
+"""What `ft_launcher top` shows of a status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console, Group
+
+from ft_launcher.commands import live_view
+from ft_launcher.status import summary
+from tests.ft_launcher.status.test_node_status import CYCLE, READINGS, START, TIMES, after, decision, fault
+
+
+def rank(state: str = "training", iteration: int | None = 40, exit_code: int | None = None) -> dict[str, Any]:
+    return {"rank": 0, "state": state, "iteration": iteration, "exit_code": exit_code, "sign_age_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "character", "style"),
+    [
+        (rank(), ".", "green"),
+        (rank(iteration=39), ".", "green"),
+        (rank(iteration=38), "2", "yellow"),
+        (rank(iteration=31), "9", "yellow"),
+        (rank(iteration=30), "+", "yellow"),
+        (rank(iteration=None), ".", "green"),
+        (rank("hung"), "H", "bold reverse red"),
+        (rank("starting", None), "s", "blue"),
+        (rank("unwatched", None), "u", "dim"),
+        (rank("exited", exit_code=0), "x", "dim"),
+        (rank("exited", exit_code=-9), "x", "bold red"),
+    ],
+)
+def test_the_character_of_a_rank(others: dict[str, Any], character: str, style: str) -> None:
+    text = live_view.strip([rank(), others])
+    assert text.plain == f".{character}" and text.spans[-1].style == style
+
+
+def test_a_status() -> None:
+    status = after(START, CYCLE, fault(what="hangs \x1b[2J [bold]\u202e", cycle=0), decision(), replace(CYCLE, cycle=1))
+    status.read(READINGS)
+    found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
+    assert shown(found) == [
+        "train-7: running, cycle 1, step 41, saved at step 40, goodput 90.0%, 1 fault",
+        "s stacks of all ranks now, Esc without them, q leaves",
+        "",
+        "node    ranks  most silent",
+        "host-a  ..     rank 1, 14.0 s",
+        ". training   2-9 + so many steps behind   H hung   s starting   u not watched   x exited",
+        "",
+        "cycle 0: rank 1 hangs \\x1b[2J [bold]\\u202e",
+        "next: restart: restart 1 of 3",
+    ]
+    assert shown(found, "the launcher has not answered for 4 s")[1] == "the launcher has not answered for 4 s"
+    assert shown(found, stacks=["rank 0:", "  [red]main"])[7:] == ["rank 0:", "[red]main"]
+
+
+def test_before_the_first_rank() -> None:
+    found = summary.as_json(after(START).facts(), (), None, 1.0, 2000.0, "1.2")
+    lines = shown(found)
+    assert lines[0] == "train-7: starting" and lines[-1] == "no fault so far; 3 of 3 restarts left"
+
+
+def shown(found: dict[str, Any], note: str = "", stacks: list[str] | None = None) -> list[str]:
+    """The lines of the screen, faults without their time."""
+    console = Console(width=120, color_system=None)
+    with console.capture() as captured:
+        console.print(Group(*live_view._parts(found, note, stacks or [])))
+    lines = [line.strip() for line in captured.get().splitlines()]
+    return [line[9:] if line[2:3] == ":" else line for line in lines]
