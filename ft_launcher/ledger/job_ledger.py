@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ft_launcher.ledger.account import Account, CycleTimes, account, thinned
 from ft_launcher.ledger.categories import Category, add
 from ft_launcher.ledger.training import NS_PER_S, RanksRan, Training, training
-from rank_monitor.contract.wire.rank_times import STEP, Durations, RankTimes
+from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, STEP, Durations, RankTimes
 
 _MOST_PARTS = 256
 """Cycles that are kept apart, with the points of their steps. Of those before only the sums are kept."""
@@ -50,8 +50,8 @@ class JobLedger:
         self._is_membership = False
         self._parts: list[CycleTimes] = []
         self._last: _Ended | None = None
-        self._durations = Durations()
-        """Of the steps of all cycles before the last one."""
+        self._durations: dict[str, Durations] = {}
+        """Of all cycles before the last one."""
 
     # Events.
 
@@ -111,7 +111,7 @@ class JobLedger:
         self.cycle_over(now)
         self._now = self._later(now)
         if self._last is not None:
-            self._durations = self._durations.merged(self._last.found.durations)
+            self._durations = _joined(self._durations, self._last.found)
             # They are in the journal, and would be most of what 256 parts take.
             self._parts[-1] = replace(self._parts[-1], durations={})
         if len(self._parts) >= _MOST_PARTS:
@@ -148,13 +148,13 @@ class JobLedger:
             return ""
         return str(self._category)
 
-    def durations(self, now: float) -> Durations:
-        """How long the steps of all cycles took until now."""
+    def durations(self, now: float) -> dict[str, Durations]:
+        """How long the sections of all cycles took until now, by name, and `step`: those of one rank."""
         found = self._durations
         if self._last is not None:
-            found = found.merged(self._last.found.durations)
+            found = _joined(found, self._last.found)
         if self._ran is not None:
-            found = found.merged(self._ended(self._later(now)).found.durations)
+            found = _joined(found, self._ended(self._later(now)).found)
         return found
 
     def present(self, now: float) -> CycleTimes:
@@ -222,7 +222,7 @@ class JobLedger:
             saved_s=found.saved_s,
             saves=found.saves,
             recovery=_recovery(ended),
-            durations={name: known for name, known in {STEP: found.durations, **found.sections}.items() if known.count},
+            durations=_by_name(found),
         )
 
     def _fold(self) -> None:
@@ -232,6 +232,21 @@ class JobLedger:
         settled = account(self._parts, shares=shares)
         first, last = self._parts[0], self._parts[half - 1]
         self._parts[:half] = [CycleTimes(None, first.since, last.until, settled.seconds, settled.steps)]
+
+
+def _by_name(found: Training) -> dict[str, Durations]:
+    return {name: known for name, known in {STEP: found.durations, **found.sections}.items() if known.count}
+
+
+def _joined(before: Mapping[str, Durations], found: Training) -> dict[str, Durations]:
+    """Adds those of a cycle. Each has 64 names at most; a program that makes new ones in each cycle has more."""
+    joint = dict(before)
+    for name, known in _by_name(found).items():
+        kept = name
+        if name not in joint and len(joint) >= MAX_NAMES:
+            kept = OTHERS
+        joint[kept] = joint.get(kept, Durations()).merged(known)
+    return joint
 
 
 @dataclass(frozen=True)

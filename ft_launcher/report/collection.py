@@ -7,7 +7,6 @@ fit are left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +14,10 @@ from typing import Any
 from ft_launcher.ledger.account import CycleTimes, cycle_times
 from ft_launcher.record.events import EVENTS
 from ft_launcher.record.journal_reader import Entry
+from ft_launcher.record.scores import score_of
 from ft_launcher.report.limits import SectionLimits
 from rank_monitor.contract.iterations.escalation import COLLATERAL, JOINING, SOFT_TIMEOUT
+from rank_monitor.contract.wire.json_record import real
 
 _LEDGER = (
     *("cycle", "since", "until", "seconds", "steps", "iteration", "resumed"),
@@ -209,16 +210,10 @@ class Collection:
         rank, sections, gpu = whole(facts, "rank"), facts.get("sections"), facts.get("gpu")
         if rank is None or not 0 <= rank < _MAX_RANKS:
             return
-        scored = []
-        if isinstance(gpu, Mapping):
-            scored = [real(gpu, "relative")]
-        if isinstance(sections, Mapping) and not any(score is not None for score in scored):
-            # Where no rank has kernels to compare, the scores of sections stand for those of GPUs.
-            scored = [real(section, "relative") for section in sections.values() if isinstance(section, Mapping)]
-        scores = [score for score in scored if score is not None]
-        if scores:
+        score = score_of(sections, gpu, "relative")
+        if score is not None:
             known = self.scores.setdefault(rank, Score())
-            known.total += min(scores)
+            known.total += score
             known.reports += 1
 
 
@@ -279,14 +274,6 @@ def whole(facts: Mapping[str, Any], name: str) -> int | None:
     value = facts.get(name)
     if type(value) is int:
         return value
-    return None
-
-
-def real(facts: Mapping[str, Any], name: str) -> float | None:
-    """Returns a finite number; None: it is none."""
-    value = facts.get(name)
-    if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
-        return float(value)  # type: ignore[arg-type]
     return None
 
 

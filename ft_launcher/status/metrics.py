@@ -13,14 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ft_launcher.status.node_status import Facts, RankReading, Times
+from ft_launcher.status.node_status import RECOVERY_BOUNDS_S, Facts, RankReading, Times
 from ft_launcher.status.summary import RankState, rank_state
-from rank_monitor.contract.wire.rank_times import BOUNDS_NS, Durations
+from rank_monitor.contract.wire.rank_times import BOUNDS_NS, STEP, Durations
 
 PREFIX = "ft_launcher_"
 KIND = "text/plain; version=0.0.4; charset=utf-8"
-_RECOVERY_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""A restart in process takes hundredths of a second, a lost node minutes."""
 
 
 def as_metrics(facts: Facts, readings: Sequence[RankReading], times: Times | None, now: float, version: str) -> bytes:
@@ -62,8 +60,8 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
         f"{PREFIX}recovery_seconds", "Time of each phase of the recoveries that are over.", labels=["phase"]
     )
     for phase, spent in facts.recoveries.items():
-        buckets = [(str(bound), float(sum(one <= bound for one in spent))) for bound in _RECOVERY_BOUNDS_S]
-        recovery.add_metric([phase], [*buckets, ("+Inf", float(len(spent)))], sum(spent))
+        buckets = [(str(bound), float(n)) for bound, n in zip(RECOVERY_BOUNDS_S, spent.within, strict=True)]
+        recovery.add_metric([phase], [*buckets, ("+Inf", float(spent.count))], spent.sum_s)
     yield recovery
     healthy = [({"check": check}, float(state != "unhealthy")) for check, state in facts.health.items()]
     yield _gauge("health_ok", "Whether a check that had something to report lets this node take part.", healthy)
@@ -83,7 +81,10 @@ def _of_times(times: Times) -> Iterator[Metric]:
     yield _gauge("goodput_ratio", "Share of the time of steps that count.", [({"window": "job"}, account.goodput)])
     saved = [({"window": "job"}, account.goodput_saved)]
     yield _gauge("goodput_saved_ratio", "The same, of steps that are in a checkpoint.", saved)
-    yield _histogram("step_seconds", "Time of the steps, without the first of each cycle.", times.durations)
+    steps = times.durations.get(STEP, Durations())
+    yield _histogram("step_seconds", "Time of the steps, without the first of each cycle.", steps)
+    spent = [({"section": name}, known.whole_ns / 1e9) for name, known in times.durations.items()]
+    yield _counter("section_seconds", "Time in sections of one rank of this node that have ended.", spent)
 
 
 def _of_ranks(readings: Iterable[RankReading], facts: Facts, now: float) -> Iterator[Metric]:
@@ -94,6 +95,12 @@ def _of_ranks(readings: Iterable[RankReading], facts: Facts, now: float) -> Iter
             ages.append((rank, reading.sign_age_s + max(0.0, now - reading.read_at)))
         state = rank_state(reading, facts)
         states += [({**rank, "state": str(one)}, float(one is state)) for one in RankState]
+    scored = [
+        ({"rank": str(rank), "kind": kind}, score)
+        for rank, scores in facts.scores.items()
+        for kind, score in scores.items()
+    ]
+    yield _gauge("straggler_score", "Speed of a rank by straggler detection; 1: as the fastest, or its best.", scored)
     yield _gauge("rank_sign_age_seconds", "Age of the last sign of life of a rank of this node.", ages)
     yield _gauge("rank_state", "1 for the state of a rank of this node, 0 for the others.", states)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
+from ft_launcher.record.scores import score_of
 from ft_launcher.status.fault_scene import FaultScene, innermost, scene_of
 from rank_monitor.contract.wire.rank_times import Durations
 
@@ -25,6 +26,8 @@ _MOST_KINDS = 64
 """Different labels of one counter; classes and kinds of faults are fewer."""
 _MOST_ENDS = 64
 """Cycles of which it is kept how they ended; a page shows fewer."""
+RECOVERY_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""A restart in process takes hundredths of a second, a lost node minutes."""
 RELAUNCH, IN_PROCESS = "relaunch", "in_process"
 
 
@@ -56,6 +59,22 @@ class RankReading:
 
 
 @dataclass(frozen=True)
+class Recoveries:
+    """What one phase of all recoveries took. `within`: how many took at most so long, for each of RECOVERY_BOUNDS_S."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    within: tuple[int, ...] = (0,) * len(RECOVERY_BOUNDS_S)
+
+    def and_one(self, spent_s: float) -> Recoveries:
+        """Returns them with one more."""
+        within = tuple(
+            number + (spent_s <= bound) for number, bound in zip(self.within, RECOVERY_BOUNDS_S, strict=True)
+        )
+        return Recoveries(self.count + 1, self.sum_s + spent_s, within)
+
+
+@dataclass(frozen=True)
 class Times:
     """The job's time until now.
 
@@ -63,14 +82,14 @@ class Times:
         category: what the node does now; empty while ranks run.
         present: the part of the time that has not ended.
         account: of the whole job.
-        durations: of the steps until now.
+        durations: of `step` and of the sections of one rank until now, by name.
         past: the last parts that have ended, in the order of time.
     """
 
     category: str
     present: CycleTimes
     account: Account
-    durations: Durations
+    durations: Mapping[str, Durations]
     past: Sequence[CycleTimes] = ()
 
 
@@ -115,7 +134,8 @@ class Facts:
         ends: cycle -> how it ended, of the last ones.
         frames: rank -> the innermost frames of its main thread, as the last finding of this cycle had them.
         restarts: number by rung and by whether they were charged.
-        recoveries: for each phase the seconds of each recovery that is over; beyond 1,000 the last ones only.
+        recoveries: what each phase of the recoveries that are over took.
+        scores: rank -> the scores of its last report of straggler detection, `relative` and `individual`.
         health: the last state of each check that had something to report.
     """
 
@@ -139,7 +159,8 @@ class Facts:
     faults_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
     restarts: Mapping[tuple[str, bool], int] = field(default_factory=dict)
     cycle_ends: Mapping[str, int] = field(default_factory=dict)
-    recoveries: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    recoveries: Mapping[str, Recoveries] = field(default_factory=dict)
+    scores: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     steps_lost: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
     lines_dropped: int = 0
@@ -157,7 +178,8 @@ class NodeStatus:
         self._faults_by: Counter[tuple[str, str]] = Counter()
         self._restarts: Counter[tuple[str, bool]] = Counter()
         self._cycle_ends: Counter[str] = Counter()
-        self._recoveries: dict[str, deque[float]] = {}
+        self._recoveries: dict[str, Recoveries] = {}
+        self._scores: dict[int, dict[str, float]] = {}
         self._ends: dict[int, str] = {}
         self._fault_number = 0
         self._scene: tuple[int, FaultScene] | None = None
@@ -203,7 +225,8 @@ class NodeStatus:
                 restarts=dict(self._restarts),
                 cycle_ends=dict(self._cycle_ends),
                 ends=dict(self._ends),
-                recoveries={phase: tuple(spent) for phase, spent in self._recoveries.items()},
+                recoveries=dict(self._recoveries),
+                scores=dict(self._scores),
             )
 
     def _after(self, event: events.Event, t: float) -> Facts:
@@ -227,6 +250,9 @@ class NodeStatus:
                 return self._after_decision(event)
             case events.Verdict() | events.Stall() | events.InProcessFault() | events.InProcessRestart():
                 return replace(facts, trouble=self._trouble(event), frames={**facts.frames, **_frames(event)})
+            case events.SectionTimes():
+                found = {kind: score_of(event.sections, event.gpu, kind) for kind in ("relative", "individual")}
+                self._scores[event.rank] = {kind: score for kind, score in found.items() if score is not None}
             case events.Ledger():
                 return self._after_ledger(event)
             case events.Health():
@@ -244,6 +270,7 @@ class NodeStatus:
         facts = replace(self._facts, cycle=event.cycle)
         if isinstance(event, events.CycleStart):
             self._is_stalled = False
+            self._scores = {}
             facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={})
             return replace(facts, runs=True, trouble="")
         self._cycle_ends[event.how.partition(":")[0]] += 1
@@ -321,7 +348,7 @@ class NodeStatus:
 
     def _add_recovery(self, phase: str, spent_s: float) -> None:
         if phase in self._recoveries or len(self._recoveries) < _MOST_KINDS:
-            self._recoveries.setdefault(phase, deque(maxlen=1000)).append(spent_s)
+            self._recoveries[phase] = self._recoveries.get(phase, Recoveries()).and_one(spent_s)
 
 
 def _text(value: object) -> str:

@@ -17,6 +17,7 @@ from ft_launcher.record.journal import finite
 from ft_launcher.status.fault_scene import innermost
 from ft_launcher.status.node_status import Facts, FaultSeen, RankReading, Times
 from rank_monitor.contract.settings.config import GROUPS, Settings
+from rank_monitor.contract.wire.rank_times import STEP, Durations
 
 VERSION = 1
 _DEFAULT = "default"
@@ -117,7 +118,7 @@ def sentence(facts: Facts, times: Times | None) -> str:
 
 def typical_step_s(times: Times) -> float | None:
     """Returns the median time of a step, at most 41 % too high (seconds); None: no step is over."""
-    median_ns = times.durations.quantile_ns(0.5)
+    median_ns = times.durations.get(STEP, Durations()).quantile_ns(0.5)
     if median_ns is None:
         return None
     return median_ns / 1e9

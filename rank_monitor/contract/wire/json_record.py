@@ -6,6 +6,7 @@ Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and uni
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 import typing
@@ -79,3 +80,11 @@ def _fits(value: object, allowed: frozenset[type]) -> bool:
     if float in allowed and isinstance(value, (int, float)):
         return abs(value) <= sys.float_info.max  # no infinity, no NaN, and no whole number that would become one
     return True
+
+
+def real(facts: Mapping[str, Any], name: str) -> float | None:
+    """Returns a finite number of an object; None: there is none of this name."""
+    value = facts.get(name)
+    if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
+    return None

@@ -89,6 +89,11 @@ class Durations:
             self.buckets[bucket] = self.buckets.get(bucket, 0) + times
 
     @property
+    def whole_ns(self) -> int:
+        """All occurrences together, the first included."""
+        return self.first_ns + self.sum_ns
+
+    @property
     def longest_ns(self) -> int:
         """The longest of all occurrences, the first included."""
         return max(self.first_ns, self.most_ns)

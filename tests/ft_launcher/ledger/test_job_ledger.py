@@ -308,7 +308,7 @@ def test_a_ledger_that_comes_after_the_end_of_its_cycle_corrects_it() -> None:
     ledger.rank_times(0, rank.times(14))
     ledger.rank_times(7, Rank(3).times(9))
     assert rounded(ledger.account(15).seconds) == BEFORE | {"step": 4, "stop": 1}
-    assert ledger.durations(15).count == 2
+    assert ledger.durations(15)["step"].count == 2
     adds_up(ledger, 15, 0)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ft_launcher.record import events
 from ft_launcher.status import metrics
 from rank_monitor.contract.wire.rank_times import Durations
 from tests.ft_launcher.status.test_node_status import CYCLE, READINGS, START, TIMES, after, decision, fault, ledger
@@ -20,13 +21,14 @@ def read(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def test_what_is_exported() -> None:
-    status = after(START, CYCLE, fault(), decision(), replace(CYCLE, cycle=1), ledger(1, -1, 40, stop=0.5, start=2.0))
+    scored = events.SectionTimes(1, 1, {"step": {"relative": 0.5}, "data": {"relative": 0.25}}, {"individual": 0.75})
+    again = replace(CYCLE, cycle=1)
+    status = after(START, CYCLE, fault(), decision(), again, scored, ledger(1, -1, 40, stop=0.5, start=2.0))
     durations = Durations()
     for milliseconds in (900, 100, 100, 100, 2000):
         durations.add(milliseconds * 1_000_000)
-    found = read(
-        metrics.as_metrics(status.facts(), READINGS, replace(TIMES, durations=durations), now=101.0, version="1.2")
-    )
+    times = replace(TIMES, durations={"step": durations, "data": durations})
+    found = read(metrics.as_metrics(status.facts(), READINGS, times, now=101.0, version="1.2"))
 
     def value(name: str, **labels: str) -> float:
         return found[f"ft_launcher_{name}", tuple(sorted(labels.items()))]
@@ -41,9 +43,12 @@ def test_what_is_exported() -> None:
     assert value("recovery_seconds_bucket", phase="stop", le="1.0") == 1
     assert value("step_seconds_count") == 4  # the first one of a cycle is its warm-up
     assert value("step_seconds_bucket", le="+Inf") == 4
+    assert value("section_seconds_total", section="data") == 3.2
     assert value("time_seconds", category="step") == 0.9
     assert value("goodput_ratio", window="job") == 0.9
     assert value("rank_sign_age_seconds", rank="1") == 13.0
+    assert value("straggler_score", rank="1", kind="relative") == 0.25
+    assert value("straggler_score", rank="1", kind="individual") == 0.75
     assert value("rank_state", rank="0", state="training") == 1
     assert value("rank_state", rank="0", state="hung") == 0
 

@@ -76,7 +76,7 @@ class Simulation:
             },
         )
         account = Account(seconds, wall_s, 34_500 / wall_s, 34_000 / wall_s, self.step)
-        return Times("", present, account, durations, (past,))
+        return Times("", present, account, {"step": durations}, (past,))
 
     def starts(self, ranks: int = RANKS, run_id: str = "llama-70b", **more: Any) -> None:
         self.journal.write(replace(START, run_id=run_id, node="gpu-node-17", **more))
