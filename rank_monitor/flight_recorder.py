@@ -128,9 +128,10 @@ class FlightRecorder:
 def groups_of(answer: bytes) -> dict[str, Any]:
     """What an answer of torch's worker server says of each process group, by the group's name. Pure.
 
-    Each has `entered` and `finished`, the numbers of the last collective of the group that the rank has entered and
-    finished, and of the first one that it has not finished, else of the last one: `operation`, `shape`. `description`
-    is the name that the program gave the group, `members` its ranks where the recorder has them (NCCL).
+    Each has `entered`, `started` and `finished`, the numbers of the last collective of the group that the rank has
+    entered, that the GPU has begun (0 where the recorder does not know it: gloo), and that is finished. Of the first
+    one that it has not finished, else of the last one: `operation`, `shape`. `description` is the name that the program
+    gave the group, `members` its ranks where the recorder has them (NCCL).
 
     Raises:
         ValueError: it is no answer of the kind.
@@ -168,6 +169,7 @@ def groups_of(answer: bytes) -> dict[str, Any]:
             shape = _text(f"{shown.get('input_sizes')} {_text(shown.get('input_dtypes'))}")
         found[name] = {
             "entered": entered,
+            "started": _number(state.get("last_started_collective")),
             "finished": finished,
             "operation": operation,
             "shape": shape,

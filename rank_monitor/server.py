@@ -271,11 +271,11 @@ class RankMonitorServer:
                 self._send_times()
             case LimitsSet() | Guard():
                 self._act(self._detector.on_message(received, now_ns))
-            case SnapshotRequest(token, stacks):
+            case SnapshotRequest(token, stacks, collectives):
                 self._socket.drain()
                 snapshot = self._snapshot(token, time.monotonic_ns())
-                if stacks:
-                    snapshot = self._with_stacks(snapshot)
+                if stacks or collectives:
+                    snapshot = self._with_evidence(snapshot, stacks)
                 self._agent.send(snapshot)
             case Bye():
                 self._done = True
@@ -300,15 +300,15 @@ class RankMonitorServer:
             times = watch.ledger.times(time.monotonic_ns()).json()
             self._agent.send(Times(watch.start.cycle, watch.start.rank_pid, times))
 
-    def _with_stacks(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the rank's stacks and collectives; what was asked for `_RECENT_S` ago is used again."""
+    def _with_evidence(self, snapshot: Snapshot, stacks: bool) -> Snapshot:
+        """The snapshot with the rank's collectives and stacks; what was asked for `_RECENT_S` ago is used again."""
         process, start = self._process, self._detector.watch.start
         if process is None or start is None:
             return dataclasses.replace(snapshot, groups=self._recorder.groups())
         since = time.monotonic() - _RECENT_S
         if not process.is_stopped():  # then nothing answers
             self._recorder.ask(start.recorder_socket, since)
-        if self._settings.dump_stacks:
+        if stacks and self._settings.dump_stacks:
             if not process.has_stacks_since(since):
                 process.ask_stacks(self._settings.stack_signal, start.stack_file)
             snapshot = dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())

@@ -115,13 +115,16 @@ def _launcher(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
 
 
 def judged(fault: dict[str, object], culprit: int) -> str:
-    """Whether a fault names the culprit: alone, or as one side of a mismatch or a deadlock, which has no single one."""
+    """Whether a fault names the culprit: alone, or as one side of a mismatch or a deadlock, which has no single one.
+
+    A rank without a finding is told of because its own limit passed outside of any collective.
+    """
+    if fault["finding"] in ("unknown", "transport"):
+        return "unknown"
     blamed = _ranks_in(fault["blamed"])
     several = fault["finding"] in ("mismatch", "deadlock")
     if culprit in (fault["rank"], *blamed) and (several or set(blamed) <= {culprit}):
         return "named"
-    if fault["finding"] in ("unknown", "transport"):
-        return "unknown"
     return "wrong"
 
 

@@ -6,8 +6,9 @@ Made by the node agent. Nothing is asked as long as nobody asks, and nothing is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from typing import Any
 
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
@@ -33,11 +34,16 @@ class StatusFeed:
         self._token = 0
         self._number = 0
         self._until: float | None = None
+        self._collects = False
+        self._collected: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        """When a rank's collectives were last asked for in this cycle, and what it answered; kept while others ask
+        for less."""
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
         """A context in which requests are taken."""
         self._until = None
+        self._collected.clear()
         self._publish()
         self._parts.asking.attend(True)
         try:
@@ -59,13 +65,15 @@ class StatusFeed:
         """Asks the monitors, and publishes what they have answered. Returns nothing."""
         with contained("the status of the ranks cannot be read"):
             if self._parts.asking.fileno() in ready:
-                self._number, stacks = self._parts.asking.take()
-                self._token = self._ranks.monitors.ask_readings(stacks)
+                self._number, stacks, collectives = self._parts.asking.take()
+                self._token = self._ranks.monitors.ask_readings(stacks, collectives)
                 self._ranks.monitors.ask_times()
-                self._until = time.monotonic() + (_STACKS_S if stacks else _READING_S)
+                self._until = time.monotonic() + (_STACKS_S if stacks or collectives else _READING_S)
+                self._collects = stacks or collectives
             if self._until is not None and (self._is_complete() or time.monotonic() >= self._until):
                 self._until = None
                 self._ranks.take_times()
+                self._keep_collectives()
                 self._publish()
                 self._parts.asking.answer(self._number)
         return []
@@ -75,6 +83,14 @@ class StatusFeed:
         readings = [monitors.found(local_rank).reading for local_rank in running]
         return all(reading is not None and reading.token <= self._token for reading in readings)
 
+    def _keep_collectives(self) -> None:
+        if not self._collects:
+            return
+        for local_rank in self._ranks.monitors.local_ranks:
+            found = self._ranks.monitors.found(local_rank)
+            if found.reading is not None and found.reading.groups and found.reading_at is not None:
+                self._collected[local_rank] = (found.reading_at, dict(found.reading.groups))
+
     def _publish(self) -> None:
         pids = self._ranks.processes.pids()
         readings = []
@@ -82,6 +98,7 @@ class StatusFeed:
             found, rank = self._ranks.monitors.found(local_rank), self._ranks.global_rank(local_rank)
             pid = pids.get(local_rank, 0)
             reading, verdict = found.reading, found.verdict
+            collected_at, groups = self._collected.get(local_rank, (None, {}))
             if reading is None:
                 readings.append(RankReading(rank, local_rank, pid))
                 continue
@@ -99,6 +116,8 @@ class StatusFeed:
                     verdict is not None and verdict.condemned,
                     tuple(reading.frames),
                     dict(reading.process),
+                    groups,
+                    collected_at,
                 )
             )
         self._parts.status.read(readings)

@@ -20,6 +20,7 @@ from typing import Any
 
 from ft_launcher.attribution.scene import Scene, Whereabouts, numbered
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.iterations.barrier import ranges_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MOST_NAMED = 4
@@ -30,6 +31,10 @@ _MOST_TRIED = 16
 
 _MOST_FRAMES = 8
 """Of a rank's stack for the coordinator: enough to see the collective that it is in, below torch's wrappers."""
+
+_WAITED = "waited in a collective until that failed"
+_MOST_PLACES = 16
+"""Different places of ranks in a fault, the ones with most ranks first; the console shows two of them."""
 
 _MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED)
 """Places of a rank that does wait where it has not finished a collective."""
@@ -145,6 +150,35 @@ def sentence(blame: Blame, view: RankView) -> str:
     if len(blame.waiting) == 1:
         return f"{text}, and 1 rank waits for it"
     return f"{text}, and {len(blame.waiting)} ranks wait for it"
+
+
+def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:
+    """Describes where all ranks but the one that is `named` are: a line for those at the same place, most first, and
+    last those whose wait failed: they are at no place any more."""
+    places: dict[str, list[int]] = {}
+    for view in views:
+        if view.rank != named:
+            places.setdefault(_place(view), []).append(view.rank)
+    found = sorted(places.items(), key=lambda row: (row[0] == _WAITED, -len(row[1]), min(row[1])))
+    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MOST_PLACES])
+
+
+def _place(view: RankView) -> str:
+    pending = [name for name, state in view.groups.items() if state.waits_in is not None]
+    if view.ended:
+        return "has ended"
+    if view.gave_up and not pending and not view.scene.frames:
+        return _WAITED
+    if pending and view.scene.place is not Whereabouts.STOPPED:
+        state = view.groups[pending[0]]
+        text = f"in {state.operation or 'collective'} {state.waits_in} of {_named(pending[0], view)}"
+    else:
+        text = view.scene.place.value
+    if view.scene.own_frame:
+        text += f", at {view.scene.own_frame}"
+    if view.iteration != NO_ITERATION:
+        text += f" (iteration {view.iteration})"
+    return text
 
 
 def states_of(

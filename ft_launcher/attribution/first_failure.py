@@ -90,6 +90,9 @@ def attribute(
     waiting = len(blame.waiting)
     # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
     collateral = fault.collateral or first.rank in blame.waiting
+    if blame.finding is not Finding.UNKNOWN:
+        seen = collective.others([_view(rank, rank in own, stop_began) for rank in ranks], first.rank)
+        fault = replace(fault, others=seen)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
 

@@ -49,8 +49,8 @@ def status(run: str | None, as_json: bool) -> None:
 
 
 @click.command(
-    help="Prints where each rank on this host is, ranks at the same place together. RUN is the run id, or its "
-    "beginning; none is needed where one job runs. The ranks go on."
+    help="Prints where each rank on this host is, ranks at the same place together, and how far it is in each process "
+    "group. RUN is the run id, or its beginning; none is needed where one job runs. The ranks go on."
 )
 @RUN
 @_AS_JSON
@@ -73,6 +73,8 @@ def stacks(run: str | None, as_json: bool) -> None:
     for group in found.get("groups", []):
         for line in stack_lines(group):
             print(printable(line))
+    for line in collective_lines(found.get("collectives")):
+        print(printable(line))
 
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
@@ -111,6 +113,28 @@ def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
     if not frames:
         yield f"  no stacks: {group['process'].get('stacks') or 'it did not answer'}"
     yield from (f"  {frame}" for frame in frames)
+
+
+def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
+    """Returns how far ranks are in their process groups, in lines: `collectives` of an answer."""
+    if not table or not table["rows"]:
+        return
+    yield "collectives by process group:"
+    for row in table["rows"]:
+        ranks, entered, finished = row["ranks"], row["entered"], row["finished"]
+        operation = row["operation"] or "collective"
+        text = f"  {row['group']}: rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}"
+        if entered <= finished:
+            yield f"{text} finished {operation} {finished}"
+            continue
+        text += f" in {operation} {finished + 1}"
+        if row["shape"]:
+            text += f" of {row['shape']}"
+        if entered > finished + 1:
+            text += f", entered up to {entered}"
+        if row["started"]:
+            text += f", started up to {row['started']}"
+        yield text
 
 
 def _ranks_line(ranks: list[dict[str, Any]]) -> str:

@@ -144,11 +144,11 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
 def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | None:
     """Returns the fault of the rank that holds up those of all nodes, and its node.
 
-    None where `fault` is no wait for another rank (its rank passed its own limit outside of a collective), where the
-    views name nobody or do not fit, or where they name the rank of `fault`.
+    None where `fault` is no hang, where the views name nobody or do not fit, or where they name others although the
+    rank of `fault` waits for nobody (it passed its own limit outside of a collective).
     """
     hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
-    if not (hangs and fault.collateral and len(hang.ranks) > 1):
+    if not (hangs and len(hang.ranks) > 1):
         return None
     node_of, views = {}, []
     try:
@@ -159,11 +159,19 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
         blame = collective.find(views, hang.is_complete)
     except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
         return None
-    if not blame.ranks or fault.rank in blame.ranks:
+    if fault.rank not in blame.ranks and not (blame.ranks and fault.collateral):
         return None
+    found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))
+    if fault.rank in blame.ranks:
+        view = next(view for view in views if view.rank == fault.rank)
+        if not fault.blamed:  # its own node did not see who waits for it
+            found = replace(found, what=f"{fault.what}; it {collective.sentence(blame, view)}")
+        if fault.collateral:  # the hint speaks of a wait for others
+            found = replace(found, hint="", collateral=False)
+        return replace(found, others=collective.others(views, fault.rank)), node_of[fault.rank]
     view = next(view for view in views if view.rank == blame.ranks[0])
     found = replace(
-        fault,
+        found,
         kind=FaultKind.HANG,
         fault_class=FaultClass.HANG,
         rank=view.rank,
@@ -173,13 +181,11 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
         where="",
         hint="",
         detail=tuple(view.scene.frames[:4]),
+        others=collective.others(views, view.rank),
         iteration=view.iteration,
         limit="",
         learned_limit=False,
         collateral=False,
         failed=blame.ranks,
-        finding=blame.finding.value,
-        blamed=blame.ranks,
-        waiting=len(blame.waiting),
     )
     return found, node_of[view.rank]

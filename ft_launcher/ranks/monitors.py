@@ -247,16 +247,17 @@ class NodeMonitors:
             if slot.start is not None:
                 self._send(slot, TimesRequest())
 
-    def ask_readings(self, stacks: bool = False) -> int:
+    def ask_readings(self, stacks: bool = False, collectives: bool = False) -> int:
         """Asks every monitor where its rank is, without waiting. Returns the token of the answers, `Found.reading`.
 
         Args:
-            stacks: have the ranks write their stacks too.
+            stacks: have the ranks write their stacks too, and ask for their collectives.
+            collectives: ask torch's flight recorder in each rank.
         """
         self._reading_token -= 1  # below 0: `snapshots` counts upwards
         for slot in self._slots:
             if slot.start is not None:
-                self._send(slot, SnapshotRequest(self._reading_token, stacks))
+                self._send(slot, SnapshotRequest(self._reading_token, stacks, collectives))
         return self._reading_token
 
     def close(self) -> None:

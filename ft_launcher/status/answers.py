@@ -66,7 +66,7 @@ class Answers:
             return Answer(file.read_bytes(), kind)
         match path:
             case "/status.json":
-                return Answer(summary.encoded(self._found()), _JSON)
+                return Answer(summary.encoded(self._found("collectives" in query)), _JSON)
             case "/fault.json":
                 return self._fault(query.get("number", ""))
             case "/settings.json":
@@ -99,14 +99,18 @@ class Answers:
                 {"ranks": ranks, "frames": list(one.frames), "process": dict(one.process)}
                 for ranks, one in merged_stacks(self._status.readings)
             ]
-            return Answer(summary.encoded({"v": summary.VERSION, "groups": groups}), _JSON)
+            table = summary.collectives(self._status.readings, time.monotonic())
+            return Answer(summary.encoded({"v": summary.VERSION, "groups": groups, "collectives": table}), _JSON)
         return self.of_everything(path, query)
 
     def _sentence(self) -> str:
         return summary.sentence(self._status.facts(), self._times())
 
-    def _found(self) -> dict[str, Any]:
-        self._asking.ask(_ASK_S)
+    def _found(self, with_collectives: bool = False) -> dict[str, Any]:
+        if with_collectives:
+            self._asking.ask(_STACKS_S, collectives=True)
+        else:
+            self._asking.ask(_ASK_S)
         now, wall = time.monotonic(), time.time()
         facts, readings = self._status.facts(), self._status.readings
         return summary.as_json(facts, readings, self._times(), now, wall, self._version)

@@ -8,6 +8,8 @@ import time
 
 _FRESH_S = 0.2
 """Who asks so soon after another gets what that one got: a thousand clients cost no more than a few."""
+_COLLECTIVES_FRESH_S = 2.0
+"""The same for collectives: a full flight recorder of a rank takes 40 ms for its answer."""
 
 
 class Asking:
@@ -19,10 +21,16 @@ class Asking:
         self._asked = self._answered = 0
         self._answered_at = 0.0
         self._with_stacks = False
+        self._with_collectives = False
+        self._collected_at = 0.0
         self._is_attended = False
 
-    def ask(self, limit_s: float, stacks: bool = False) -> bool | None:
+    def ask(self, limit_s: float, stacks: bool = False, collectives: bool = False) -> bool | None:
         """Waits until all monitors were asked and have answered, or until the limit (seconds).
+
+        Args:
+            stacks: have the ranks write their stacks too; this asks for collectives as well.
+            collectives: ask torch's flight recorder in each rank.
 
         Returns:
             Whether the agent's thread has attended to it; None: no rank runs, so nobody could be asked.
@@ -30,11 +38,16 @@ class Asking:
         with self._condition:
             if not self._is_attended:
                 return None
-            if not stacks and time.monotonic() < self._answered_at + _FRESH_S:
+            now = time.monotonic()
+            collectives = collectives and now >= self._collected_at + _COLLECTIVES_FRESH_S
+            if not (stacks or collectives) and now < self._answered_at + _FRESH_S:
                 return True
+            if collectives:
+                self._collected_at = now
             self._asked += 1
             ticket = self._asked
             self._with_stacks |= stacks
+            self._with_collectives |= collectives
             os.eventfd_write(self._event, 1)
             self._condition.wait_for(lambda: self._answered >= ticket or not self._is_attended, limit_s)
             return self._answered >= ticket or not self._is_attended
@@ -49,15 +62,16 @@ class Asking:
             self._is_attended = is_attended
             self._condition.notify_all()
 
-    def take(self) -> tuple[int, bool]:
-        """Returns the number of requests so far, and whether one of the new ones wants stacks."""
+    def take(self) -> tuple[int, bool, bool]:
+        """Returns the number of requests so far, and whether one of the new ones wants stacks, and collectives."""
         with self._condition:
             try:
                 os.eventfd_read(self._event)
             except BlockingIOError:
                 pass
             stacks, self._with_stacks = self._with_stacks, False
-            return self._asked, stacks
+            collectives, self._with_collectives = self._with_collectives, False
+            return self._asked, stacks, collectives
 
     def answer(self, number: int) -> None:
         """Releases who has asked until `number`."""

@@ -59,6 +59,7 @@ class CollectiveRow:
         finished: number of the last one that they have finished.
         operation: name of the first one that they have not finished, else of the last one.
         shape: sizes and types of its tensors.
+        started: number of the last one that the GPU has begun; 0: the recorder does not know it (gloo).
     """
 
     group: str
@@ -67,6 +68,7 @@ class CollectiveRow:
     finished: int
     operation: str
     shape: str
+    started: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,19 +108,19 @@ def merged_stacks(ranks: Iterable[_R]) -> list[tuple[list[int], _R]]:
 def collectives(ranks: Iterable[Mapping[str, Any]]) -> tuple[CollectiveRow, ...]:
     """Returns how far the ranks are in each process group: groups in which a rank waits first, and of each group those
     first that have entered the fewest collectives, since the others wait for them."""
-    rows: dict[tuple[str, int, int, str, str], list[int]] = {}
+    rows: dict[tuple[str, int, int, str, str, int], list[int]] = {}
     names: dict[str, str] = {}
     for rank in ranks:
         for name, state in rank.get("groups", {}).items():
             names.setdefault(name, str(state.get("description") or name)[:_MOST_TEXT])
             operation, shape = (str(state.get(key, ""))[:_MOST_TEXT] for key in ("operation", "shape"))
-            place = (name, int(state.get("entered", 0)), int(state.get("finished", 0)), operation, shape)
-            rows.setdefault(place, []).append(int(rank["rank"]))
-    waits = {name for name, entered, finished, _, _ in rows if entered > finished}
+            entered, finished, started = (int(state.get(key, 0)) for key in ("entered", "finished", "started"))
+            rows.setdefault((name, entered, finished, operation, shape, started), []).append(int(rank["rank"]))
+    waits = {name for name, entered, finished, *_ in rows if entered > finished}
     ordered = sorted(rows.items(), key=lambda row: (row[0][0] not in waits, row[0]))
     return tuple(
-        CollectiveRow(names[name], tuple(found), entered, finished, operation, shape)
-        for (name, entered, finished, operation, shape), found in ordered[:_MOST_ROWS]
+        CollectiveRow(names[name], tuple(found), entered, finished, operation, shape, started)
+        for (name, entered, finished, operation, shape, started), found in ordered[:_MOST_ROWS]
     )
 
 

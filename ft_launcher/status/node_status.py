@@ -42,6 +42,9 @@ class RankReading:
         sign_age_s: age of its last sign of life then; None: it gave none.
         frames: of its main thread, the innermost first, where stacks were asked for.
         process: its state in /proc, then.
+        groups: how far it is in each process group, as `rank_monitor/flight_recorder.py: groups_of` has it; empty: that
+            was not asked for in this cycle, or it has no flight recorder.
+        groups_at: when it said so (monotonic seconds).
     """
 
     rank: int
@@ -56,6 +59,8 @@ class RankReading:
     condemned: bool = False
     frames: Sequence[str] = ()
     process: Mapping[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, Any] = field(default_factory=dict)
+    groups_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ft_launcher.ledger.account import CycleTimes
 from ft_launcher.record.journal import finite
+from ft_launcher.status import fault_scene
 from ft_launcher.status.fault_scene import innermost
 from ft_launcher.status.node_status import Facts, FaultSeen, RankReading, Times
 from rank_monitor.contract.settings.config import GROUPS, Settings
@@ -155,6 +156,7 @@ def as_json(
         "fault_count": facts.fault_count,
         "faults": [_fault(fault) for fault in facts.faults],
         "ranks": [_rank(reading, facts, now) for reading in readings],
+        "collectives": collectives(readings, now),
         "times": None,
         "cycles": [],
         "exit_code": facts.exit_code,
@@ -189,6 +191,20 @@ def settings_as_json(settings: Settings, sources: Mapping[str, str]) -> dict[str
         for key in fields(kind)
     ]
     return {"v": VERSION, "settings": found}
+
+
+def collectives(readings: Sequence[RankReading], now: float) -> dict[str, Any] | None:
+    """Returns how far the ranks are in each process group, with the age of the oldest answer; None: nobody has asked in
+    this cycle.
+
+    Args:
+        now: monotonic seconds.
+    """
+    moments = [reading.groups_at for reading in readings if reading.groups_at is not None]
+    if not moments:
+        return None
+    rows = fault_scene.collectives({"rank": reading.rank, "groups": reading.groups} for reading in readings)
+    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": [asdict(row) for row in rows]}
 
 
 def encoded(found: Mapping[str, Any]) -> bytes:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed
 
 from tests.faults.conftest import StartJob
-from tests.faults.job import Job
+from tests.faults.job import Job, free_port
+from tests.faults.test_status import command, get, job_id
 from tests.faults.training import Plan
 
 WORKER = Path(__file__).with_name("hang_worker.py")
@@ -69,3 +73,25 @@ def test_without_the_recorder_stacks_decide(start_job: StartJob, tmp_path: Path)
     assert (fault["rank"], fault["finding"]) == (2, "behind"), job.tail()
     (scene,) = job.journal("stacks")
     assert not any(seen["groups"] for seen in scene["ranks"])
+
+
+def test_the_collectives_can_be_asked_for_while_ranks_run(start_job: StartJob, tmp_path: Path) -> None:
+    """Before any limit is exceeded: how far each rank is in each group."""
+    (tmp_path / "hang").write_text("sleeps:2")
+    port = free_port()
+    job = start_job(Plan(), RANKS, f"--ft-status-port={port}", script=WORKER)
+    job.until(lambda: job.journal("cycle_start"), "the ranks to start")
+
+    def waits_for_it() -> bool:
+        found: dict[str, Any] = json.loads(get(port, "/status.json?collectives=1")[1])
+        rows = (found["collectives"] or {}).get("rows", [])
+        places = [(row["ranks"], row["entered"], row["finished"]) for row in rows if row["group"] == "dp0"]
+        return places == [([2], 3, 3), ([0], 4, 3)]
+
+    job.until(waits_for_it, "rank 0 to wait for rank 2 in its fourth step", 60)
+    done = command(job, "stacks", job_id(job))
+    assert "  dp0: rank 2 finished all_reduce 3\n  dp0: rank 0 in all_reduce 4 of [[4]] ['Float']\n" in done.stdout
+    shown = json.loads(get(port, "/status.json")[1])["collectives"]
+    assert shown is not None and shown["age_s"] >= 0.0  # what was known when somebody last asked
+    job.process.send_signal(signal.SIGINT)
+    job.finish()

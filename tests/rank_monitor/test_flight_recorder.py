@@ -53,7 +53,7 @@ def answer(trace: object) -> bytes:
 def test_what_is_read_of_an_answer() -> None:
     found = groups_of(answer(TRACE))
     assert list(found) == ["3", "0"], "a group that the rank waits in comes first"
-    waits = {"entered": 2, "finished": 1, "operation": "broadcast", "shape": "[[4]] ['Float']"}
+    waits = {"entered": 2, "started": 0, "finished": 1, "operation": "broadcast", "shape": "[[4]] ['Float']"}
     assert found["3"] == waits | {"description": "dp0", "members": [0, 2]}
     assert (found["0"]["entered"], found["0"]["finished"], found["0"]["operation"]) == (2, 2, "all_reduce")
 

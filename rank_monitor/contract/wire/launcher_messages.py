@@ -43,10 +43,12 @@ class CycleEnd(Message):
 
 @dataclass(frozen=True)
 class SnapshotRequest(Message):
-    """Asks for a `Snapshot`; with `stacks`, for one with frames: the rank writes its stacks to its file."""
+    """Asks for a `Snapshot`; with `stacks`, for one with frames: the rank writes its stacks to its file. With `stacks`
+    or `collectives`, for one with `groups`."""
 
     token: int
     stacks: bool = False
+    collectives: bool = False
 
 
 @dataclass(frozen=True)

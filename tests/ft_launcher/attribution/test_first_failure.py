@@ -332,12 +332,22 @@ def test_where_other_nodes_have_ranks_too_nobody_is_blamed_for_being_elsewhere()
     assert fault is not None and fault.rank == 1
 
 
-def test_where_others_were_is_told_of_those_without_an_error_first() -> None:
+def test_where_others_were_is_told_of_equal_ranks_together() -> None:
     ranks = [raises(WATCHDOG), raises(WATCHDOG, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
+    assert fault is not None and fault.rank == 2
+    assert fault.others == (
+        f"rank 3: waits in a collective, at {IN_ALL_REDUCE[-1]}",
+        "ranks 0-1: waited in a collective until that failed",
+    )
+
+
+def test_where_others_were_is_told_of_those_without_an_error_first() -> None:
+    ranks = [raises("bad", "ValueError"), raises(PAIR, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
     assert fault is not None
-    assert fault.others[0] == f"rank 3 ended by SIGTERM, at {IN_ALL_REDUCE[-1]}"
-    assert [line[:6] for line in fault.others] == ["rank 3", "rank 0", "rank 1"]
+    assert fault.others[1] == f"rank 3 ended by SIGTERM, at {IN_ALL_REDUCE[-1]}"
+    assert [line[:6] for line in fault.others] == ["rank 2", "rank 3", "rank 1"]
 
 
 @pytest.mark.parametrize(

@@ -178,11 +178,30 @@ def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
     assert decision_of(answer.decision) is not None
 
 
+@pytest.mark.parametrize("collateral", [True, False])
+def test_a_node_did_not_see_who_waits_for_its_rank(collateral: bool) -> None:
+    views = {
+        "a": ranks_of(0, 3, ["train.py:9 in load"]),
+        **{name: ranks_of(n, 4, WAITS) for n, name in [(1, "b"), (2, "c")]},
+    }
+    answer = after_hang(views, replace(HANG, collateral=collateral, hint="hint", detail=("train.py:9 in load",)))
+    guilty = guilty_in(through_json(answer.decision))
+    assert guilty is not None
+    found = guilty[0]
+    assert (answer.faulty_node, found.rank, found.pid, found.finding) == ("a", 0, 4711, "behind")
+    assert found.what == "hangs; it never entered all_reduce 4 of group dp, and 2 ranks wait for it"
+    assert (found.collateral, found.detail, found.hint) == (
+        False,
+        ("train.py:9 in load",),
+        "" if collateral else "hint",
+    )
+    assert found.others == ("ranks 1-2: in all_reduce 4 of group dp, at train.py:20 in step (iteration 7)",)
+
+
 @pytest.mark.parametrize(
     ("views", "fault"),
     [
         ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 4, WAITS)}, HANG),
-        ({"a": ranks_of(0, 3, ["train.py:9 in load"]), "b": ranks_of(1, 4, WAITS)}, HANG),
         ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, ["train.py:9 in load"])}, FAULT),
         ({"a": ranks_of(0, 4, WAITS), "b": [{"rank": "x"}]}, HANG),
         ({"a": ranks_of(0, 4, WAITS), "b": [5, None]}, HANG),
@@ -199,7 +218,6 @@ def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
     ],
     ids=[
         "nobody",
-        "the fault's own",
         "no hang",
         "wrong field",
         "no records",
