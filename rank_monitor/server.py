@@ -25,6 +25,8 @@ from rank_monitor.contract.wire.launcher_messages import (
     CycleEnd,
     CycleStart,
     Fenced,
+    LogOverdue,
+    LogStep,
     Ready,
     Snapshot,
     SnapshotRequest,
@@ -269,7 +271,7 @@ class RankMonitorServer:
             case TimesRequest():
                 self._socket.drain()
                 self._send_times()
-            case LimitsSet() | Guard():
+            case LimitsSet() | Guard() | LogStep() | LogOverdue():
                 self._act(self._detector.on_message(received, now_ns))
             case SnapshotRequest(token, stacks, collectives):
                 self._socket.drain()

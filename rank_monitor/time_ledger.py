@@ -128,6 +128,44 @@ class TimeLedger:
             return
         self._reach(iteration, at_ns, reported=True)
 
+    def printed(self, iteration: int, steps: int, step_ns: int, at_ns: int, started_ns: int) -> None:
+        """Takes a step that the rank printed. Steps that it reports by sections win.
+
+        The first one begins the steps: how many were done before it is not known, and the time until then is setup.
+
+        Args:
+            iteration: NO_ITERATION where the line names none: then `steps` were done since the one before.
+            step_ns: how long a step takes, as printed; 0: not printed.
+            started_ns: when the rank was started: one that is no Python program reports nothing before.
+        """
+        if not self._began:
+            self.begin(started_ns)
+        if self._ended_ns is not None:
+            # It was read after the end of the process that printed it.
+            at_ns = min(at_ns, self._ended_ns)
+        if self._uses_steps or (iteration == NO_ITERATION and not steps):
+            return
+        if self._outside in (Outside.STARTING, Outside.PREPARING) and not self._restarted:
+            self._begin_printed(iteration, at_ns)
+        elif iteration not in (NO_ITERATION, self._known.iteration):
+            self._reach(iteration, at_ns, reported=True, printed_ns=step_ns)
+        elif iteration == NO_ITERATION and steps > 0:
+            self._advance(at_ns)
+            self._end_interval(steps, step_ns, at_ns)
+
+    def _begin_printed(self, iteration: int, at_ns: int) -> None:
+        self._advance(at_ns)
+        known = self._known
+        known.attached = True
+        # Without a printed step in it, no part of this time is known to be one of a step.
+        self._spent[Outside.STARTING] += self._spent[Outside.PREPARING]
+        self._spent[Outside.PREPARING] = 0
+        self._outside = Outside.BETWEEN
+        known.progress_ns = known.first_done_ns = at_ns
+        if iteration != NO_ITERATION:
+            known.iteration = known.resumed = iteration
+            self._add_point(iteration, 0)
+
     def interrupted(self, at_ns: int) -> None:
         """Notes that the wrapper interrupted the training. Time since the last sign of progress goes to `STALLED`."""
         self.begin(at_ns)
@@ -326,13 +364,17 @@ class TimeLedger:
 
     # Iterations.
 
-    def _reach(self, iteration: int, at_ns: int, reported: bool) -> None:
-        """Takes another iteration. `reported`: by the training, else carried by a report of sections."""
+    def _reach(self, iteration: int, at_ns: int, reported: bool, printed_ns: int = 0) -> None:
+        """Takes another iteration. `reported`: by the training, else carried by a report of sections. `printed_ns`:
+        how long a step takes, as the training has it; 0: not known."""
         self._advance(at_ns)
         known = self._known
         before, known.iteration = known.iteration, iteration
         if reported and not self._uses_steps:
-            self._end_interval(iteration, before, at_ns)
+            steps = 1
+            if iteration > before != NO_ITERATION and not self._restarted:
+                steps = iteration - before
+            self._end_interval(steps, printed_ns, at_ns)
         elif not self._saw_all and iteration > before != NO_ITERATION:
             # Nobody saw the ends of these steps.
             known.step.count += iteration - before
@@ -366,18 +408,15 @@ class TimeLedger:
         self._add_point(resumed, kept_ns)
         return kept_ns + of_call_ns
 
-    def _end_interval(self, iteration: int, before: int, at_ns: int) -> None:
-        """Counts the time since the last reported iteration as that of a step, or of so many."""
+    def _end_interval(self, steps: int, step_ns: int, at_ns: int) -> None:
+        """Counts the time since the last reported iteration as that of so many steps, of `step_ns` each if not 0."""
         known = self._known
-        steps = 1
-        if iteration > before != NO_ITERATION and not self._restarted:
-            steps = iteration - before
         since_ns = known.progress_ns
         if self._outside is Outside.PREPARING:
             since_ns = self._prepares_ns
         self._outside = Outside.BETWEEN
         length_ns = max(0, at_ns - since_ns - self._paused(since_ns, at_ns))
-        known.step.add(length_ns // steps, steps)
+        known.step.add(step_ns or length_ns // steps, steps)
         self._end_step(at_ns)
 
     def _add_point(self, iteration: int, counted_ns: int) -> None:

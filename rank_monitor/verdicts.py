@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 SECTION = "section:"
 SOFT, HARD = "soft_timeout", "hard_timeout"
+LOG = "log"
+"""The limit of what a rank prints."""
 NS_PER_S = 1_000_000_000
 
 
@@ -67,6 +69,11 @@ _TEXTS = {
         "Did not exit after shutdown_workload_monitoring(). Waited {waited:.2f} seconds.",
         "still there {waited:.2f} s after shutdown_workload_monitoring()",
         "teardown_timeout",
+    ),
+    LOG: (
+        "No new step in the log. Waited {waited:.2f} seconds.",
+        "printed no new step for {waited:.2f} s",
+        "watch_log_timeout",
     ),
     SOFT: (
         "Soft timeout: no {sign}. Waited {waited:.2f} seconds.",

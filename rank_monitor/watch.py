@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
-from rank_monitor.contract.wire.launcher_messages import CycleStart
+from rank_monitor.contract.wire.launcher_messages import CycleStart, LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Attach,
@@ -29,7 +29,7 @@ from rank_monitor.contract.wire.messages import (
 from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
 from rank_monitor.limits import LONGEST_S, WatchLimits, nanoseconds
 from rank_monitor.time_ledger import TimeLedger
-from rank_monitor.verdicts import HARD, SECTION, SOFT, Deadline
+from rank_monitor.verdicts import HARD, LOG, SECTION, SOFT, Deadline
 
 WARMUP = "warmup"
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
@@ -81,6 +81,8 @@ class RankWatch:
         self._last_step_ns = -1
         self._stamp_ns: int | None = None
         self._warned = False
+        self._log_silent_ns: int | None = None
+        self._reports_iterations = False
         self._pauses: list[tuple[int, int]] = []
         self.ledger = TimeLedger(_times_before(start))
 
@@ -99,9 +101,14 @@ class RankWatch:
             case Sections():
                 self._note_sections(message, sent_ns, now_ns)
             case IterationReached():
+                self._reports_iterations = True
                 self.iteration = message.iteration
                 self.last_sign_ns = max(self.last_sign_ns or 0, sent_ns)
                 self.ledger.iteration(message.iteration, sent_ns)
+            case LogStep():
+                self._note_log(message, now_ns)
+            case LogOverdue():
+                self._log_silent_ns = message.since_ns
             case Progress():
                 self._note_progress(self._clamped(message.stamp_ns, now_ns))
             case Hello():
@@ -162,6 +169,7 @@ class RankWatch:
     def _note_sections(self, message: Sections, sent_ns: int, now_ns: int) -> None:
         self.beat(sent_ns)
         if message.iteration != NO_ITERATION:
+            self._reports_iterations = True
             self.iteration = message.iteration
         now_open = {name: self._clamped(since_ns, now_ns) for name, since_ns in message.open}
         if not now_open and (self.sections or not self._out_reported):
@@ -172,6 +180,16 @@ class RankWatch:
             self._last_step_ns = now_open[STEP]
             self._steps += 1
         self.ledger.sections(now_open, sent_ns, message.iteration)
+
+    def _note_log(self, message: LogStep, now_ns: int) -> None:
+        """Notes a step that the rank printed. What the training reports itself is more exact, and wins."""
+        self._log_silent_ns = None
+        if self._reports_iterations or self.start is None:
+            return
+        if message.iteration != NO_ITERATION:
+            self.iteration = message.iteration
+        at_ns, started_ns = self._clamped(message.at_ns, now_ns), self.start.started_ns
+        self.ledger.printed(message.iteration, message.steps, message.step_ns, at_ns, started_ns)
 
     def _note_phase(self, sent_ns: int) -> None:
         """Notes in the ledger what the wrapper does now."""
@@ -276,7 +294,16 @@ class RankWatch:
             found += self._of_connection() + self._of_heartbeats() + self._of_sections()
         elif self._connect_armed:
             found += self._if_set("connect", self._settings.connect_timeout, self._connect_since_ns)
+        if not self.detached:
+            found += self._of_log()
         return found
+
+    def _of_log(self) -> list[Deadline]:
+        since_ns = self._log_silent_ns
+        # What was printed before is of an earlier process of the rank, or of an earlier call of its function.
+        if since_ns is None or self.start is None or since_ns < max(self.start.started_ns, self.wrapper.began_ns):
+            return []
+        return self._if_set(LOG, self._settings.watch_log_timeout, since_ns)
 
     def _of_connection(self) -> list[Deadline]:
         if self.connected:

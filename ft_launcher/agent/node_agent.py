@@ -10,6 +10,7 @@ Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` an
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
@@ -19,6 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from ft_launcher.agent.cycle_loop import CycleLoop
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.health_watch import HealthWatch
+from ft_launcher.agent.log_feed import LogFeed
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.parts import NodeParts
@@ -53,6 +55,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
         self._health_watch = HealthWatch(parts, lambda: self._ranks.cycle)
         self._status_feed = StatusFeed(parts, self._ranks)
+        self._log_feed = LogFeed(parts, self._ranks)
         self._job_end: JobEnd | None = None
         self._closed = False
 
@@ -81,11 +84,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _run_cycles(self, reserve: Reserve) -> JobEnd:
         nprocs = self._worker_group.spec.local_world_size
-        sources = (self._ending, self._ranks, self._membership, self._health_watch, self._status_feed)
+        feeds = (self._health_watch, self._status_feed, self._log_feed)
+        sources = (self._ending, self._ranks, self._membership, *feeds)
         while True:
             self._initialize_workers(self._worker_group)
             reserve.fill()
-            with self._membership.attended(), self._health_watch.during_cycle(), self._status_feed.during_cycle():
+            with self._membership.attended(), ExitStack() as contexts:
+                for feed in feeds:
+                    contexts.enter_context(feed.during_cycle())
                 phase = CycleLoop(nprocs, sources).run()
             self._parts.times.cycle_over()
             reserve.await_enough(self._ending.wait)

@@ -19,8 +19,8 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, collective, first_failure
-from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, RankEvidence, collective, first_failure
+from ft_launcher.attribution.suspect_result import about_suspect_result
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
 from ft_launcher.cycle.in_process import InProcess
@@ -29,7 +29,12 @@ from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.process_tree import Ending, ProcessTree, is_stopped
 from ft_launcher.ranks.devices import Relocation
-from ft_launcher.ranks.environment import cycle_environment, rank_environment, start_environment
+from ft_launcher.ranks.environment import (
+    cycle_environment,
+    printing_environment,
+    rank_environment,
+    start_environment,
+)
 from ft_launcher.ranks.function_context import FunctionContext
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
@@ -127,6 +132,8 @@ class Ranks:
         for local_rank, rank_env in envs.items():
             rank_env.update(start_environment(settings.start, os.environ))
             rank_env.update(info_environment(settings.record, os.environ))
+            if isinstance(kwargs["entrypoint"], str) and not self.parts.is_script:
+                rank_env.update(printing_environment(settings.record, os.environ))
             rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.relocation))
             socket_path, stack_file = self.monitors.socket_path(local_rank), self.monitors.stack_file(local_rank)
             rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
@@ -150,7 +157,9 @@ class Ranks:
         log = None
         if settings.record.per_cycle_applog_prefix:
             log = application_log(settings.record.per_cycle_applog_prefix, self.cycle)
-        context: RankContext = kind(envs=envs, zygotes=self.parts.zygotes, application_log=log, **kwargs)
+        is_read = settings.record.watch_log is not None
+        zygotes = self.parts.zygotes
+        context: RankContext = kind(envs=envs, zygotes=zygotes, application_log=log, is_read=is_read, **kwargs)
         context.start()
         return context
 
@@ -370,7 +379,7 @@ class Ranks:
         """
         if self.request is not None:
             return False
-        fault = fault_in(CycleEvidence(gather(self.group.workers, self.processes, self.monitors)))
+        fault = fault_in(gather(self.group.workers, self.processes, self.monitors), NodeEvidence())
         if fault is None:
             return True
         aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
@@ -390,28 +399,19 @@ class Ranks:
         stopped = {rank for rank, pid in self.processes.pids().items() if is_stopped(pid)}
         stopping = self.stop(tree=tree)
         self.hear(is_over=True)
-        gathered = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
-        evidence = self.in_process.of_the_end(gathered)
+        evidence = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
         self.views = []
         if hung:
-            self.parts.recorder.stacks_of_hang(self.cycle, gathered, self.monitors.stack_file)
+            self.parts.recorder.stacks_of_hang(self.cycle, evidence, self.monitors.stack_file)
             with contained("where the ranks were cannot be passed on to the other nodes"):
                 seen = zip(first_failure.views(evidence, stop_began), evidence, strict=True)
                 self.views = [collective.to_record(view) | {"pid": rank.pid} for view, rank in seen]
-        known = CycleEvidence(
-            evidence,
-            of_node(self._oom_kills),
-            stop_began,
-            # With several nodes the rank that all of these wait for may be on another node.
-            all_ranks=self.group.group_world_size == 1,
-            # These count only where no rank failed by itself: their ranks have no failure of their own.
-            otherwise=self.in_process.fault(evidence) or self._zombies.fault(evidence),
-            suspect_results=self.monitors.suspect_results(),
-            on_purpose=self.parts.injected.struck(self.cycle),
-        )
-        fault = fault_in(known)
-        if fault is not None or hung:
-            self.parts.recorder.evidence(self.cycle, known)
+        evidence = self.in_process.of_the_end(evidence)
+        # With several nodes the rank that all of these wait for may be on another node.
+        alone = self.group.group_world_size == 1
+        fault = fault_in(evidence, of_node(self._oom_kills), stop_began, all_ranks=alone)
+        # Rung 1 and zombies count only where no rank failed by itself: their ranks have no failure of their own.
+        fault = fault or self.in_process.fault(evidence) or self._zombies.fault(evidence)
         if fault is None:
             if hung:
                 self.parts.recorder.hang_elsewhere(self.cycle, evidence)
@@ -419,6 +419,11 @@ class Ranks:
         self.parts.times.failed(_began(fault, evidence))
         self.take_times()
         self.parts.times.stopped()
+        # Texts of ranks are read here: an error in them must not stop the restart.
+        with contained("whether the fault was on purpose, or a result in doubt, cannot be found"):
+            fault = self.parts.injected.explain(
+                about_suspect_result(fault, evidence, self.monitors.suspect_results()), self.cycle
+            )
         reached = None
         with contained("how far the cycle came cannot be found"):
             reached = iteration_reached(evidence, self.parts.settings.restart.checkpoint_iteration_file)

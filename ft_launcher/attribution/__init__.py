@@ -7,9 +7,11 @@
 from ft_launcher.attribution.fault import Fault, FaultClass, FaultKind
 from ft_launcher.attribution.first_failure import attribute
 from ft_launcher.attribution.hints import NodeEvidence
+from ft_launcher.attribution.known_errors import BAD_LOSS
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, where
 
 __all__ = [
+    "BAD_LOSS",
     "Fault",
     "FaultClass",
     "FaultKind",

@@ -239,6 +239,8 @@ def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ..
 
 def _raised(exception: RankException) -> str:
     lines = exception.message.strip().splitlines() or [""]
+    if exception.type == known_errors.BAD_LOSS:
+        return lines[0][:200]
     return f"raised {exception.type}: {lines[0][:200]}"
 
 

@@ -28,6 +28,8 @@ _WAITED = re.compile(
     r"|Application timeout caused pair closure",
     re.IGNORECASE,
 )
+BAD_LOSS = "loss is not finite"
+"""In the place of an exception's type: nothing was raised, but the launcher read such a loss in the rank's output."""
 _GAVE_UP = "ft_client.inprocess.exception.RestartAbort"
 """What all ranks raise when restarts in process end; that of the rank whose fault it was has a cause."""
 # torch's data loader puts the text of strsignal into its message, not the number.

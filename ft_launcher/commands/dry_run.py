@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ft_launcher.ranks.devices import Relocation
-from ft_launcher.ranks.environment import cycle_environment, rank_environment, start_environment
+from ft_launcher.ranks.environment import (
+    cycle_environment,
+    printing_environment,
+    rank_environment,
+    start_environment,
+)
 from ft_launcher.record.cycle_files import info_environment
 from ft_launcher.settings import script
 from ft_launcher.settings.job_settings import Job
@@ -66,6 +71,8 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
     yield from start_environment(job.settings.start, environ).items()
     yield from info_environment(job.settings.record, environ).items()
+    if job.no_python:
+        yield from printing_environment(job.settings.record, environ).items()
     yield from cycle_environment(job.settings.nccl, environ, {}, Relocation()).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
@@ -79,6 +86,7 @@ def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
         yield f"section {name}", _seconds(limit)
     yield "outside sections", _seconds(monitor.rank_out_of_section_timeout)
     yield "to the connection", _seconds(monitor.connect_timeout)
+    yield "from one printed step to the next", _seconds(monitor.watch_log_timeout)
     yield "stall warning", _seconds(monitor.stall_warning)
     yield "after shutdown_workload_monitoring", _seconds(monitor.teardown_timeout)
 

@@ -16,7 +16,6 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
-from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
@@ -108,9 +107,7 @@ class InProcess:
             if ours:
                 fault = None
             else:
-                evidence = CycleEvidence([end], of_node(self._oom_kills))
-                fault = fault_in(evidence)
-                self._recorder.evidence(self._store.cycle, evidence, of_rank=end.rank)
+                fault = fault_in([end], of_node(self._oom_kills))
             self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
         self._do(steps)
         if self._rungs.is_restarting or self._took_over is not None:

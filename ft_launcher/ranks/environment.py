@@ -13,7 +13,9 @@ from pathlib import Path
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.devices import VISIBLE, Relocation
 from rank_monitor.contract import env
-from rank_monitor.contract.settings.config import NcclSettings, StartSettings
+from rank_monitor.contract.settings.config import NcclSettings, RecordSettings, StartSettings
+
+_UNBUFFERED = "PYTHONUNBUFFERED"
 
 
 def rank_environment(
@@ -69,3 +71,17 @@ def start_environment(settings: StartSettings, environ: Mapping[str, str]) -> di
     wanted = {env.ALIAS_NVRX: str(int(settings.alias_nvrx)), env.INJECT: ";".join(settings.inject)}
     # A variable that would only say the default is left out, unless the launcher's own must be overridden.
     return {name: text for name, text in wanted.items() if text not in ("", "0") or name in environ}
+
+
+def printing_environment(settings: RecordSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable by which a rank that is a program (`--no-python`) prints each line at once, if it is Python.
+
+    Into a file Python writes 8 KiB at a time: what such a rank printed would be read minutes later, and
+    `--ft-watch-log-timeout` could end it although it trains. Our own ranks run as `python -u` anyhow.
+
+    Args:
+        environ: the launcher's own environment, in which the user may have decided it.
+    """
+    if settings.watch_log is None or _UNBUFFERED in environ:
+        return {}
+    return {_UNBUFFERED: "1"}

@@ -220,7 +220,7 @@ class FunctionContext(RankContext):
             outputs = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
             files = {number: path for number, path in outputs.items() if path}
             environ = nccl.of(os.environ) | self.envs[local_rank]  # a fork server may have no such variables
-            order = function_rank.CopiedRank(environ, files, held, os.getpid())
+            order = function_rank.CopiedRank(environ, files, held, os.getpid(), self._is_read)
             process = context.Process(
                 target=function_rank.become_rank, args=(order, pair[1], *self._function(local_rank))
             )

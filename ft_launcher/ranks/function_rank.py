@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import io
 import multiprocessing
 import os
 import socket
@@ -115,12 +116,17 @@ def _device(wrap: Callable[..., Any], local_rank: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class CopiedRank:
-    """What a copied process becomes. `held`: the caller's descriptors from before the launch; None: not a fork."""
+    """What a copied process becomes.
+
+    `held`: the caller's descriptors from before the launch; None: not a fork. `by_lines`: what it prints is read on the
+    way, so each line is to be written at once; Python's own streams would hold back 8 KiB for a file.
+    """
 
     environ: Mapping[str, str]
     outputs: Mapping[int, str]
     held: Collection[int] | None
     agent: int
+    by_lines: bool = False
 
 
 def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -131,14 +137,18 @@ def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..
         _let_go_of_the_agent(order.held, channel.fileno())
         fork_server.end_with_parent(order.agent)
     for number, path in order.outputs.items():
-        if env.REJOIN in order.environ:
-            mode = os.O_APPEND
-        else:
-            mode = os.O_TRUNC
+        # Both streams may go to one file.
+        mode = os.O_APPEND
+        if env.REJOIN not in order.environ:
+            mode |= os.O_TRUNC
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.update(order.environ)
+    if order.by_lines:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
     # The job's tag in /proc is how a stop finds this process.
     proc_view.show(sys.orig_argv, os.environ)
     from ft_client import bootstrap  # here: it is not the agent's to know

@@ -30,6 +30,8 @@ from rank_monitor.contract.wire.launcher_messages import (
     CycleEnd,
     CycleStart,
     Fenced,
+    LogOverdue,
+    LogStep,
     Snapshot,
     SnapshotRequest,
     Times,
@@ -93,6 +95,7 @@ class _Slot:
     attached: bool = False
     limits: LimitsSet | None = None
     guard: Guard | None = None
+    printed: LogStep | None = None
     stopped_since: float | None = None
     found: Found = field(default_factory=Found)
 
@@ -170,7 +173,7 @@ class NodeMonitors:
     def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
         """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
         slot = self._slots[local_rank]
-        slot.attached, slot.limits, slot.guard = False, None, None
+        slot.attached, slot.limits, slot.guard, slot.printed = False, None, None, None
         with contextlib.suppress(OSError):
             os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
         stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
@@ -183,6 +186,21 @@ class NodeMonitors:
         for slot in self._slots:
             slot.start = None
             self._send(slot, CycleEnd())
+
+    def printed(self, local_rank: int, message: LogStep | LogOverdue) -> None:
+        """Passes on what a rank printed, or that it printed nothing for too long."""
+        slot = self._slots[local_rank]
+        if slot.start is None:
+            return
+        if isinstance(message, LogStep):
+            slot.printed = message
+        self._send(slot, message)
+
+    def fail(self, local_rank: int, why: RankException) -> None:
+        """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""
+        found = self._slots[local_rank].found
+        if found.exception is None:
+            found.exception, found.exception_at = why, time.monotonic()
 
     def found(self, local_rank: int) -> Found:
         """What the rank's monitor reported in this cycle."""
@@ -378,7 +396,7 @@ class NodeMonitors:
                 start = replace(start, times=slot.found.times.json())
             self._send(slot, start)
             # The new monitor judges by these at once, also where its rank is stuck and connects late.
-            for message in (slot.limits, slot.guard):
+            for message in (slot.limits, slot.guard, slot.printed):
                 if message is not None:
                     self._send(slot, message)
 

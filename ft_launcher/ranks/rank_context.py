@@ -31,6 +31,8 @@ from ft_launcher.processes.detached import start_ticks
 from ft_launcher.record.cycle_files import open_application_log
 from ft_launcher.record.log_pump import LogPump, streams_of
 from ft_launcher.record.logs import MOST_KEPT
+from ft_launcher.record.spool import Spool
+from ft_launcher.record.spooled_output import SpooledOutput
 from ft_launcher.settings import script
 from ft_launcher.zygote.client import RankOrder
 from ft_launcher.zygote.pool import ZygotePool
@@ -95,13 +97,25 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     Args:
         application_log: the file in which the output of all is merged; None: none.
+        is_read: whether all that ranks print is to be read on the way: `printed_to` then names files for all.
     """
 
     _failures: dict[int, ProcessFailure]
 
-    def __init__(self, *args: Any, zygotes: ZygotePool, application_log: Path | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        zygotes: ZygotePool,
+        application_log: Path | None = None,
+        is_read: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._zygotes = zygotes
+        self._is_read = is_read
+        self._spooled = SpooledOutput()
+        if is_read:
+            self._spooled = SpooledOutput.instead_of_console(self.stdouts, self.stderrs)
         self._pump = self._replace_tails()
         self._together: LogPump | None = None
         if application_log is not None:
@@ -116,12 +130,25 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
     def _replace_tails(self) -> LogPump:
         """Replaces torch's tails, which poll, by a pump; torch stops it in `close` as it would its tails."""
         if "_tail_logs" in vars(self):
-            pump = LogPump(streams_of(self.name, vars(self)["_tail_logs"]))
+            pump = LogPump([*streams_of(self.name, vars(self)["_tail_logs"]), *self._spooled.streams])
             self._tail_logs: list[Any] = [pump]
         else:  # before torch 2.10
-            pump = LogPump(streams_of(self.name, [vars(self)["_stdout_tail"], vars(self)["_stderr_tail"]]))
+            tails = [vars(self)["_stdout_tail"], vars(self)["_stderr_tail"]]
+            pump = LogPump([*streams_of(self.name, tails), *self._spooled.streams])
             self._stdout_tail = self._stderr_tail = pump
         return pump
+
+    def printed_to(self) -> dict[int, list[str]]:
+        """Returns the files that each rank prints to, by local rank."""
+        return {
+            local_rank: sorted({self.stdouts[local_rank], self.stderrs[local_rank]} - {"", os.devnull})
+            for local_rank in range(self.nprocs)
+        }
+
+    @property
+    def unshown(self) -> Mapping[str, Spool]:
+        """Those of these files that go to no console and are not kept, by path."""
+        return self._spooled.unshown
 
     @property
     def _binding(self) -> Any:
@@ -210,8 +237,13 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
         make_handler = torch_multiprocessing.get_subprocess_handler
 
-        def make(*args: Any, **kwargs: Any) -> Any:
-            handler = make_handler(*args, **kwargs)
+        def make(**kwargs: Any) -> Any:
+            local_rank = kwargs["local_rank_id"]
+            if self._spooled.of(local_rank):
+                # torch's own opens a file twice where stdout and stderr are one, and each would overwrite the other.
+                handler = self._make_appending(local_rank, kwargs)
+            else:
+                handler = make_handler(**kwargs)
             descriptor_limit.give_back(handler.proc.pid)
             return handler
 
@@ -236,18 +268,19 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         if "_numa_options" in vars(self):
             binding["numa_options"] = self._binding
         if not self._fork([local_rank]):
-            with ExitStack() as files:
-                self.subprocess_handlers[local_rank] = _AppendingHandler(
-                    self._open_streams(local_rank, files),
-                    entrypoint=self.entrypoint,
-                    args=self.args[local_rank],
-                    env=self.envs[local_rank],
-                    local_rank_id=local_rank,
-                    **binding,
-                )
-                files.pop_all()
+            known = {"entrypoint": self.entrypoint, "args": self.args[local_rank], "env": self.envs[local_rank]}
+            known |= {"local_rank_id": local_rank, **binding}
+            self.subprocess_handlers[local_rank] = self._make_appending(local_rank, known)
             descriptor_limit.give_back(self.pids()[local_rank])
         _close_streams(before)
+
+    def _make_appending(self, local_rank: int, known: Mapping[str, Any]) -> _AppendingHandler:
+        """Starts a rank as torch's handler does, but with streams that append. `known`: the handler's arguments."""
+        arguments = {name: value for name, value in known.items() if name not in ("stdout", "stderr")}
+        with ExitStack() as files:
+            handler = _AppendingHandler(self._open_streams(local_rank, files), **arguments)
+            files.pop_all()
+        return handler
 
     def _fork(self, local_ranks: Iterable[int]) -> bool:
         """Has the zygote fork ranks; returns whether it could."""
@@ -264,8 +297,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
         paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
-        if local_rank in self.exits:
-            # Started again in this cycle.
+        if local_rank in self.exits or self._spooled.of(local_rank):
+            # Started again in this cycle, or both streams go to one file.
             mode = "a"
         else:
             mode = "w"
@@ -305,6 +338,11 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             _close_streams(handler)
         if self._together is not None:
             self._together.stop()
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Stops the ranks and the copying of what they print."""
+        super().close(*args, **kwargs)
+        self._spooled.close()
 
 
 def _set_aside_unreadable(error_file: Path) -> None:

@@ -63,14 +63,17 @@ class Console:
     def write(self, text: str) -> int:
         """Appends `text` to the queue, or drops it when the queue is full; returns its length."""
         # `write` must not raise: a rank may have put anything into its message.
-        data = text.encode(self._encoding, "backslashreplace")
+        self.write_bytes(text.encode(self._encoding, "backslashreplace"))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Appends bytes to the queue as they are, or drops them when the queue is full."""
         with self._changed:
             if self._skips or self._bytes + len(data) > MAX_HELD_BYTES:
                 self._skips = True  # until all is written: a gap in one place, which is reported there
-                self.dropped += text.count("\n")
+                self.dropped += data.count(b"\n")
             else:
                 self._append(data)
-        return len(text)
 
     def flush(self) -> None:
         """Does nothing; `drain` waits for the queue."""

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
 from ft_launcher.record.console import Console
-from ft_launcher.record.console_lines import ConsoleLines, Screen
+from ft_launcher.record.console_lines import PARTIAL_S, ConsoleLines, Screen
+from ft_launcher.record.spool import Spool
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import open_regular
 
@@ -75,6 +76,17 @@ class Stream:
                 return True
         return False
 
+    def due(self) -> float:
+        """When `carry` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        if self.live is None:
+            return math.inf
+        return self.live.due()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self.file is not None:
+            self.file.close()
+
     def _text(self, content: bytes, last: bool) -> str:
         if self.live is not None:
             return self.live.take(content, time.monotonic(), last)
@@ -84,6 +96,61 @@ class Stream:
             self.partial = b""
         texts = (line.decode(errors="replace") for line in whole)
         return "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
+
+
+class SpoolStream(Stream):
+    """What a rank prints to a spool, which goes to a console as it is: byte by byte, without a prefix.
+
+    A line without an end is held back for `PARTIAL_S`: Python writes the parts of a line one by one, and another rank's
+    line would come in between more often than where both write to the console themselves.
+    """
+
+    def __init__(self, spool: Spool, to: TextIO) -> None:
+        super().__init__(spool.path, "", to, lambda line: True)
+        self._spool = spool
+        self._held_since = math.inf
+
+    def due(self) -> float:
+        """When `carry` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        return self._held_since + PARTIAL_S
+
+    def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
+        """Copies what was written since the last call, as `Stream.carry` does."""
+        if self.file is None:
+            self.file = open_regular(self.path, follow_link=True, buffering=0)
+        while has_room(self.to):
+            content = self.file.read(_CHUNK)
+            self._put(self._without_open_line(content, time.monotonic(), last=ended and not content))
+            if not content:
+                return True
+            self._spool.give_back(self.file.tell())
+        return False
+
+    def _without_open_line(self, content: bytes, now: float, last: bool) -> bytes:
+        """Returns what is to be shown now of what was held back and of `content`."""
+        text = self.partial + content
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if last or now >= self.due() or len(text) - end > _CHUNK:
+            end = len(text)
+        was_held = bool(self.partial)
+        self.partial = text[end:]
+        if not self.partial:
+            self._held_since = math.inf
+        elif end or not was_held:
+            self._held_since = now
+        return text[:end]
+
+    def _put(self, content: bytes) -> None:
+        if not content:
+            return
+        if isinstance(self.to, Console):
+            self.to.write_bytes(content)
+        elif hasattr(self.to, "buffer"):
+            self.to.flush()
+            self.to.buffer.write(content)
+            self.to.buffer.flush()
+        else:  # a notebook's
+            self.to.write(content.decode(errors="replace"))
 
 
 class LogPump:
@@ -122,11 +189,10 @@ class LogPump:
         self._thread = None
         self._carry(ended=True)
         for stream in self._streams:
-            if stream.file is not None:
-                stream.file.close()
+            stream.close()
 
     def _run(self) -> None:
-        inotify = _watch({stream.path for stream in self._streams})
+        inotify = watch_files({stream.path for stream in self._streams})
         while True:
             self._carry()
             ready = readable([self._stop_reader, *inotify], self._limit_s(bool(inotify)))
@@ -141,7 +207,7 @@ class LogPump:
 
     def _limit_s(self, is_woken: bool) -> float | None:
         """How long to wait for more (seconds; None: without limit): a line without an end is shown after a while."""
-        due = min((stream.live.due() for stream in self._streams if stream.live is not None), default=math.inf)
+        due = min((stream.due() for stream in self._streams), default=math.inf)
         limit_s = due - time.monotonic()
         if not is_woken:
             limit_s = min(limit_s, _PERIOD_S)
@@ -172,7 +238,7 @@ class LogPump:
                 return True
 
 
-def _watch(paths: Collection[str]) -> list[int]:
+def watch_files(paths: Collection[str]) -> list[int]:
     """Returns one inotify descriptor, readable when a file was written; none where the system has none left."""
     libc = ctypes.CDLL(None)
     inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -203,14 +269,14 @@ def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
         for local_rank, path in tail._log_files.items():
             prefix = prefixes.get(local_rank, f"[{name}{local_rank}]:")
             if is_console:
-                live = ConsoleLines(prefix, screens[_identity(tail._dst)])
+                live = ConsoleLines(prefix, screens[identity(tail._dst)])
             else:
                 live = None
             streams.append(Stream(path, prefix, tail._dst, wanted, live))
     return streams
 
 
-def _identity(stream: TextIO) -> object:
+def identity(stream: TextIO) -> object:
     """Identifies where a stream goes: the same for stdout and stderr if both are one terminal or pipe."""
     try:
         found = os.fstat(stream.fileno())

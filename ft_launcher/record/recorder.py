@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
 from ft_launcher.health.reading import NodeState, Reading
 from ft_launcher.health.repeated import HealthChange
@@ -222,6 +221,18 @@ class Recorder:
                 logger.warning("rank %d asks for %s (%s)", rank, message.action, message.description)
                 self.journal.report(events.ControlRequest.of(message, cycle=cycle, rank=rank))
 
+    @contained("an event cannot be recorded")
+    def bad_loss(self, cycle: int, rank: int, iteration: int, loss: str, is_fault: bool) -> None:
+        """A rank printed a loss of nan or inf."""
+        self._keep()
+        if not is_fault:
+            logger.warning("rank %d printed a loss of %s (iteration %s); the training goes on", rank, loss, iteration)
+        self.journal.report(events.NanLoss(cycle, rank, iteration, loss, is_fault))
+
+    def no_steps_printed(self, cycle: int, watch_log: str) -> None:
+        """No line of a whole cycle was one of a step."""
+        logger.warning("--ft-watch-log %s found no step in what the ranks of cycle %d printed", watch_log, cycle)
+
     def cannot_act(self, cycle: int, why: str) -> None:
         """Limits that the user set cannot act."""
         logger.warning("%s", why)
@@ -321,44 +332,24 @@ class Recorder:
         self.journal.write(events.TakenOver(cycle, rank, reason))
         report.show(f"ft_launcher: no restart in process: {reason}")
 
-    def asked(
-        self, cycle: int, request: ControlRequest, decision: Decision, inputs: Mapping[str, Any] | None = None
-    ) -> None:
-        """A rank's request and the decision about it; `inputs`: as for `failed`."""
-        self._decided(cycle, decision, inputs)
+    def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
+        """A rank's request and the decision about it."""
+        self._decided(cycle, decision)
         self.cycle_ended(cycle, f"asked for: {request.action}")
         report.show(f"ft_launcher: {report.next_step(decision)}")
 
-    def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
+    def _decided(self, cycle: int, decision: Decision) -> None:
         """Writes a decision to the journal, before it is carried out."""
         self._keep()
-        self.journal.write(events.Decision.of(decision, cycle=cycle, inputs=inputs))
+        self.journal.write(events.Decision.of(decision, cycle=cycle))
 
-    @contained("an event cannot be recorded")
-    def evidence(self, cycle: int, found: CycleEvidence, of_rank: int | None = None) -> None:
-        """What a fault is found by; `of_rank`: of this rank alone, whose end rung 1 handles."""
-        # `report`: most of it is texts of ranks.
-        self.journal.report(events.Evidence(cycle, of_rank, **to_record(found)))
-
-    def failed(
-        self,
-        cycle: int,
-        fault: Fault,
-        decision: Decision,
-        life: CycleLife | None = None,
-        inputs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """A cycle failed: the fault and the decision.
-
-        Args:
-            life: how long the cycle ran and how far it came.
-            inputs: what the restart policy decided by (`policy/question.py`); None: it was not asked.
-        """
+    def failed(self, cycle: int, fault: Fault, decision: Decision, life: CycleLife | None = None) -> None:
+        """A cycle failed: the fault and the decision; `life`: how long the cycle ran and how far it came."""
         self._keep()
         with contained("the fault cannot be written to the journal"):
             self.journal.write(events.Fault.of(fault, cycle=cycle))
         with contained("the decision cannot be written to the journal"):
-            self._decided(cycle, decision, inputs)
+            self._decided(cycle, decision)
             if life:
                 self.journal.write(events.CycleEnd.of(life, cycle=cycle, how="failed"))
             else:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from rank_monitor.actions import Action, SendVerdict
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
-from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
+from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, LogOverdue, LogStep, Verdict
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
@@ -43,6 +43,8 @@ ONE_OF_EACH: list[Message] = [
     Guard("running", 60.0, 90.0, 5.0),
     Guard("restarting", 60.0, 90.0, 5.0),
     Ping(),
+    LogStep(3, 1, 0, 10**12),
+    LogOverdue(10**12),
     CycleEnd(),
 ]
 

@@ -32,8 +32,8 @@ class _Finding:
     pid: int
     """Its process."""
     limit: str
-    """`initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `soft_timeout`,
-    `hard_timeout` or `stall`."""
+    """`initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
+    `soft_timeout`, `hard_timeout` or `stall`."""
     limit_s: float
     """The limit in seconds."""
     waited_s: float
@@ -84,6 +84,22 @@ class UncaughtException(Event, name="exception"):
     """Its traceback, as Python prints it."""
     wall_time: float
     """When it was raised: seconds since 1970 by the rank's clock."""
+
+
+@dataclass(frozen=True)
+class NanLoss(Event, name="nan_loss"):
+    """A rank printed a loss that is not a finite number (`--ft-watch-log`); once until it prints a finite one again."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+    iteration: int
+    """The iteration of that line; -1: the line names none."""
+    loss: str
+    """`nan`, `inf` or `-inf`."""
+    fault: bool
+    """Whether it ends the cycle (`--ft-watch-log-nan=fault`)."""
 
 
 @dataclass(frozen=True)

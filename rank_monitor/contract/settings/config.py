@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.iterations.escalation import EscalationLimits
-from rank_monitor.contract.settings import injection, kinds
+from rank_monitor.contract.settings import injection, kinds, log_pattern
 from rank_monitor.contract.settings.declaration import setting
 
 
@@ -46,6 +46,9 @@ class MonitorSettings:
     )
     stall_warning: float | None = setting(
         600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
+    )
+    watch_log_timeout: float | None = setting(
+        None, kinds.LIMIT, "with watch_log: longest time from one step in a rank's output to the next"
     )
     unwatched_warning: float | None = setting(
         60.0,
@@ -215,6 +218,15 @@ class RecordSettings:
     journal_max_mb: float | None = setting(
         256.0, kinds.LIMIT_MB, "MiB after which the journal begins a new file; at most three are kept"
     )
+    watch_log: str | None = setting(
+        None,
+        log_pattern.SETTING,
+        f"take steps from what ranks print: {', '.join(log_pattern.PRESETS)}, or a regular expression with the named "
+        f"groups {', '.join(log_pattern.GROUPS)}",
+    )
+    watch_log_nan: str = setting(
+        "warn", kinds.choice("warn", "fault", "off"), "with watch_log: what a loss of nan or inf is"
+    )
     metrics_port: int | None = setting(None, kinds.PORT_OR_OFF, "port of /metrics for Prometheus, /healthz and /readyz")
     status_port: int | None = setting(
         None, kinds.PORT_OR_OFF, "port of the page, /status.json and /events beside these"
@@ -291,6 +303,9 @@ class Settings:
         beat, timeout = self.members.node_beat, self.members.node_timeout
         if beat >= timeout:
             raise ConfigError("node_beat", beat, "settings", f"must be below node_timeout={timeout}")
+        if self.monitor.watch_log_timeout is not None and self.record.watch_log is None:
+            problem = "needs watch_log, which says what a step looks like in the ranks' output"
+            raise ConfigError("watch_log_timeout", self.monitor.watch_log_timeout, "settings", problem)
         preempts = self.stop.preemption_signal
         if preempts in {signal.SIGKILL, signal.SIGSTOP}:
             name = kinds.signal_name(preempts)

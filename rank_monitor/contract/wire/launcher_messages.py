@@ -57,6 +57,30 @@ class TimesRequest(Message):
 
 
 @dataclass(frozen=True)
+class LogStep(Message):
+    """What the rank printed of its steps, as the launcher has read it.
+
+    `iteration`: the last one, or NO_ITERATION where its lines name none. `steps`: how many were done since the message
+    before; 0: unknown. `step_ns`: how long one takes, as printed; 0: not printed. `at_ns`: when the line was read.
+    """
+
+    iteration: int
+    steps: int
+    step_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class LogOverdue(Message):
+    """The rank has printed no step since `since_ns`, for longer than `watch_log_timeout`; the next `LogStep` ends it.
+
+    The launcher finds this, and not the monitor: while it stands still, or has not read yet, no rank is judged.
+    """
+
+    since_ns: int
+
+
+@dataclass(frozen=True)
 class Bye(Message):
     """An orderly end. A channel that closes without it means that the launcher was killed."""
 
@@ -117,7 +141,7 @@ class Times(Message):
 class Verdict(Message):
     """The finding of a monitor: a limit was exceeded.
 
-    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`,
+    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
     `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked to
     restart for. `line` is one line for the log, worded so that searches for NVIDIA's lines find it.
     """

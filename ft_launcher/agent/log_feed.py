@@ -1,0 +1,108 @@
+"""Passes on what the ranks print of their steps (`--ft-watch-log`): to their monitors, to the journal, as a fault.
+
+A source of events. Made by the node agent; without the option it does nothing. The limit from one printed step to the
+next ends a rank through its monitor, as every other limit does, so the verdict has the stacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+
+from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.attribution import BAD_LOSS
+from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.record.contained import contained
+from ft_launcher.training_log.log_watch import LogWatch
+from ft_launcher.training_log.rank_log import BadLoss, News
+from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
+
+_FAULT, _OFF = "fault", "off"
+
+
+class LogFeed:
+    """What the ranks of this node print, through all cycles.
+
+    Args:
+        parts: of this launcher.
+        ranks: of this node.
+    """
+
+    def __init__(self, parts: NodeParts, ranks: Ranks) -> None:
+        self._recorder, self._ranks = parts.recorder, ranks
+        self._watch_log = parts.settings.record.watch_log
+        self._on_bad_loss = parts.settings.record.watch_log_nan
+        self._limit_s = parts.settings.monitor.watch_log_timeout
+        self._watch: LogWatch | None = None
+        self._is_alone = not parts.several_nodes
+
+    @contextmanager
+    def during_cycle(self) -> Iterator[None]:
+        """A context in which the output is read. At its end the monitors know all that was printed."""
+        with contained("what the ranks print cannot be read"):
+            self._begin()
+        try:
+            yield
+        finally:
+            with contained("the last lines of the ranks cannot be read"):
+                self._end()
+
+    def _begin(self) -> None:
+        if self._watch_log is None:
+            return
+        processes = self._ranks.processes
+        self._watch = LogWatch(self._watch_log, self._limit_s, processes.printed_to(), processes.unshown)
+        self._watch.start()
+
+    def _end(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        for local_rank, item in watch.stop():
+            self._pass_on(local_rank, item)
+        # On other nodes than that of the rank that prints there is none.
+        if self._is_alone and not watch.has_steps:
+            self._recorder.no_steps_printed(self._ranks.cycle, str(self._watch_log))
+
+    def descriptors(self) -> set[int]:
+        """Returns the one that is readable when there is news."""
+        if self._watch is None:
+            return set()
+        return {self._watch.fileno()}
+
+    def next_check(self) -> float | None:
+        """Returns None: there is nothing to do at a certain time."""
+        return None
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Passes on what is new. Returns the failure of the cycle where a loss is one."""
+        if self._watch is None or self._watch.fileno() not in ready:
+            return []
+        events: list[Event] = []
+        for local_rank, item in self._watch.take():
+            if self._pass_on(local_rank, item):
+                events.append(CyclePhase.FAILED)
+        return events
+
+    def _pass_on(self, local_rank: int, item: News) -> bool:
+        """Passes on one finding; returns whether it is a fault."""
+        if not isinstance(item, BadLoss):
+            self._ranks.monitors.printed(local_rank, item)
+            return False
+        if self._on_bad_loss == _OFF:
+            return False
+        is_fault = self._on_bad_loss == _FAULT
+        rank = self._ranks.global_rank(local_rank)
+        self._recorder.bad_loss(self._ranks.cycle, rank, item.iteration, item.loss, is_fault)
+        if is_fault:
+            self._ranks.monitors.fail(local_rank, RankException(BAD_LOSS, _printed(item), "", time.time()))
+        return is_fault
+
+
+def _printed(bad: BadLoss) -> str:
+    at = ""
+    if bad.iteration != NO_ITERATION:
+        at = f" at iteration {bad.iteration}"
+    return f"printed a loss of {bad.loss}{at}, which is a fault by --ft-watch-log-nan"

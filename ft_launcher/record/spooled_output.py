@@ -1,0 +1,78 @@
+"""The output of a cycle's ranks as far as it is spooled: read by the launcher on its way to the console.
+
+Used by `ranks/rank_context.py`, only where that was asked for: else ranks print to the console themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import TextIO
+
+from ft_launcher.record.log_pump import SpoolStream, identity
+from ft_launcher.record.spool import Spool
+
+logger = logging.getLogger(__name__)
+
+_CONSOLE = ""
+
+
+class SpooledOutput:
+    """The spools of one cycle; at first none."""
+
+    def __init__(self) -> None:
+        self.streams: list[SpoolStream] = []
+        """What a pump has to copy to the console."""
+        self._shown: dict[str, Spool] = {}
+        self._unshown: dict[str, Spool] = {}
+        self._local_ranks: set[int] = set()
+
+    @classmethod
+    def instead_of_console(cls, stdouts: MutableMapping[int, str], stderrs: MutableMapping[int, str]) -> SpooledOutput:
+        """Makes spools for streams that would be inherited or discarded, and puts their paths into the mappings.
+
+        Where both streams of a rank go to the same terminal, pipe or file, they share a spool, which keeps the order
+        of what the rank prints.
+        """
+        made = cls()
+        same = identity(sys.stdout) == identity(sys.stderr)
+        try:
+            for local_rank in stdouts:
+                made._replace(local_rank, stdouts, sys.stdout)
+                if same and stdouts[local_rank] in made._shown and stderrs[local_rank] == _CONSOLE:
+                    stderrs[local_rank] = stdouts[local_rank]
+                else:
+                    made._replace(local_rank, stderrs, sys.stderr)
+        except OSError as error:
+            logger.warning("what some ranks print cannot be read (--ft-watch-log): %s", error.strerror)
+        return made
+
+    @property
+    def unshown(self) -> Mapping[str, Spool]:
+        """The spools of what nobody is shown, by path."""
+        return self._unshown
+
+    def of(self, local_rank: int) -> bool:
+        """Whether a stream of this rank is spooled."""
+        return local_rank in self._local_ranks
+
+    def close(self) -> None:
+        """Closes all spools. A second call does nothing."""
+        for spool in (*self._shown.values(), *self._unshown.values()):
+            spool.close()
+        self._shown, self._unshown = {}, {}
+
+    def _replace(self, local_rank: int, paths: MutableMapping[int, str], console: TextIO) -> None:
+        path = paths[local_rank]
+        if path not in (_CONSOLE, os.devnull):
+            return
+        spool = Spool(f"ft_output{local_rank}")
+        if path == _CONSOLE:
+            self._shown[spool.path] = spool
+            self.streams.append(SpoolStream(spool, console))
+        else:
+            self._unshown[spool.path] = spool
+        paths[local_rank] = spool.path
+        self._local_ranks.add(local_rank)

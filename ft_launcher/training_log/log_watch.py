@@ -1,0 +1,155 @@
+"""Reads the files that ranks print to, in a thread of its own, and wakes the agent when there is news.
+
+The thread that copies them to the console may wait for it; this one waits for nobody. A rank is judged right after
+all that it printed has been read, so a launcher that stood still judges no rank by what it has not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import IO
+
+from ft_launcher.record.contained import log_contained
+from ft_launcher.record.log_pump import watch_files
+from ft_launcher.record.spool import Spool
+from ft_launcher.training_log.lines import Lines
+from ft_launcher.training_log.rank_log import NS_PER_S, News, RankLog
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.foreign import open_regular
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S = 0.25
+"""Shortest time between two readings (seconds): a progress bar changes ten times a second, and nobody needs that."""
+_CHUNK = 1 << 16
+_MOST_BEHIND = 8 << 20
+"""Bytes. Of a rank that prints faster than this is read, all but the end is left out."""
+
+
+class _Stream:
+    """One file of a rank, and where it was left. `spool`: to be given back, since nobody else reads it."""
+
+    def __init__(self, path: str, spool: Spool | None) -> None:
+        self.path = path
+        self.lines = Lines()
+        self._spool = spool
+        self._file: IO[bytes] | None = None
+
+    def read(self, log: RankLog, now_ns: int) -> None:
+        if self._file is None:
+            self._file = open_regular(self.path, follow_link=True, buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        if size - self._file.tell() > _MOST_BEHIND:
+            self._file.seek(size - _CHUNK)
+            self.lines = Lines()
+        # Not beyond the size of now: a rank that prints without end must not keep this from the others.
+        while self._file.tell() < size:
+            content = self._file.read(_CHUNK)
+            if not content:
+                break
+            log.take(self.lines.take(content), self.lines.open_line, now_ns)
+        if self._spool is not None:
+            self._spool.give_back(self._file.tell())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class LogWatch:
+    """The output of the ranks of one cycle, from `start` until `stop`.
+
+    Args:
+        watch_log: as in the setting of that name.
+        limit_s: from one printed step to the next; None: no limit.
+        files: local rank -> the files it prints to.
+        spools: by path, those of them that only this reads.
+    """
+
+    def __init__(
+        self, watch_log: str, limit_s: float | None, files: Mapping[int, Collection[str]], spools: Mapping[str, Spool]
+    ) -> None:
+        self._logs = {local_rank: RankLog(watch_log, limit_s) for local_rank in files}
+        self._streams = {
+            local_rank: [_Stream(path, spools.get(path)) for path in paths] for local_rank, paths in files.items()
+        }
+        self._lock = threading.Lock()
+        self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_watch")
+
+    def start(self) -> None:
+        """Starts the thread; the files need not exist yet."""
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable when `take` has something."""
+        return self._news
+
+    def take(self) -> list[tuple[int, News]]:
+        """Returns what was found since the last call, by local rank."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        with self._lock:
+            return [(local_rank, item) for local_rank, log in self._logs.items() for item in log.news()]
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any rank has printed a step."""
+        return any(log.has_steps for log in self._logs.values())
+
+    def stop(self) -> list[tuple[int, News]]:
+        """Reads what is left, without judging it, and ends the thread; returns the last news."""
+        os.close(self._stop_writer)
+        self._thread.join()
+        self._read_all(judges=False)
+        last = self.take()
+        os.close(self._stop_reader)
+        os.close(self._news)
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.close()
+        return last
+
+    def _run(self) -> None:
+        paths = {stream.path for streams in self._streams.values() for stream in streams}
+        inotify = watch_files(paths)
+        while not readable([self._stop_reader], _PERIOD_S):
+            self._read_all()
+            ready = readable([self._stop_reader, *inotify], self._limit_s(bool(inotify)))
+            for descriptor in inotify:
+                if descriptor in ready:
+                    # What it says is not needed: each file is read from where it was left.
+                    os.read(descriptor, _CHUNK)
+        for descriptor in inotify:
+            os.close(descriptor)
+
+    def _limit_s(self, is_woken: bool) -> float | None:
+        """How long to wait for more (seconds; None: without limit)."""
+        if not is_woken:
+            return _PERIOD_S
+        with self._lock:
+            due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
+        if not due:
+            return None
+        return max(0.0, (min(due) - time.monotonic_ns()) / NS_PER_S)
+
+    def _read_all(self, judges: bool = True) -> None:
+        with self._lock:
+            for local_rank, log in list(self._logs.items()):
+                now_ns = time.monotonic_ns()
+                try:
+                    for stream in self._streams[local_rank]:
+                        stream.read(log, now_ns)
+                    if judges:
+                        log.judge(now_ns)
+                except Exception as error:  # what a rank prints must not end the launcher, nor this for other ranks
+                    log_contained(f"what local rank {local_rank} prints is no longer read", error)
+                    del self._logs[local_rank]
+            if any(log.has_news for log in self._logs.values()):
+                os.eventfd_write(self._news, 1)

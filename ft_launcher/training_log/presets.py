@@ -1,0 +1,177 @@
+"""How the loggers of known trainings print a step: a reader for each, and one for an expression of the user's. Pure.
+
+Each reads the lines of one rank, of both its streams. Their forms are those of the releases that are named at the
+tests' recorded lines (`tests/data/training_logs/`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ft_launcher.training_log.log_line import LogLine, Reader, number, seconds, whole_number
+from ft_launcher.training_log.progress_bar import ProgressBar, progress_bar
+from rank_monitor.contract.wire.messages import NO_ITERATION
+
+_MEGATRON = re.compile(r"\biteration +(\d+)/ *(\d+) \|")
+_TORCHTITAN = re.compile(r"\bstep: *(\d+) +loss: *(\S+)")
+_NANOGPT = re.compile(r"^iter (\d+): loss ([^\s,]+), time ([\d.]+)ms")
+_NANOGPT_EVALUATION = re.compile(r"^step (\d+): train loss ")
+_HUGGINGFACE_LOSS = re.compile(r"^\{'loss': '?([^\s,'}]+)")
+_MOST_BARS = 16
+"""Lengths of bars that are told apart: one of the training, a few of evaluations."""
+_LIGHTNING_EPOCH = re.compile(r"^Epoch (\d+)$")
+
+
+HAVE_BARS = frozenset({"lightning", "huggingface", "tqdm"})
+"""Presets whose lines are bars, which are whole before their line ends."""
+
+
+def reader(watch_log: str) -> Reader:
+    """Returns the reader of a rank's lines for the value of `--ft-watch-log`, which was checked before."""
+    match watch_log:
+        case "megatron":
+            return _megatron
+        case "torchtitan":
+            return _torchtitan
+        case "nanogpt":
+            return _nanogpt
+        case "lightning":
+            return Lightning().read
+        case "huggingface":
+            return HuggingFace().read
+        case "tqdm":
+            return Bars().read
+    return Expression(watch_log).read
+
+
+def _megatron(line: str) -> LogLine | None:
+    match = _MEGATRON.search(line)
+    if match is None:
+        return None
+    fields: dict[str, str] = {}
+    for part in line[match.end() :].split("|"):
+        name, colon, value = part.rpartition(":")
+        if colon:
+            fields[name.strip()] = value.strip()
+    iteration, total = whole_number(match[1]), whole_number(match[2])
+    loss = next((number(value) for name, value in fields.items() if name.endswith("loss")), None)
+    # An iteration with such a loss is skipped, and its loss left out of the mean.
+    if whole_number(fields.get("number of nan iterations")) > 0:
+        loss = float("nan")
+    step_s = seconds(fields.get("elapsed time per iteration (ms)"), 1e-3)
+    return LogLine(iteration, step_s=step_s, loss=loss, is_complete=iteration >= total > 0)
+
+
+def _torchtitan(line: str) -> LogLine | None:
+    match = _TORCHTITAN.search(line)
+    if match is not None:
+        return LogLine(whole_number(match[1]), loss=number(match[2]))
+    if line.endswith("Training completed"):
+        return LogLine(is_complete=True)
+    return None
+
+
+def _nanogpt(line: str) -> LogLine | None:
+    match = _NANOGPT.match(line)
+    if match is not None:
+        return LogLine(whole_number(match[1]), step_s=seconds(match[3], 1e-3), loss=number(match[2]))
+    if _NANOGPT_EVALUATION.match(line):
+        return LogLine()
+    return None
+
+
+class Bars:
+    """Any bar of tqdm. Its count begins anew with each epoch, so it is no iteration of the training."""
+
+    def __init__(self) -> None:
+        self._before: ProgressBar | None = None
+
+    def read(self, line: str) -> LogLine | None:
+        """Reads one line."""
+        bar = progress_bar(line)
+        if bar is None:
+            return None
+        before, self._before = self._before, bar
+        steps = 0
+        if before is not None and (before.title, before.total) == (bar.title, bar.total):
+            steps = max(0, bar.done - before.done)
+        return LogLine(steps=steps, step_s=bar.step_s, loss=bar.loss, is_complete=bar.is_complete)
+
+
+class Lightning:
+    """The bars of `TQDMProgressBar`. The iteration counts through all epochs, which have the same length."""
+
+    def read(self, line: str) -> LogLine | None:
+        """Reads one line."""
+        bar = progress_bar(line)
+        if bar is None:
+            if "`Trainer.fit` stopped" in line:
+                return LogLine(is_complete=True)
+            return None
+        epoch = _LIGHTNING_EPOCH.match(bar.title)
+        if epoch is None:  # of a validation or a check before the training
+            return LogLine(is_complete=bar.is_complete)
+        iteration, number_of_epoch = NO_ITERATION, whole_number(epoch[1])
+        # With 0 done it may be the bar of the epoch before, which is shown once more when it is set back.
+        if bar.done and (number_of_epoch == 0 or bar.total):
+            iteration = number_of_epoch * bar.total + bar.done
+        return LogLine(iteration, step_s=bar.step_s, loss=bar.loss, is_complete=bar.is_complete)
+
+
+class HuggingFace:
+    """The Trainer of transformers: a bar without a title for the training, others for evaluations, and a dictionary
+    for each log. The training's bar has the global step, also after a resume."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, int] = {}
+        self._began_anew: set[int] = set()
+
+    def read(self, line: str) -> LogLine | None:
+        """Reads one line."""
+        bar = progress_bar(line)
+        if bar is not None:
+            iteration = NO_ITERATION
+            # After a resume, too, it begins with 0: the first step that follows says where the training is.
+            if self._is_of_training(bar) and bar.done:
+                iteration = bar.done
+            step_s = bar.step_s if iteration != NO_ITERATION else 0.0
+            return LogLine(iteration, step_s=step_s, is_complete=bar.is_complete)
+        match = _HUGGINGFACE_LOSS.match(line)
+        if match is not None:
+            return LogLine(loss=number(match[1]))
+        if line.startswith("{'eval_"):
+            return LogLine()
+        if line.startswith("{'train_runtime'"):
+            return LogLine(is_complete=True)
+        return None
+
+    def _is_of_training(self, bar: ProgressBar) -> bool:
+        """Whether a bar is the training's: of those without a title that never began anew, the one with most steps."""
+        if bar.title or not bar.total:
+            return False
+        if bar.done < self._done.get(bar.total, 0):
+            self._began_anew.add(bar.total)
+        self._done[bar.total] = bar.done
+        if len(self._done) > _MOST_BARS:
+            del self._done[min(self._done)]
+        return bar.total == max(self._done.keys() - self._began_anew, default=0)
+
+
+class Expression:
+    """An expression of the user's, searched for in each line."""
+
+    def __init__(self, text: str) -> None:
+        self._pattern = re.compile(text)
+        self._names = self._pattern.groupindex.keys()
+
+    def read(self, line: str) -> LogLine | None:
+        """Reads one line."""
+        match = self._pattern.search(line)
+        if match is None:
+            return None
+        found = {name: match[name] for name in self._names}
+        return LogLine(
+            whole_number(found.get("iteration")),
+            step_s=seconds(found.get("step_time")),
+            loss=number(found.get("loss")),
+        )

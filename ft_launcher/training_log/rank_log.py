@@ -1,0 +1,127 @@
+"""What a rank has printed of its training, and for how long it has printed no step. Pure: lines and the time in.
+
+    no step yet --step--> counting --`is_complete`--> resting --step--> counting
+                             | the limit has passed
+                          overdue --step--> counting
+
+Called by `log_watch.py`. The limit counts from the first step on: how long a training needs until then is not known. It
+rests while what the lines count is complete: an epoch is over, and nobody knows for how long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ft_launcher.training_log.log_line import LogLine
+from ft_launcher.training_log.presets import HAVE_BARS, reader
+from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
+from rank_monitor.contract.wire.messages import NO_ITERATION
+
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class BadLoss:
+    """A loss that is not a finite number: `nan`, `inf` or `-inf`; `iteration` may be NO_ITERATION."""
+
+    iteration: int
+    loss: str
+
+
+News: TypeAlias = LogStep | LogOverdue | BadLoss
+
+
+class RankLog:
+    """The log of one rank.
+
+    Args:
+        watch_log: as in the setting of that name.
+        limit_s: from one step to the next; None: no limit.
+    """
+
+    def __init__(self, watch_log: str, limit_s: float | None) -> None:
+        self._read = reader(watch_log)
+        self._has_bars = watch_log in HAVE_BARS
+        self._limit_ns = None if limit_s is None else round(limit_s * NS_PER_S)
+        self._since_ns: int | None = None
+        self._is_overdue = False
+        self._iteration = NO_ITERATION
+        self._steps = 0
+        self._step_s = 0.0
+        self._at_ns: int | None = None
+        self._is_finite = True
+        self._news: list[News] = []
+        self.has_steps = False
+        """Whether any line was one of a step."""
+
+    def take(self, lines: Iterable[str], open_line: str, now_ns: int) -> None:
+        """Takes the lines of one stream that were read at `now_ns`, and the line there that has no end yet."""
+        for line in lines:
+            self._take(self._read(line), now_ns)
+        if self._has_bars and open_line.endswith("]"):
+            self._take(self._read(open_line), now_ns)
+
+    def due_ns(self) -> int | None:
+        """When `judge` should be called; None: no step is expected."""
+        if self._limit_ns is None or self._since_ns is None or self._is_overdue:
+            return None
+        return self._since_ns + self._limit_ns
+
+    def judge(self, now_ns: int) -> None:
+        """Applies the limit. All that the rank printed until `now_ns` must have been taken."""
+        due_ns = self.due_ns()
+        if due_ns is not None and self._since_ns is not None and now_ns >= due_ns:
+            self._is_overdue = True
+            self._flush_step()
+            self._news.append(LogOverdue(self._since_ns))
+
+    def news(self) -> list[News]:
+        """Returns what was found since the last call, in its order. Steps are joined to one."""
+        self._flush_step()
+        found, self._news = self._news, []
+        return found
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `news` has any."""
+        return self._at_ns is not None or bool(self._news)
+
+    def _take(self, line: LogLine | None, now_ns: int) -> None:
+        if line is None:
+            return
+        is_first = not self.has_steps
+        self.has_steps = self.has_steps or line.iteration != NO_ITERATION or line.steps > 0
+        if not self.has_steps:
+            return
+        if line.is_complete:
+            self._since_ns = None
+        else:
+            self._since_ns = now_ns
+        self._is_overdue = False
+        self._at_ns = now_ns
+        self._steps += line.steps
+        if line.iteration != NO_ITERATION:
+            self._iteration = line.iteration
+        if line.step_s:
+            self._step_s = line.step_s
+        if line.loss is not None:
+            self._take_loss(line.loss)
+        if is_first:
+            # Not joined to those after it: it says where the training has resumed.
+            self._flush_step()
+
+    def _take_loss(self, loss: float) -> None:
+        before, self._is_finite = self._is_finite, math.isfinite(loss)
+        if before and not self._is_finite:
+            self._flush_step()
+            self._news.append(BadLoss(self._iteration, str(loss)))
+
+    def _flush_step(self) -> None:
+        if self._at_ns is None:
+            return
+        step_ns = round(self._step_s * NS_PER_S)
+        self._news.append(LogStep(self._iteration, self._steps, step_ns, self._at_ns))
+        self._at_ns, self._steps, self._step_s = None, 0, 0.0

@@ -1,0 +1,161 @@
+"""Trainings that know nothing of us and are read by what they print (`--ft-watch-log`): real jobs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.job import Job
+from tests.faults.test_attribution import script
+from tests.faults.training import Plan
+
+STEPS, RESUMED, STRIKES_AT = 14, 6, 9
+
+TRAINING = f"""
+import os, sys, time
+
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+for step in range({RESUMED} if again else 0, {STEPS}):
+    time.sleep(0.05)
+    if os.environ["RANK"] == "0":
+        strikes = step == {STRIKES_AT} and not again
+        loss = "nan" if strikes and HOW == "nan" else 1.5
+        sys.stdout.write(f"iter {{step}}: loss {{loss}}, time 50.00ms, mfu 1.00%\\n")
+        if strikes and HOW == "hangs":
+            time.sleep(600)
+        if strikes and HOW == "dies":
+            os._exit(3)
+    else:
+        sys.stderr.write(f"rank 1 at {{step}}\\n")
+"""
+"""nanoGPT's lines, from rank 0 only; after a restart it goes on at a step before the one that struck."""
+
+
+def start(start_job: StartJob, folder: Path, how: str, *flags: str) -> Job:
+    text = TRAINING.replace("HOW", repr(how))
+    return start_job(Plan(), 2, "--max-restarts=2", *flags, script=script(folder, text))
+
+
+def printed(job: Job) -> list[str]:
+    """The lines of rank 0 on the console."""
+    return re.findall(r"^iter \d+: .*$", job.output, re.MULTILINE)
+
+
+def expected(*steps: int) -> list[str]:
+    return [f"iter {step}: loss 1.5, time 50.00ms, mfu 1.00%" for step in steps]
+
+
+@pytest.mark.parametrize("warm", ["auto", "off"])
+def test_progress_reaches_policy_ledger_and_console(start_job: StartJob, tmp_path: Path, warm: str) -> None:
+    """What the ranks print arrives on the console as it is and in order, without a prefix."""
+    flags = ("--ft-watch-log=nanogpt", f"--ft-warm-start={warm}")
+    job = start(start_job, tmp_path, "dies", *flags)
+    assert job.finish() == 0, job.tail()
+    assert printed(job) == expected(*range(STRIKES_AT + 1), *range(RESUMED, STEPS)), job.tail()
+    assert re.findall(r"^rank 1 at (\d+)$", job.output, re.MULTILINE)[-1] == str(STEPS - 1)
+    (fault,) = job.journal("fault")
+    assert (fault["rank"], fault["iteration"]) == (0, STRIKES_AT), job.tail()
+    (failed,) = [line for line in job.journal("cycle_end") if line["how"] == "failed"]
+    assert failed["iteration"] == STRIKES_AT
+    first, second, *_ = [part for part in job.journal("ledger") if part["has_ended"]]
+    assert (first["resumed"], first["iteration"], first["steps"]) == (0, STRIKES_AT, STRIKES_AT), job.tail()
+    assert (second["resumed"], second["iteration"]) == (RESUMED, STEPS - 1)
+    (end,) = job.journal("job_end")
+    assert end["seconds"]["step"] > 0 and end["seconds"]["lost_progress"] > 0 and end["goodput"] > 0
+
+
+def test_no_new_step_is_a_verdict_with_stacks(start_job: StartJob, tmp_path: Path) -> None:
+    job = start(start_job, tmp_path, "hangs", "--ft-watch-log=nanogpt", "--ft-watch-log-timeout=4")
+    assert job.finish() == 0, job.tail()
+    (verdict,) = job.journal("verdict")
+    assert (verdict["rank"], verdict["limit"], verdict["limit_s"]) == (0, "log", 4.0)
+    assert (verdict["iteration"], verdict["condemned"]) == (STRIKES_AT, True)
+    assert "time.sleep(600)" in (tmp_path / "train.py").read_text().splitlines()[_line(verdict["frames"][0]) - 1]
+    assert Path(verdict["stacks"]).read_text()
+    assert "printed no new step for" in job.output and "(watch_log_timeout)" in job.output
+    assert printed(job)[-1:] == expected(STEPS - 1)
+
+
+def _line(frame: str) -> int:
+    """The number of the line in `train.py:17 in <module>`."""
+    return int(frame.partition(":")[2].split()[0])
+
+
+@pytest.mark.parametrize("how", ["warn", "fault", "off"])
+def test_a_loss_that_is_no_number(start_job: StartJob, tmp_path: Path, how: str) -> None:
+    job = start(start_job, tmp_path, "nan", "--ft-watch-log=nanogpt", f"--ft-watch-log-nan={how}")
+    assert job.finish() == 0, job.tail()
+    found = [(event["rank"], event["iteration"], event["loss"], event["fault"]) for event in job.journal("nan_loss")]
+    faults = [(fault["kind"], fault["error"]) for fault in job.journal("fault")]
+    assert found == ([] if how == "off" else [(0, STRIKES_AT, "nan", how == "fault")]), job.tail()
+    assert faults == ([("exception", "loss is not finite")] if how == "fault" else []), job.tail()
+    assert ("the training goes on" in job.output) == (how == "warn")
+
+
+PROGRAM = """
+import os, time
+for step in range(STEPS):
+    print("step", step, "loss", 0.5, "took", 0.05)
+    time.sleep(0.05)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(600)
+""".replace("STEPS", str(STEPS))
+
+
+def test_a_program_with_an_expression(start_job: StartJob, tmp_path: Path) -> None:
+    """Python would hold its lines back in a file: the launcher sets PYTHONUNBUFFERED for programs."""
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    program.chmod(0o755)
+    pattern = r"^step (?P<iteration>\d+) loss (?P<loss>\S+) took (?P<step_time>\S+)"
+    flags = ("--no-python", "--max-restarts=1", f"--ft-watch-log={pattern}", "--ft-watch-log-timeout=4")
+    job = start_job(Plan(), 1, *flags, script=program)
+    assert job.finish() == 0, job.tail()
+    (verdict,) = job.journal("verdict")
+    assert (verdict["limit"], verdict["iteration"]) == ("log", STEPS - 1), job.tail()
+    assert job.output.count(f"step {STEPS - 1} loss") == 2
+    first, *_ = job.journal("ledger")
+    assert first["durations"]["step"]["max_s"] == pytest.approx(0.05)
+
+
+BARS = """
+import sys, time
+from tqdm import tqdm
+for epoch in range(2):
+    for step in tqdm(range(30), desc=f"epoch {epoch}", mininterval=0, file=sys.stderr):
+        time.sleep(0.02)
+    time.sleep(3)
+"""
+
+
+def test_bars_rest_between_epochs(start_job: StartJob, tmp_path: Path) -> None:
+    """The validation after an epoch takes longer than the limit, and is no hang."""
+    flags = ("--ft-watch-log=tqdm", "--ft-watch-log-timeout=2")
+    job = start_job(Plan(), 1, *flags, script=script(tmp_path, BARS))
+    assert job.finish() == 0, job.tail()
+    assert job.journal("verdict", "fault") == []
+    part, *_ = job.journal("ledger")
+    assert part["steps"] >= 40 and part["iteration"] is None and part["resumed"] is None, job.tail()
+    assert "epoch 1: 100%" in job.output and "[default0]" not in job.output
+
+
+def test_teed_and_redirected_output_is_read_too(start_job: StartJob, tmp_path: Path) -> None:
+    """A rank that prints to a file of the user's is read there, and its lines keep their prefix on the console."""
+    flags = ("--ft-watch-log=nanogpt", "--redirects=0:3", "--tee=1:3", f"--log-dir={tmp_path / 'logs'}")
+    job = start(start_job, tmp_path, "", *flags)
+    assert job.finish() == 0, job.tail()
+    part, *_ = job.journal("ledger")
+    assert part["iteration"] == STEPS - 1
+    assert printed(job) == [] and "[default1]:rank 1 at 0" in job.output
+    (file,) = (tmp_path / "logs").glob("*/cycle_0/0/stdout.log")
+    assert file.read_text().splitlines() == expected(*range(STEPS))
+
+
+def test_no_step_at_all_is_said(start_job: StartJob, tmp_path: Path) -> None:
+    job = start(start_job, tmp_path, "", "--ft-watch-log=megatron")
+    assert job.finish() == 0, job.tail()
+    assert "--ft-watch-log megatron found no step in what the ranks of cycle 0 printed" in job.output

@@ -1,0 +1,71 @@
+"""The reader of ranks' files: real files that grow, and its thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ft_launcher.record.spool import Spool
+from ft_launcher.training_log import log_watch
+from ft_launcher.training_log.log_watch import LogWatch
+from ft_launcher.training_log.rank_log import News
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
+from tests.patience import patient
+
+PATTERN = r"step (?P<iteration>\d+)"
+
+
+def news(watch: LogWatch) -> list[tuple[int, News]]:
+    """Waits for the next news."""
+    assert readable([watch.fileno()], patient(30))
+    return watch.take()
+
+
+def iterations(found: list[tuple[int, News]]) -> list[tuple[int, int]]:
+    return [(rank, item.iteration) for rank, item in found if isinstance(item, LogStep)]
+
+
+def test_news_wake_and_a_silence_is_one(tmp_path: Path) -> None:
+    files = {0: [str(tmp_path / "0")], 3: [str(tmp_path / "3-out"), str(tmp_path / "3-err")]}
+    watch = LogWatch(PATTERN, 0.5, files, {})
+    watch.start()
+    try:
+        with (tmp_path / "3-err").open("a") as file:
+            file.write("step 4\nstep")
+            file.flush()
+            assert iterations(news(watch)) == [(3, 4)]
+            (silence,) = [item for _, item in news(watch) if isinstance(item, LogOverdue)]
+            assert silence.since_ns > 0
+            file.write(" 5\n")
+            file.flush()
+            assert iterations(news(watch)) == [(3, 5)]
+            file.write("step 6\n")
+    finally:
+        last = watch.stop()
+    assert iterations(last) == [(3, 6)] and watch.has_steps
+
+
+def test_what_goes_wrong_with_one_rank_leaves_the_others(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0")
+    (tmp_path / "1").write_text("step 1\n")
+    watch = LogWatch(PATTERN, None, {0: [str(tmp_path / "0")], 1: [str(tmp_path / "1")]}, {})
+    watch.start()
+    try:
+        assert iterations(news(watch)) == [(1, 1)]
+    finally:
+        watch.stop()
+
+
+def test_of_a_flood_the_end_is_read_and_its_memory_is_given_back() -> None:
+    spool = Spool("test")
+    watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
+    with Path(spool.path).open("ab") as file:
+        file.write(b"step 1\n" + b"x" * log_watch._MOST_BEHIND + b"\nstep 2\n")
+    watch.start()
+    try:
+        assert iterations(news(watch)) == [(0, 2)]
+        assert os.stat(spool.path).st_blocks * 512 < 2 << 20
+    finally:
+        watch.stop()
+        spool.close()
