@@ -57,6 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.health": {"attribution", "processes"},
     "ft_launcher.settings": {"health", "policy"},
     "ft_launcher.record": {"attribution", "health", "ledger", "policy", "processes"},
+    "ft_launcher.replay": {"attribution", "health", "policy", "record"},
     "ft_launcher.report": {"ledger", "record"},
     "ft_launcher.status": {"ledger", "record"},
     "ft_launcher.training_log": {"record"},
@@ -68,7 +69,7 @@ ROOMS: dict[str, set[str]] = {
         *("attribution", "cycle", "health", "ledger", "nodes", "policy", "processes"),
         *("ranks", "record", "rendezvous", "settings", "status", "training_log", "zygote"),
     },
-    "ft_launcher.commands": {"ranks", "record", "report", "settings", "status"},
+    "ft_launcher.commands": {"ranks", "record", "replay", "report", "settings", "status"},
     "ft_launcher": {
         *("agent", "commands", "cycle", "health", "policy", "processes"),
         *("ranks", "record", "rendezvous", "settings", "status", "zygote"),

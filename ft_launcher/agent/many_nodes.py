@@ -34,6 +34,7 @@ from ft_launcher.policy.job_policy import (
     forgiven_limit,
     guilty_in,
     headline_in,
+    inputs_in,
     suspect_result_in,
 )
 from ft_launcher.policy.restart_history import CycleLife
@@ -185,7 +186,7 @@ class ManyNodes:
         if is_ours:
             found = self._fault_here(answer) or found
         if found is not None and decision is not None and is_ours:
-            recorder.failed(self._ended_cycle, found[0], decision, found[1])
+            recorder.failed(self._ended_cycle, found[0], decision, found[1], inputs_in(answer.decision))
         elif ended is not None and decision is not None:
             recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
         elif isinstance(answer, JobOver):

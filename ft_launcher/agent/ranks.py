@@ -19,8 +19,8 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, RankEvidence, collective, first_failure
-from ft_launcher.attribution.suspect_result import about_suspect_result
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, collective, first_failure
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
 from ft_launcher.cycle.in_process import InProcess
@@ -379,7 +379,7 @@ class Ranks:
         """
         if self.request is not None:
             return False
-        fault = fault_in(gather(self.group.workers, self.processes, self.monitors), NodeEvidence())
+        fault = fault_in(CycleEvidence(gather(self.group.workers, self.processes, self.monitors)))
         if fault is None:
             return True
         aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
@@ -399,19 +399,28 @@ class Ranks:
         stopped = {rank for rank, pid in self.processes.pids().items() if is_stopped(pid)}
         stopping = self.stop(tree=tree)
         self.hear(is_over=True)
-        evidence = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
+        gathered = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
+        evidence = self.in_process.of_the_end(gathered)
         self.views = []
         if hung:
-            self.parts.recorder.stacks_of_hang(self.cycle, evidence, self.monitors.stack_file)
+            self.parts.recorder.stacks_of_hang(self.cycle, gathered, self.monitors.stack_file)
             with contained("where the ranks were cannot be passed on to the other nodes"):
                 seen = zip(first_failure.views(evidence, stop_began), evidence, strict=True)
                 self.views = [collective.to_record(view) | {"pid": rank.pid} for view, rank in seen]
-        evidence = self.in_process.of_the_end(evidence)
-        # With several nodes the rank that all of these wait for may be on another node.
-        alone = self.group.group_world_size == 1
-        fault = fault_in(evidence, of_node(self._oom_kills), stop_began, all_ranks=alone)
-        # Rung 1 and zombies count only where no rank failed by itself: their ranks have no failure of their own.
-        fault = fault or self.in_process.fault(evidence) or self._zombies.fault(evidence)
+        known = CycleEvidence(
+            evidence,
+            of_node(self._oom_kills),
+            stop_began,
+            # With several nodes the rank that all of these wait for may be on another node.
+            all_ranks=self.group.group_world_size == 1,
+            # These count only where no rank failed by itself: their ranks have no failure of their own.
+            otherwise=self.in_process.fault(evidence) or self._zombies.fault(evidence),
+            suspect_results=self.monitors.suspect_results(),
+            on_purpose=self.parts.injected.struck(self.cycle),
+        )
+        fault = fault_in(known)
+        if fault is not None or hung:
+            self.parts.recorder.evidence(self.cycle, known)
         if fault is None:
             if hung:
                 self.parts.recorder.hang_elsewhere(self.cycle, evidence)
@@ -419,11 +428,6 @@ class Ranks:
         self.parts.times.failed(_began(fault, evidence))
         self.take_times()
         self.parts.times.stopped()
-        # Texts of ranks are read here: an error in them must not stop the restart.
-        with contained("whether the fault was on purpose, or a result in doubt, cannot be found"):
-            fault = self.parts.injected.explain(
-                about_suspect_result(fault, evidence, self.monitors.suspect_results()), self.cycle
-            )
         reached = None
         with contained("how far the cycle came cannot be found"):
             reached = iteration_reached(evidence, self.parts.settings.restart.checkpoint_iteration_file)

@@ -25,8 +25,9 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.ledger.categories import Category
+from ft_launcher.policy.question import Question, answer, inputs_of, to_record
 from ft_launcher.policy.restart_history import History
-from ft_launcher.policy.restart_policy import Action, after_request, decide, with_decision
+from ft_launcher.policy.restart_policy import Action, after_request
 from ft_launcher.ranks.devices import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
@@ -163,11 +164,10 @@ class SingleNode:
         assert found is not None, "a cycle failed without a failed rank"
         fault, life = found
         spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()
-        history = self._history.ended(fault, life, restart, now)
         relocation = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.relocation)
-        decision = decide(fault, history, restart, spec.max_restarts, now, elsewhere=relocation is not None)
-        self._history = with_decision(history, decision, now)
-        self._parts.recorder.failed(ranks.cycle, fault, decision, life)
+        question = Question(restart, spec.max_restarts, self._history, life, elsewhere=relocation is not None)
+        decision, self._history = answer(fault, question, now)
+        self._parts.recorder.failed(ranks.cycle, fault, decision, life, inputs_of(fault, question, now))
         if decision.action is not Action.RESTART:
             return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
         ranks.relocation = relocation or Relocation(visible=ranks.relocation.visible)
@@ -181,7 +181,9 @@ class SingleNode:
         """Carries out a rank's request after the ranks have ended."""
         policy, now = self._parts.settings.restart, time.monotonic()
         decision = after_request(request, rank, self._history, policy, self._group.spec.max_restarts, now)
-        self._parts.recorder.asked(self._ranks.cycle, request, decision)
+        asked = to_record(Question(policy, self._group.spec.max_restarts, self._history), now)
+        asked["request"] = {"rank": rank, "action": request.action, "description": request.description}
+        self._parts.recorder.asked(self._ranks.cycle, request, decision, asked)
         if decision.action is Action.RESTART:
             return None
         return JobEnd(decision.exit_code, decision.reason, self._results.stopped())

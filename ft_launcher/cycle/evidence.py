@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import BAD_LOSS, Fault, FaultKind, NodeEvidence, RankEvidence, attribute, iteration
+from ft_launcher.attribution import BAD_LOSS, Fault, FaultKind, NodeEvidence, RankEvidence, iteration
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
 from ft_launcher.attribution.error_text import of_error_file, of_output
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext, RankExit
@@ -83,16 +84,9 @@ def gather(
     return evidence
 
 
-def fault_in(
-    ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None, all_ranks: bool = True
-) -> Fault | None:
-    """As `attribute`. If what the ranks wrote makes that fail, attributes by exit codes and verdicts alone."""
-    try:
-        return attribute(ranks, node, stop_began, all_ranks)
-    except Exception as error:
-        log_contained("what the ranks wrote of the fault cannot be used", error)
-    ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in ranks]
-    return attribute(ends, node, stop_began, all_ranks)
+def fault_in(evidence: CycleEvidence) -> Fault | None:
+    """As `cycle_evidence.find`; an error in what the ranks wrote is logged."""
+    return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
 
 
 def await_cause(
@@ -118,7 +112,7 @@ def await_cause(
 
 def _cause_may_come(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
     """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
-    fault = fault_in(gather(workers, ranks, monitors), NodeEvidence(), all_ranks=False)
+    fault = fault_in(CycleEvidence(gather(workers, ranks, monitors), all_ranks=False))
     # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
     if fault is None or fault.kind is not FaultKind.EXCEPTION or fault.error == BAD_LOSS:
         return False

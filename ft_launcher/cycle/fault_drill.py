@@ -13,10 +13,8 @@ import socket
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from ft_launcher.attribution import Fault
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.zygote.pool import ZygotePool
@@ -78,9 +76,9 @@ class Injected:
             recorder.on_purpose(cycle, strike)
             _carry_out(fault, monitors.pid(strike.local_rank), zygotes.pids())
 
-    def explain(self, fault: Fault, cycle: int) -> Fault:
-        """Returns the fault, with a hint if its rank was struck on purpose in this cycle."""
-        return replace(fault, hint=self._struck.get((cycle, fault.local_rank), fault.hint))
+    def struck(self, cycle: int) -> dict[int, str]:
+        """Returns what struck the ranks of a cycle on purpose, in words, by local rank."""
+        return {local_rank: text for (struck_in, local_rank), text in self._struck.items() if struck_in == cycle}
 
     def close(self) -> None:
         """Closes the socket; later reports are lost."""

@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
@@ -107,7 +108,9 @@ class InProcess:
             if ours:
                 fault = None
             else:
-                fault = fault_in([end], of_node(self._oom_kills))
+                evidence = CycleEvidence([end], of_node(self._oom_kills))
+                fault = fault_in(evidence)
+                self._recorder.evidence(self._store.cycle, evidence, of_rank=end.rank)
             self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
         self._do(steps)
         if self._rungs.is_restarting or self._took_over is not None:

@@ -7,13 +7,15 @@ so what does not fit is a ProtocolError.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
+from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
 from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
+from ft_launcher.policy.question import Question, answer, inputs_of
 from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import Action, Decision, decide, is_suspect, with_decision
+from ft_launcher.policy.restart_policy import Action, Decision, is_suspect
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import RestartSettings
@@ -22,7 +24,8 @@ from rank_monitor.contract.wire.messages import ResultInDoubt
 
 _LIFE = "life"
 _FORGIVEN, _SUSPECT_RESULT, _HEADLINE, _GUILTY = "forgiven_limit", "doubt", "headline", "guilty"
-_BESIDE = (_FORGIVEN, _SUSPECT_RESULT, _HEADLINE, _GUILTY)
+_INPUTS = "inputs"
+_BESIDE = (_FORGIVEN, _SUSPECT_RESULT, _HEADLINE, _GUILTY, _INPUTS)
 """What the record of a decision holds beside its fields."""
 # Characters. The line contains text of a rank, and goes to every node of the job with the decision.
 _MAX_HEADLINE = 500
@@ -30,25 +33,11 @@ _MAX_HEADLINE = 500
 
 def fault_record(fault: Fault, life: CycleLife, headline: str = "") -> dict[str, Any]:
     """Returns a fault as JSON values for the coordinator; `headline`: which rank of which node failed, and how."""
-    return asdict(fault) | {"kind": fault.kind.value, _LIFE: asdict(life), _HEADLINE: headline[:_MAX_HEADLINE]}
+    return fault_as_json(fault) | {_LIFE: asdict(life), _HEADLINE: headline[:_MAX_HEADLINE]}
 
 
-def _fault_of(record: Any) -> tuple[Fault, CycleLife]:
-    known = {field.name for field in fields(Fault)}
-    values = {name: value for name, value in record.items() if name in known}
-    try:
-        values |= {name: tuple(values.get(name, ())) for name in ("detail", "others", "failed", "blamed")}
-        values["doubt"] = suspect_result_in(values)
-        agreed = values.get("agreed_exit_code")
-        # The exact type, since JSON's true would pass as an int and become the exit code 1.
-        if type(agreed) not in (int, type(None)):
-            raise ValueError(f"agreed_exit_code {agreed!r}")
-        values["kind"], values["exit_code"] = FaultKind(values["kind"]), int(values["exit_code"])
-        values["fault_class"] = FaultClass(values.get("fault_class", FaultClass.UNKNOWN))
-        fault = Fault(**values)
-        return fault, from_json(CycleLife, record.get(_LIFE, {}))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the fault of a node does not fit: {error}") from None
+def _fault_of(record: Mapping[str, Any]) -> tuple[Fault, CycleLife]:
+    return fault_of_json(record), from_json(CycleLife, record.get(_LIFE, {}))
 
 
 def decision_of(record: Mapping[str, Any]) -> Decision | None:
@@ -74,6 +63,14 @@ def forgiven_limit(record: Mapping[str, Any]) -> str:
 def headline_in(record: Mapping[str, Any]) -> str:
     """Returns the first line about the fault of a decision; empty when there is none."""
     return str(record.get(_HEADLINE, ""))[:_MAX_HEADLINE]
+
+
+def inputs_in(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns what a decision was made of, for the journal; None where the coordinator did not send it."""
+    found = record.get(_INPUTS)
+    if isinstance(found, dict):
+        return found
+    return None
 
 
 def guilty_in(record: Mapping[str, Any]) -> tuple[Fault, CycleLife] | None:
@@ -107,23 +104,25 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
 
     def policy(case: Case, now: float) -> PolicyAnswer:
         fault, life = _fault_of(case.fault)
-        headline, faulty_node = headline_in(case.fault), ""
+        headline, faulty_node, by_views = headline_in(case.fault), "", 0
         guilty = _faulty_of_all_nodes(fault, case.hang)
         if guilty is not None:
             fault, faulty_node = guilty
+            by_views = len(case.hang.ranks)
             headline = f"rank {fault.rank} on {case.hang.names.get(faulty_node, faulty_node)} {fault.what}"[
                 :_MAX_HEADLINE
             ]
-        history = History.from_record(case.history, now - case.age_s).ended(fault, life, settings, now)
+        before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
         elsewhere = case.elsewhere or (has_suspect_result and case.swap)
-        decision = decide(fault, history, settings, max_restarts, now, elsewhere)
+        question = Question(settings, max_restarts, before, life, elsewhere)
+        decision, history = answer(fault, question, now)
         record = asdict(decision) | {"action": decision.action.value, _HEADLINE: headline}
+        record[_INPUTS] = inputs_of(fault, question, now, by_views=by_views)
         if guilty is not None:
             record[_GUILTY] = fault_record(fault, life)
         if fault.learned_limit:
             record[_FORGIVEN] = fault.limit
-        after = with_decision(history, decision, now).to_record(now)
         if has_suspect_result and fault.doubt is not None:
             record[_SUSPECT_RESULT] = asdict(fault.doubt)
         relocates = is_suspect(fault)
@@ -131,7 +130,7 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
             decision.reason,
             decision.exit_code,
             record,
-            after,
+            history.to_record(now),
             decision.wait_s,
             relocates,
             has_suspect_result,

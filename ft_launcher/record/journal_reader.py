@@ -40,6 +40,7 @@ class Entry:
         node: the host name of the node; empty in the same way.
         attempt: the number of the launch of this job in this journal, from 1; 0 before the first one.
         source: the journal that it is from.
+        line: which line of these it is, from 1.
     """
 
     event: str
@@ -50,6 +51,7 @@ class Entry:
     node: str = ""
     attempt: int = 0
     source: str = ""
+    line: int = 0
 
 
 @dataclass
@@ -100,7 +102,7 @@ def parse(lines: Iterable[bytes], findings: Findings, source: str = "") -> Itera
         source: the name of the journal.
     """
     place = _Place()
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         facts = _facts(line)
         if facts is None:
             if line.endswith(b"\n"):
@@ -115,7 +117,7 @@ def parse(lines: Iterable[bytes], findings: Findings, source: str = "") -> Itera
         elif v > known.v:
             findings.newer[event] = max(v, findings.newer.get(event, 0))
         place.move(event, t, facts)
-        yield Entry(event, v, t, facts, place.run_id, place.node, place.attempt, source)
+        yield Entry(event, v, t, facts, place.run_id, place.node, place.attempt, source, number)
 
 
 def merge(journals: Iterable[Iterator[Entry]], run_id: str | None = None) -> Iterator[Entry]:
@@ -139,6 +141,15 @@ def read_journals(paths: Iterable[Path], findings: Findings, run_id: str | None 
     """
     journals = [parse(_lines(pieces, findings), findings, str(pieces[-1])) for pieces in journals_in(paths)]
     return merge(journals, run_id)
+
+
+def read_piece(piece: Path, findings: Findings) -> Iterator[Entry]:
+    """Yields the events of one file, with its name as their source.
+
+    Args:
+        findings: gets what is wrong, also if it cannot be opened.
+    """
+    return parse(_lines([piece], findings), findings, str(piece))
 
 
 def journals_in(paths: Iterable[Path]) -> list[list[Path]]:

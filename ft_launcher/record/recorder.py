@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
 from ft_launcher.health.reading import NodeState, Reading
 from ft_launcher.health.repeated import HealthChange
@@ -332,24 +333,44 @@ class Recorder:
         self.journal.write(events.TakenOver(cycle, rank, reason))
         report.show(f"ft_launcher: no restart in process: {reason}")
 
-    def asked(self, cycle: int, request: ControlRequest, decision: Decision) -> None:
-        """A rank's request and the decision about it."""
-        self._decided(cycle, decision)
+    def asked(
+        self, cycle: int, request: ControlRequest, decision: Decision, inputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """A rank's request and the decision about it; `inputs`: as for `failed`."""
+        self._decided(cycle, decision, inputs)
         self.cycle_ended(cycle, f"asked for: {request.action}")
         report.show(f"ft_launcher: {report.next_step(decision)}")
 
-    def _decided(self, cycle: int, decision: Decision) -> None:
+    def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
         """Writes a decision to the journal, before it is carried out."""
         self._keep()
-        self.journal.write(events.Decision.of(decision, cycle=cycle))
+        self.journal.write(events.Decision.of(decision, cycle=cycle, inputs=inputs))
 
-    def failed(self, cycle: int, fault: Fault, decision: Decision, life: CycleLife | None = None) -> None:
-        """A cycle failed: the fault and the decision; `life`: how long the cycle ran and how far it came."""
+    @contained("an event cannot be recorded")
+    def evidence(self, cycle: int, found: CycleEvidence, of_rank: int | None = None) -> None:
+        """What a fault is found by; `of_rank`: of this rank alone, whose end rung 1 handles."""
+        # `report`: most of it is texts of ranks.
+        self.journal.report(events.Evidence(cycle, of_rank, **to_record(found)))
+
+    def failed(
+        self,
+        cycle: int,
+        fault: Fault,
+        decision: Decision,
+        life: CycleLife | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A cycle failed: the fault and the decision.
+
+        Args:
+            life: how long the cycle ran and how far it came.
+            inputs: what the restart policy decided by (`policy/question.py`); None: it was not asked.
+        """
         self._keep()
         with contained("the fault cannot be written to the journal"):
             self.journal.write(events.Fault.of(fault, cycle=cycle))
         with contained("the decision cannot be written to the journal"):
-            self._decided(cycle, decision)
+            self._decided(cycle, decision, inputs)
             if life:
                 self.journal.write(events.CycleEnd.of(life, cycle=cycle, how="failed"))
             else:

@@ -33,6 +33,7 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         for job in jobs:
             assert job.process.poll() is not None, f"the test ended before the launcher did\n{job.tail()}"
             invariants.nothing_left(job)
+            invariants.decided_again(job.journal_folder)
     finally:
         for job in jobs:
             job.kill_all()

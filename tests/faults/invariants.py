@@ -1,10 +1,11 @@
-"""What must hold after every fault, I1 to I5, read off what a job left behind.
+"""What must hold after every fault, I1 to I6, read off what a job left behind.
 
     I1  no process of the job, no socket, no port, nothing in its TMPDIR is left
     I2  the launcher ended by itself within its limit, with the code it should
     I3  the training came to what it comes to without faults: every sample of every epoch once, the same values
     I4  a rank that was well was not killed, nor condemned
     I5  the journal tells each fault once: rank, kind, limit, decision
+    I6  from what the journals hold, everything is decided again as it was
 
 Starts and ends nothing.
 """
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ft_launcher.commands.replay import as_lines, decide_again
+from ft_launcher.replay.replay import DECISION, FAULT, Replay
 from tests.faults.children import Child
 from tests.faults.job import Job
 from tests.faults.training import EPOCHS, PER_EPOCH, fault_free
@@ -42,7 +45,7 @@ class Told:
 
 
 def holds(job: Job, code: int, story: Collection[Told] = (), limit_s: float = 60.0) -> None:
-    """Waits for the job's end and checks I1, I2, I4 and I5, and I3 where it should end well."""
+    """Waits for the job's end and checks I1, I2, I4, I5 and I6, and I3 where it should end well."""
     found = job.finish(limit_s)
     assert found == code, f"I2: ended with {found}, not {code}\n{job.tail()}"
     nothing_left(job)
@@ -50,6 +53,8 @@ def holds(job: Job, code: int, story: Collection[Told] = (), limit_s: float = 60
         result_is_fault_free(job, job.nproc)
     healthy_ranks_live(job, story)
     journal_tells(job, code, story)
+    again = decided_again(job.journal_folder)
+    assert again.same[FAULT] == again.same[DECISION] == len(story), f"I6: {again.left_out}\n{job.tail()}"
 
 
 def nothing_left(job: Job, limits: Collection[str] = ()) -> None:
@@ -104,6 +109,13 @@ def journal_tells(job: Job, code: int, story: Collection[Told]) -> None:
     (first, *_), (*_, last) = job.journal(), job.journal()
     assert (first["event"], last["event"]) == ("job_start", "job_end"), job.tail()
     assert last["exit_code"] == code and last["reason"], job.tail()
+
+
+def decided_again(*journals: Path) -> Replay:
+    """I6. Returns what was decided again."""
+    found, findings = decide_again(journals)
+    assert not found.differences, "I6: " + "\n".join(as_lines(found, findings))
+    return found
 
 
 def _pairs(

@@ -53,7 +53,7 @@ def wants_to_join(job: Job, member: int) -> bool:
 
 
 def ends_well(job: Job, story: Collection[Told] = ()) -> dict[str, Any]:
-    """I1 to I5 of a job that came to its end; returns the journal's last line."""
+    """I1 to I6 of a job that came to its end; returns the journal's last line."""
     assert job.finish() == 0, job.tail()
     nothing_left(job)
     total = int((job.folder / "result").read_text())

@@ -205,6 +205,7 @@ class Agents:
             if not agent.lost:
                 invariants.nothing_left(agent)
             assert not agent.processes(), agent.tail()
+        invariants.decided_again(*(agent.journal_folder for agent in self))
         if self.network is not None:
             left = {node: pids for node in self.network.nodes if (pids := self.network.processes(node))}
             assert not left, f"I1: left over: {left}\n{self.tail()}"

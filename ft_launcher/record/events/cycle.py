@@ -98,6 +98,35 @@ class Fault(Event, name="fault"):
 
 
 @dataclass(frozen=True)
+class Evidence(Event, name="evidence"):
+    """What the fault of a cycle is found by, on this node; `ft_launcher replay` finds it again.
+
+    Written before `fault` and `in_process_fault`, and at a hang also where no rank of this node failed.
+    """
+
+    cycle: int
+    """The cycle."""
+    of_rank: int | None
+    """The rank that ended while the others went on in process; null: the cycle has ended, this is of all its ranks."""
+    ranks: Sequence[Mapping[str, Any]]
+    """Each with `rank`, `local_rank`, `pid`, and what is known of `exit_code`, `died_at`, `verdict`, `verdict_at`,
+    `exception`, `exception_at`, `snapshot` (its last state by its monitor), `was_stopped`, `killed_by_us`. Times are
+    seconds of this node's monotonic clock."""
+    node_evidence: Mapping[str, Any]
+    """Of this node: `oom_kills` in this cycle, and `shm_free`, bytes; null: unknown."""
+    stop_began: float | None
+    """When the launcher began to stop the ranks (monotonic seconds); null: it has not."""
+    all_ranks: bool
+    """Whether these are all ranks of the job."""
+    otherwise: Mapping[str, Any] | None
+    """The fault where no rank failed by itself: a restart in process failed, or all ranks are zombies."""
+    suspect_results: Mapping[str, Any]
+    """Local rank -> its suspect result, with the fields of `result_in_doubt`."""
+    on_purpose: Mapping[str, str]
+    """Local rank -> the fault on purpose that struck it in this cycle."""
+
+
+@dataclass(frozen=True)
 class Stacks(Event, name="stacks"):
     """Where each rank of this node was before the stop of a cycle that failed by a hang."""
 

@@ -48,7 +48,7 @@ def test_the_page_is_current() -> None:
     ("event", "record", "more"),
     [
         (events.Fault, Fault, {"cycle"}),
-        (events.Decision, Decision, {"cycle"}),
+        (events.Decision, Decision, {"cycle", "inputs"}),
         (events.FaultOnPurpose, StrikeReport, {"cycle"}),
         (events.Verdict, launcher_messages.Verdict, {"stacks"}),
         (events.Interruption, launcher_messages.Verdict, {"stacks"}),

@@ -37,7 +37,7 @@ def test_an_event_is_read_with_its_job_its_node_and_its_attempt() -> None:
     rows = [start(1.5), line("rank_exit", 2, cycle=0, rank=3, exit_code=-11)]
     (_, found) = parse(rows, Findings(), "journal.a.jsonl")
     facts = {"cycle": 0, "rank": 3, "exit_code": -11}
-    assert found == Entry("rank_exit", 1, 2, facts, "run", "a", 1, "journal.a.jsonl")
+    assert found == Entry("rank_exit", 1, 2, facts, "run", "a", 1, "journal.a.jsonl", 2)
 
 
 SIGNAL = line("signal", 2)

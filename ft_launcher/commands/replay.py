@@ -1,0 +1,83 @@
+"""`ft_launcher replay`: makes the decisions in a job's journals again, and says which would be others now.
+
+`cli.py` runs it. Reads journals as streams and prints; `replay/` decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_piece
+from ft_launcher.record.report import printable
+from ft_launcher.replay.replay import Replay
+from ft_launcher.settings.options import UsageError
+
+DIFFERENT = 1
+"""The exit code where a decision would be another one, as of `diff`."""
+_HINT = "Give journals, or folders that have journal.*.jsonl"
+
+
+@click.command(
+    help="Makes the decisions in journals again: what failed, what follows, how a restart counts, changes of health. "
+    "JOURNAL is a file, or a folder that is searched for journal.*.jsonl. Exits with 1 if one would be another now."
+)
+@click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))
+@click.option("--run-id", metavar="ID", help="Takes the events of this job only.")
+def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
+    """Prints the findings to stdout and warnings to stderr.
+
+    Raises:
+        UsageError: there is no journal.
+        SystemExit: with 1 where a decision would be another one now.
+    """
+    for path in journals:
+        try:
+            path.stat()
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}", _HINT) from None
+    if not journals_in(journals):
+        raise UsageError(f"{', '.join(map(str, journals))}: no journal.*.jsonl", _HINT)
+    found, findings = decide_again(journals, run_id)
+    for line in findings.warnings():
+        print(printable(f"ft_launcher: {line}"), file=sys.stderr)
+    for line in as_lines(found, findings):
+        print(printable(line))
+    if found.differences:
+        sys.exit(DIFFERENT)
+
+
+def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Replay, Findings]:
+    """Returns the replay of all journals in files and folders, and what was wrong with these."""
+    found, findings = Replay(), Findings()
+    for pieces in journals_in(paths):
+        entries = itertools.chain.from_iterable(read_piece(piece, findings) for piece in pieces)
+        found.take(_of_job(entries, run_id), str(pieces[-1]))
+    found.finish()
+    return found, findings
+
+
+def as_lines(found: Replay, findings: Findings) -> list[str]:
+    """Returns the findings in words: the differences first, then what was the same, and what was left out."""
+    lines = [line for difference in found.differences for line in difference.lines()]
+    if found.same:
+        lines.append(f"decided as then: {_counted(found.same.items())}")
+    elif not found.differences:
+        lines.append("nothing was decided again")
+    for (what, why), count in sorted(found.left_out.items()):
+        lines.append(f"not decided again: {_counted([(what, count)])}: {why}")
+    if findings.cut:
+        lines.append(f"cut off at the end of a file: {_counted([('line', findings.cut)])}")
+    return lines
+
+
+def _of_job(entries: Iterable[Entry], run_id: str | None) -> Iterator[Entry]:
+    return (entry for entry in entries if run_id is None or entry.run_id == run_id)
+
+
+def _counted(found: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} x {what}" for what, count in sorted(found))

@@ -1,0 +1,141 @@
+"""Decides again what one event of a journal says was decided: the same machines, with the inputs that it holds. Pure.
+
+Each function returns the facts of that event as they would be now. The settings, the history and the evidence come from
+the journal; nothing is taken from this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ft_launcher.attribution import Fault, collective, first_failure
+from ft_launcher.attribution.collective import RankView
+from ft_launcher.attribution.cycle_evidence import fault_of_json, find, of_record
+from ft_launcher.health.reading import Reading
+from ft_launcher.health.repeated import changes
+from ft_launcher.policy import question
+from ft_launcher.policy.restart_history import History
+from ft_launcher.policy.restart_policy import after_request, is_known
+from ft_launcher.record import events
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.messages import ControlRequest
+
+Facts = Mapping[str, Any]
+_NOW = 0.0
+"""The history has ages, so that any time will do."""
+_IN_ORDER = ("ok", "not present")
+_AGES = "charged"
+
+
+def fault_by(evidence: Facts) -> dict[str, Any] | None:
+    """Returns the facts of the fault that an event `evidence` shows, without the cycle; None: no rank failed.
+
+    Raises:
+        ProtocolError: the event does not fit.
+    """
+    fault = find(of_record(evidence), lambda error: None)
+    if fault is None:
+        return None
+    return _facts(events.Fault.of(fault, cycle=0))
+
+
+def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the facts of a decision without its cycle, and the history after it without ages.
+
+    Args:
+        fault: of the event `fault`.
+        inputs: of the decision.
+
+    Raises:
+        ProtocolError: they do not fit.
+    """
+    asked = question.of_record(inputs, _NOW)
+    decided, history = question.answer(_decided_on(fault, inputs), asked, _NOW)
+    return _facts(events.Decision.of(decided, cycle=0)), without_ages(history.to_record(_NOW))
+
+
+def decision_about_request(inputs: Facts) -> dict[str, Any]:
+    """Returns the facts of a decision about a rank's request, without its cycle.
+
+    Raises:
+        ProtocolError: the inputs do not fit.
+    """
+    asked, made = question.of_record(inputs, _NOW), dict(inputs["request"])
+    rank = made.pop("rank", None)
+    request = from_json(ControlRequest, made)
+    if type(rank) is not int or not is_known(request):
+        raise ProtocolError("the request of a rank does not fit")
+    decided = after_request(request, rank, asked.history, asked.settings, asked.max_restarts, _NOW)
+    return _facts(events.Decision.of(decided, cycle=0))
+
+
+def history_in(inputs: Facts) -> dict[str, Any]:
+    """Returns the history before a decision, without ages.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    return without_ages(question.of_record(inputs, _NOW).history.to_record(_NOW))
+
+
+def without_ages(history: Facts) -> dict[str, Any]:
+    """Returns the record of a history with the number of its charged restarts in the place of their ages."""
+    return {**history, _AGES: len(history[_AGES])}
+
+
+FIRST_HISTORY = without_ages(asdict(History()))
+"""The history at the start of a job."""
+
+
+def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
+    """Returns the facts of a change of health without its cycle; None: this is no change.
+
+    Args:
+        facts: of the event.
+        before: the state of the check by the last event about it; None: there is none.
+    """
+    if before is None or (before in _IN_ORDER and facts["before"] in _IN_ORDER):
+        # What is in order may change its name without an event.
+        before = facts["before"]
+    reading = Reading(facts["check"], facts["state"], facts["reason"], 0.0)
+    found, _ = changes({reading.check: before}, [reading])  # type: ignore[dict-item]
+    if not found:
+        return None
+    return _facts(events.HealthChange.of(found[0], cycle=0))
+
+
+def views_in(evidence: Facts) -> list[RankView]:
+    """Returns where the ranks of a node were, as its agent sends it to the coordinator.
+
+    Raises:
+        ProtocolError: the event does not fit.
+    """
+    found = of_record(evidence)
+    views = first_failure.views(found.ranks, found.stop_began)
+    return [collective.of_record(collective.to_record(view)) for view in views]
+
+
+def blame_by(views: list[RankView], all_ranks: bool) -> dict[str, Any]:
+    """Returns those facts of a fault that follow from where the ranks of all nodes were."""
+    blame = collective.find(views, all_ranks)
+    found = {"finding": blame.finding.value, "blamed": list(blame.ranks), "waiting": len(blame.waiting)}
+    if not blame.ranks:
+        return found
+    view = next(view for view in views if view.rank == blame.ranks[0])
+    return found | {"rank": view.rank, "what": f"hangs: it {collective.sentence(blame, view)}"}
+
+
+def _decided_on(fault: Facts, inputs: Facts) -> Fault:
+    """Returns a fault with the exit code that all nodes agreed on: its own node knew its own ranks only."""
+    return fault_of_json({**fault, "agreed_exit_code": inputs.get("agreed_exit_code")})
+
+
+def _facts(event: events.Event) -> dict[str, Any]:
+    """Returns the facts as a journal has them: JSON has no tuples."""
+    facts: dict[str, Any] = json.loads(json.dumps(event.facts()))
+    facts.pop("cycle")
+    return facts
