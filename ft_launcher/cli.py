@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ft_launcher.settings.sources import Resolved
     from ft_launcher.zygote.forked_rank import ForkedRank
 
-SUBCOMMANDS = frozenset({"replay", "report", "stacks", "status", "top", "validate"})
+SUBCOMMANDS = frozenset({"bundle", "replay", "report", "stacks", "status", "top", "validate"})
 _PEER = "nvidia_resiliency_ext"
 
 
@@ -166,7 +166,9 @@ def _subcommand(arguments: Sequence[str]) -> int:
     import click
 
     command: click.Command
-    if arguments[0] == "replay":
+    if arguments[0] == "bundle":
+        from ft_launcher.commands.bundle import bundle as command
+    elif arguments[0] == "replay":
         from ft_launcher.commands.replay import replay as command
     elif arguments[0] == "report":
         from ft_launcher.commands.report import report as command

@@ -60,6 +60,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.replay": {"attribution", "health", "policy", "record"},
     "ft_launcher.report": {"ledger", "record"},
     "ft_launcher.status": {"ledger", "record"},
+    "ft_launcher.bundle": {"record", "status"},
     "ft_launcher.training_log": {"record"},
     "ft_launcher.zygote": {"processes", "settings"},
     "ft_launcher.ranks": {"health", "processes", "record", "settings", "zygote"},
@@ -69,7 +70,7 @@ ROOMS: dict[str, set[str]] = {
         *("attribution", "cycle", "health", "ledger", "nodes", "policy", "processes"),
         *("ranks", "record", "rendezvous", "settings", "status", "training_log", "zygote"),
     },
-    "ft_launcher.commands": {"ranks", "record", "replay", "report", "settings", "status"},
+    "ft_launcher.commands": {"bundle", "ranks", "record", "replay", "report", "settings", "status"},
     "ft_launcher": {
         *("agent", "commands", "cycle", "health", "policy", "processes"),
         *("ranks", "record", "rendezvous", "settings", "status", "zygote"),

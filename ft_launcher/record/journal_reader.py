@@ -139,17 +139,22 @@ def read_journals(paths: Iterable[Path], findings: Findings, run_id: str | None 
         findings: gets what is wrong, also files that cannot be opened.
         run_id: of one job; None: the events of all jobs.
     """
-    journals = [parse(_lines(pieces, findings), findings, str(pieces[-1])) for pieces in journals_in(paths)]
-    return merge(journals, run_id)
+    return merge([read_journal(pieces, findings) for pieces in journals_in(paths)], run_id)
+
+
+def read_journal(pieces: Sequence[Path], findings: Findings) -> Iterator[Entry]:
+    """Yields the events of one journal, with the name of its last file as their source.
+
+    Args:
+        pieces: its files, as `journals_in` returns them.
+        findings: gets what is wrong, also files that cannot be opened.
+    """
+    return parse(_lines(pieces, findings), findings, str(pieces[-1]))
 
 
 def read_piece(piece: Path, findings: Findings) -> Iterator[Entry]:
-    """Yields the events of one file, with its name as their source.
-
-    Args:
-        findings: gets what is wrong, also if it cannot be opened.
-    """
-    return parse(_lines([piece], findings), findings, str(piece))
+    """As `read_journal` for one of its files, so that source and line of an event name a place."""
+    return read_journal([piece], findings)
 
 
 def journals_in(paths: Iterable[Path]) -> list[list[Path]]:

@@ -7,6 +7,7 @@ reported once.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from ft_launcher.ledger.account import Account, CycleTimes, durations_as_json
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
-from ft_launcher.record import console, events, report
+from ft_launcher.record import console, events, report, surroundings
 from ft_launcher.record.contained import contained
 from ft_launcher.record.journal import Journal
 from ft_launcher.record.logs import MOST_KEPT, RunFolder
@@ -86,7 +87,10 @@ class Recorder:
             "sections": dict(monitor.rank_section_timeouts),
             "out_of_section": monitor.rank_out_of_section_timeout,
         }
-        self.journal.write(events.JobStart(run_id, self._node, command, max_restarts, nprocs, limits))
+        versions, environment = surroundings.versions(), surroundings.environment(os.environ)
+        self.journal.write(
+            events.JobStart(run_id, self._node, command, max_restarts, nprocs, limits, versions, environment)
+        )
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
         """What a part of the job's time was spent on, and the account until now."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ft_launcher.status import summary
@@ -42,6 +43,7 @@ class Answers:
         times: returns the job's time until now; None: it is not kept.
         settings: the object of `/settings.json`.
         version: of the launcher.
+        journal: returns the file of the journal; None: it is not kept yet.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class Answers:
         times: Callable[[], Times | None],
         settings: Mapping[str, Any],
         version: str,
+        journal: Callable[[], Path | None],
     ) -> None:
         self._status, self._asking, self._times, self._version = status, asking, times, version
         self._settings = settings
+        self._journal = journal
         self._ending = threading.Condition()
         self._is_over = False
         self._followers = 0
@@ -101,6 +105,9 @@ class Answers:
             ]
             table = summary.collectives(self._status.readings, time.monotonic())
             return Answer(summary.encoded({"v": summary.VERSION, "groups": groups, "collectives": table}), _JSON)
+        if path == "/journal":
+            file = self._journal()
+            return Answer(summary.encoded({"v": summary.VERSION, "path": file and str(file)}), _JSON)
         return self.of_everything(path, query)
 
     def _sentence(self) -> str:

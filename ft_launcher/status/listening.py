@@ -51,7 +51,8 @@ def answering(
     record = settings.record
     token = _token(record, sources)
     status, asking = NodeStatus(), Asking()
-    answers = Answers(status, asking, times, summary.settings_as_json(settings, sources), version)
+    settings_found = summary.settings_as_json(settings, sources)
+    answers = Answers(status, asking, times, settings_found, version, lambda: journal.path)
     journal.listeners.append(status.on_event)
     servers = []
     try:

@@ -18,13 +18,18 @@ class JobStart(Event, name="job_start"):
     node: str
     """The host name of this node."""
     command: list[str]
-    """The command line of the launcher."""
+    """The command line of the ranks; for a function its name."""
     max_restarts: int
     """`--max-restarts`."""
     nprocs: int
     """Ranks on this node."""
     limits: Mapping[str, Any]
     """The limits of the settings: `initial`, `subsequent`, `sections` and `out_of_section`, as in `limits`."""
+    versions: Mapping[str, str] | Absent = ABSENT
+    """The versions of `launcher`, `torch`, `numpy`, `python`, `system`, and the `machine`."""
+    environment: Mapping[str, str] | Absent = ABSENT
+    """Variables of the launcher that say how collectives, devices, threads and memory behave, and the scheduler's
+    numbers of the job: only names of a list (`ft_launcher/record/surroundings.py`), with a plain word as value."""
 
 
 @dataclass(frozen=True)

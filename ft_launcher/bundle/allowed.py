@@ -1,0 +1,276 @@
+"""What of a journal's events, and of what a running job says of itself, may be passed on to others. Pure.
+
+An allow-list: only fields that `FIELDS` names, and of texts only those that this program wrote, or that have the form
+of a name, a number or a place in a program. `TEXTS` are the fields in free words, of ranks, users and commands: they
+are left out unless the user asks for them. What is in neither is never passed on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ft_launcher.record import surroundings
+
+Facts = Mapping[str, Any]
+
+FIELDS: dict[str, str] = {
+    "job_start": "run_id node max_restarts nprocs limits versions environment",
+    "job_end": "exit_code restarts_in_process started_again taken_over console_lines_dropped seconds wall_s "
+    "goodput goodput_saved",
+    "ledger": "cycle has_ended since until seconds steps iteration resumed points saved saved_s saves recovery "
+    "durations total goodput goodput_saved",
+    "health": "cycle healthy readings",
+    "health_change": "cycle check before state",
+    "gpu_memory": "cycle",
+    "decision": "cycle action reason charged restarts_left exit_code wait_s not_restartable inputs",
+    "signal": "signal",
+    "preempted_elsewhere": "cycle",
+    "fenced": "cycle ranks silent_s limit_s",
+    "store_silent": "",
+    "reports_end": "after_bytes",
+    "journal_piece": "run_id node started piece lost_bytes",
+    "lines_dropped": "lines",
+    "cycle_start": "cycle node_rank nodes master ranks",
+    "cycle_end": "cycle how lived_s iteration",
+    "fault": "cycle kind rank local_rank pid exit_code what where hint iteration limit learned_limit detail "
+    "agreed_exit_code error collateral fault_class doubt failed finding blamed waiting",
+    "evidence": "cycle of_rank ranks node_evidence stop_began all_ranks",
+    "stacks": "cycle ranks",
+    "stall": "cycle ranks",
+    "limits_cannot_act": "cycle",
+    "limit_doubled": "limit factor",
+    "fault_on_purpose": "cycle fault rank local_rank at",
+    "killed": "cycle pids",
+    "left_over": "cycle pids",
+    "lingers": "cycle",
+    "background_ended": "cycle pids signal",
+    "rank_exit": "cycle rank exit_code",
+    "verdict": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
+    "interruption": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
+    "exception": "cycle rank type traceback wall_time",
+    "nan_loss": "cycle rank iteration loss fault",
+    "monitor_replaced": "cycle rank",
+    "limits": "cycle rank initial subsequent sections out_of_section learned",
+    "interrupted_again": "cycle rank iteration waited_s",
+    "section_times": "cycle rank sections gpu",
+    "result_in_doubt": "cycle finding rank iteration node device",
+    "control_request": "cycle rank action",
+    "in_process_fault": "cycle rank pid exit_code where hint fault_class",
+    "in_process_restart": "cycle iteration took_s why",
+    "started_again": "cycle rank local_rank pid",
+    "stays_away": "cycle rank",
+    "joined": "cycle rank iteration",
+    "late_rank_ended": "cycle rank",
+    "finished_without": "cycle ranks",
+    "taken_over": "cycle rank",
+}
+"""Event -> the fields that are passed on, some of them in part (`_PARTS`)."""
+
+TEXTS: dict[str, str] = {
+    "job_end": "reason",
+    "health": "readings",
+    "health_change": "reason",
+    "gpu_memory": "why",
+    "preempted_elsewhere": "why",
+    "store_silent": "error",
+    "cycle_end": "why next",
+    "fault": "what detail others",
+    "stall": "what",
+    "limits_cannot_act": "why",
+    "exception": "message traceback",
+    "monitor_replaced": "why",
+    "interrupted_again": "why stack",
+    "control_request": "description",
+    "in_process_fault": "what",
+    "in_process_restart": "why",
+    "stays_away": "reason",
+    "late_rank_ended": "reason",
+    "taken_over": "reason",
+}
+"""Event -> the fields that are passed on as they are where the user asks for texts."""
+
+_FRAME = re.compile(r"[\w./<>+-]{1,300}:\d{1,9} in [\w.<>]{1,200}")
+_ERROR = re.compile(r"[\w. ]{1,100}( at [\w./<>+ -]{1,300}:\d{1,9})?")
+_TRACEBACK_LINE = re.compile(r'\s*File "([\w./<>+ -]{1,300})", line (\d{1,9}), in ([\w.<>]{1,200})')
+_NAME = re.compile(r"[\w.:/<>\[\] +~()-]{1,100}")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_OF_RANK = _words(
+    "rank local_rank pid place exit_code died_at verdict_at exception_at was_stopped killed_by_us frames process "
+    "groups state iteration sections sign_age_s reading_age_s"
+)
+_OF_PROCESS = _words("state stopped threads wchan")
+_OF_GROUP = _words("entered finished started operation shape description")
+_OF_ROW = _OF_GROUP - {"description"} | {"group", "ranks"}
+_OF_READING = _words("check state took_s")
+_OF_STATUS = _words(
+    "v t started launcher run_id node node_rank nodes state cycle max_restarts restarts_left restarts steps_lost "
+    "health fault_count ranks times exit_code"
+)
+
+
+def of_event(event: str, facts: Facts, with_texts: bool = False) -> dict[str, Any] | None:
+    """Returns what of an event may be passed on; None: nothing, this release does not know it."""
+    if event not in FIELDS:
+        return None
+    names = set(FIELDS[event].split())
+    found = {name: value for name, value in facts.items() if name in names}
+    if event == "decision" and _is_asked_for(facts):
+        del found["reason"]  # a rank's words are in it
+    found = _in_part(found)
+    if event == "fault" and "what" in found and not _is_ours(facts):
+        found["what"] = _what(facts)
+    if with_texts:
+        texts = set(TEXTS.get(event, "").split())
+        found |= {name: value for name, value in facts.items() if name in texts}
+    return found
+
+
+def of_status(status: Facts) -> dict[str, Any]:
+    """Returns what of `/status.json` may be passed on."""
+    found = _in_part({name: value for name, value in status.items() if name in _OF_STATUS})
+    faults = [fault for fault in _list(status.get("faults")) if isinstance(fault, Mapping)]
+    found["faults"] = [of_event("fault", fault) for fault in faults]
+    return found
+
+
+def of_stacks(answer: Facts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns what of an answer to `/stacks` may be passed on: ranks at the same place together, and how far ranks are
+    in each process group."""
+    groups = [group for group in _list(answer.get("groups")) if isinstance(group, Mapping)]
+    table = answer.get("collectives")
+    if not isinstance(table, Mapping):
+        table = {}
+    stacks = [{"ranks": _numbers(group.get("ranks")), "frames": _frames(group.get("frames"))} for group in groups]
+    return stacks, [_only(row, _OF_ROW) for row in _list(table.get("rows")) if isinstance(row, Mapping)]
+
+
+def _in_part(facts: Facts) -> dict[str, Any]:
+    """Returns the facts, of those that hold words of others only the parts that are numbers, names and places."""
+    return {name: _PARTS[name](value) if name in _PARTS else value for name, value in facts.items()}
+
+
+def _is_asked_for(facts: Facts) -> bool:
+    """Whether a decision is about a request of a rank, or may be: then its reason quotes that rank."""
+    inputs = facts.get("inputs")
+    return "reason" in facts and (not isinstance(inputs, Mapping) or "request" in inputs)
+
+
+def _is_ours(fault: Facts) -> bool:
+    """Whether this program wrote all of what a fault says: no exception, and no reason of an in-process wrapper."""
+    what = str(fault.get("what", ""))
+    return fault.get("kind") != "exception" and fault.get("limit") != "in_process" and "raised" not in what
+
+
+def _what(fault: Facts) -> str:
+    error = str(fault.get("error", ""))
+    if fault.get("kind") == "exception" and error and _ERROR.fullmatch(error):
+        return f"exception: {error}"
+    return f"{fault.get('kind')}, exit code {fault.get('exit_code')}"
+
+
+def _traceback(value: Any) -> list[str]:
+    """Returns the places in a traceback, without its source lines and the message."""
+    return _in_traceback(str(value).splitlines())
+
+
+def _detail(value: Any) -> list[str]:
+    """Returns the places among the lines that the console shows of a fault: frames of a hang, or of a traceback."""
+    return _frames(value) or _in_traceback(line for line in _list(value) if isinstance(line, str))
+
+
+def _in_traceback(lines: Iterable[str]) -> list[str]:
+    found = [_TRACEBACK_LINE.match(line) for line in lines]
+    return [f"{place[1]}:{place[2]} in {place[3]}" for place in found if place is not None]
+
+
+def _frames(value: Any) -> list[str]:
+    return [frame for frame in _list(value) if isinstance(frame, str) and _FRAME.fullmatch(frame)]
+
+
+def _numbers(value: Any) -> list[int]:
+    return [number for number in _list(value) if type(number) is int]
+
+
+def _ranks(value: Any) -> list[Any]:
+    """Returns ranks as numbers, or each with the fields that may be passed on."""
+    if not any(isinstance(rank, Mapping) for rank in _list(value)):
+        return _numbers(value)
+    return [_in_part(_only(rank, _OF_RANK)) for rank in _list(value) if isinstance(rank, Mapping)]
+
+
+def _groups(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {name: _only(group, _OF_GROUP) for name, group in value.items() if isinstance(group, Mapping)}
+
+
+def _inputs(value: Any) -> Any:
+    """Returns what a decision was made of, without the words of a request."""
+    if not isinstance(value, Mapping):
+        return None
+    found = dict(value)
+    if isinstance(value.get("request"), Mapping):
+        found["request"] = _only(value["request"], frozenset({"rank", "action"}))
+    return found
+
+
+def _each(names: frozenset[str]) -> Callable[[Any], list[dict[str, Any]]]:
+    return lambda value: [_only(part, names) for part in _list(value) if isinstance(part, Mapping)]
+
+
+def _only(facts: Facts, names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name in names}
+
+
+def _process(value: Any) -> dict[str, Any]:
+    return _only(value, _OF_PROCESS) if isinstance(value, Mapping) else {}
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and _NAME.fullmatch(value) else None
+
+
+def _names(value: Any) -> dict[str, str]:
+    """Returns a mapping of names to names."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {name: text for name, text in value.items() if _name(name) and _name(text)}
+
+
+def _environment(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    return surroundings.environment({name: text for name, text in value.items() if isinstance(text, str)})
+
+
+def _error(value: Any) -> str:
+    return value if isinstance(value, str) and _ERROR.fullmatch(value) else ""
+
+
+def _list(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list) else []
+
+
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "detail": _detail,
+    "environment": _environment,
+    "error": _error,
+    "frames": _frames,
+    "groups": _groups,
+    "inputs": _inputs,
+    "process": _process,
+    "ranks": _ranks,
+    "readings": _each(_OF_READING),
+    "traceback": _traceback,
+    "type": _name,
+    "versions": _names,
+    "why": _each(frozenset({"rank", "member", "interruption"})),
+}
+"""Name of a field -> what is passed on of it."""

@@ -1,0 +1,128 @@
+"""What may be passed on: every field of every event is decided on, and no secret is among what is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from ft_launcher.bundle.allowed import FIELDS, TEXTS, of_event, of_stacks, of_status
+from ft_launcher.record import surroundings
+from ft_launcher.record.events import EVENTS
+
+NEVER = {
+    "job_start": {"command"},
+    "evidence": {"otherwise", "suspect_results", "on_purpose"},
+    "lingers": {"processes"},
+    "verdict": {"line", "stacks"},
+    "interruption": {"line", "stacks"},
+    "limits": {"state"},
+}
+"""Command lines, paths, and what other fields have."""
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_each_field_of_each_event_is_decided_on(event: Any) -> None:
+    known = {field.name for field in fields(event)}
+    allowed, texts = set(FIELDS[event.event].split()), set(TEXTS.get(event.event, "").split())
+    assert allowed | texts | NEVER.get(event.event, set()) == known
+
+
+def test_there_is_no_event_but_those_of_the_journal() -> None:
+    assert FIELDS.keys() == EVENTS.keys() and TEXTS.keys() <= EVENTS.keys()
+
+
+SECRET = "hunter2"
+URL = f"postgres://user:{SECRET}@db/x"
+
+
+def test_a_command_line_is_not_passed_on() -> None:
+    assert of_event("job_start", {"nprocs": 2, "command": ["train.py", SECRET]}, with_texts=True) == {"nprocs": 2}
+
+
+def test_the_environment() -> None:
+    environ = {
+        "NCCL_DEBUG": "INFO",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "WANDB_API_KEY": SECRET,
+        "HTTPS_PROXY": URL,
+        "NCCL_IB_HCA": URL,
+        "OMP_NUM_THREADS": f"8 {SECRET}",
+    }
+    expected = {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_DEBUG": "INFO"}
+    assert surroundings.environment(environ) == expected
+    assert of_event("job_start", {"environment": environ}) == {"environment": expected}
+
+
+def test_versions() -> None:
+    found = surroundings.versions()
+    assert {"launcher", "python", "torch", "system"} <= found.keys()
+    assert of_event("job_start", {"versions": found | {"x": URL}}) == {"versions": found}
+
+
+TRACEBACK = f'Traceback:\n  File "/x/train.py", line 3, in step\n    connect("{URL}")\nValueError: {URL}\n'
+
+
+def test_an_exception_is_passed_on_as_its_type_and_its_places() -> None:
+    facts = {"rank": 1, "type": "ValueError", "message": URL, "traceback": TRACEBACK}
+    assert of_event("exception", facts) == {"rank": 1, "type": "ValueError", "traceback": ["/x/train.py:3 in step"]}
+    assert of_event("exception", facts, with_texts=True) == facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (
+            {"kind": "exception", "what": f"raised ValueError: {URL}", "error": "ValueError at train.py:3"},
+            "exception: ValueError at train.py:3",
+        ),
+        ({"kind": "exception", "what": f"raised ValueError: {URL}", "error": ""}, "exception, exit code 1"),
+        ({"kind": "exception", "what": "raised X", "error": f"X at {URL}"}, "exception, exit code 1"),
+        ({"kind": "signal", "what": f"died of SIGSEGV, after it raised X: {URL}"}, "signal, exit code 1"),
+        ({"kind": "signal", "what": "died of SIGKILL"}, "died of SIGKILL"),
+        ({"kind": "hang", "what": "hangs: no sign of life"}, "hangs: no sign of life"),
+        ({"kind": "hang", "limit": "in_process", "what": f"hangs: gave up: {URL}"}, "hang, exit code 1"),
+    ],
+)
+def test_what_a_fault_says_is_ours(facts: dict[str, Any], what: str) -> None:
+    found = of_event("fault", {"exit_code": 1} | facts)
+    assert found is not None and found["what"] == what and SECRET not in json.dumps(found)
+
+
+def test_a_request_and_the_decision_about_it() -> None:
+    request = {"rank": 1, "action": "restart", "description": SECRET}
+    found = of_event("decision", {"action": "restart", "reason": f"asked: {SECRET}", "inputs": {"request": request}})
+    assert found == {"action": "restart", "inputs": {"request": {"rank": 1, "action": "restart"}}}
+    assert of_event("decision", {"reason": f"asked: {SECRET}", "inputs": None}) == {"inputs": None}
+    assert of_event("control_request", request) == {"rank": 1, "action": "restart"}
+
+
+def test_frames_are_places_in_programs() -> None:
+    frames = ["train.py:3 in step", f"train.py:4 in {URL}", SECRET, 7, "torch/nn/modules/module.py:5 in _call_impl"]
+    rank = {"rank": 0, "place": "outside", "frames": frames, "process": {"state": "S", "stacks": URL}, "stacks": URL}
+    expected = {"rank": 0, "place": "outside", "frames": [frames[0], frames[4]], "process": {"state": "S"}}
+    assert of_event("stacks", {"cycle": 1, "ranks": [rank, SECRET]}) == {"cycle": 1, "ranks": [expected]}
+    rows = {"age_s": 1, "rows": [{"group": "dp", "ranks": [0], "entered": 4, "why": URL}, SECRET]}
+    answer = {"groups": [{"ranks": [0, SECRET], "frames": frames, "process": {"x": URL}}, SECRET], "collectives": rows}
+    stacks, collectives = of_stacks(answer)
+    assert stacks == [{"ranks": [0], "frames": expected["frames"]}]
+    assert collectives == [{"group": "dp", "ranks": [0], "entered": 4}]
+
+
+def test_evidence_is_passed_on_without_words_of_ranks() -> None:
+    rank = {"rank": 0, "local_rank": 0, "pid": 7, "exit_code": 1, "exception": {"message": URL}, "snapshot": {"x": URL}}
+    found = of_event("evidence", {"cycle": 1, "ranks": [rank], "on_purpose": {"0": SECRET}})
+    assert found == {"cycle": 1, "ranks": [{"rank": 0, "local_rank": 0, "pid": 7, "exit_code": 1}]}
+
+
+def test_the_status_of_a_job() -> None:
+    fault = {"t": 1, "cycle": 0, "kind": "exception", "exit_code": 1, "what": f"raised X: {URL}", "others": [URL]}
+    found = of_status({"state": "running", "sentence": SECRET, "trouble": SECRET, "later": URL, "faults": [fault]})
+    assert found["state"] == "running" and SECRET not in json.dumps(found)
+
+
+def test_an_event_of_a_later_release_is_left_out() -> None:
+    assert of_event("of_next_year", {"cycle": 1}) is None
+    assert of_event("rank_exit", {"cycle": 1, "of_next_year": URL}) == {"cycle": 1}
