@@ -209,7 +209,10 @@ def collectives(readings: Sequence[RankReading], now: float) -> dict[str, Any] |
 
 def encoded(found: Mapping[str, Any]) -> bytes:
     """Returns JSON in UTF-8; numbers that JSON does not have are null."""
-    text = json.dumps(finite(found), default=str, allow_nan=False)
+    try:
+        text = json.dumps(found, default=str, allow_nan=False)
+    except ValueError:  # seldom: to look at each number first takes longer than to write all of them
+        text = json.dumps(finite(found), default=str, allow_nan=False)
     return text.encode()  # `json` writes ASCII: halves of surrogate pairs are escaped
 
 

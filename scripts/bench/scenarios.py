@@ -6,7 +6,7 @@ from functools import partial
 
 from rank_monitor.contract.settings.config import MemberSettings
 
-from . import floors, formation, in_process, one_node, several_nodes, training_cost
+from . import floors, formation, in_process, one_node, several_nodes, status_page, training_cost
 from .launchers import (
     NVRX,
     NVRX_ALONE,
@@ -139,6 +139,15 @@ SCENARIOS = (
         sizes=(1, 2, 8),
         once=training_cost.rerun,
         floor=floors.rerun,
+        variants=ONLY_OURS,
+    ),
+    Scenario(
+        keys=("P14",),
+        title="a launcher is asked, simulated ranks on one node, 20 faults: metrics, status, page in Chromium, memory",
+        marks="page_update below 50 ms at 1024; metrics below 20 ms at 8; added memory below 8 MiB",
+        sizes=(8, 1024),
+        once=status_page.asked,
+        floor=floors.nothing,
         variants=ONLY_OURS,
     ),
     Scenario(

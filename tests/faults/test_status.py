@@ -83,13 +83,24 @@ def test_stacks_of_ranks_at_the_same_place_are_one(start_job: StartJob) -> None:
 def test_a_rank_that_hangs_and_a_restart(start_job: StartJob) -> None:
     """The status of the cycle after it has the fault, with what followed."""
     strike = Strike("sleep", iteration=4, rank=1)
-    job = start_job(Plan((strike,), hold=6), 2, "--max-restarts=1", "--ft-rank-section-timeouts=step:2")
+    port = free_port()
+    flags = ("--max-restarts=1", "--ft-rank-section-timeouts=step:2", f"--ft-status-port={port}")
+    job = start_job(Plan((strike,), hold=6), 2, *flags)
     job.until(lambda: job.journal("decision"), "the decision")
     job.until(lambda: status(job)["state"] == "running" and status(job)["cycle"] == 1, "the next cycle")
     found = status(job)
     (fault,) = found["faults"]
     assert (fault["rank"], fault["fault_class"], fault["cycle"]) == (1, "hang", 0)
     assert fault["next"].startswith("restart: ")
+    assert (fault["number"], fault["has_stacks"]) == (1, True)
+    scene = json.loads(get(port, "/fault.json?number=1")[1])
+    assert sorted(rank for group in scene["stacks"] for rank in group["ranks"]) == [0, 1]
+    assert all(group["frames"] for group in scene["stacks"])
+    before, now = found["cycles"]
+    assert (before["cycle"], before["how"], now["cycle"], now["how"]) == (0, "failed", 1, "")
+    assert now["recovery"]["detection"] > 0
+    limit = next(one for one in json.loads(get(port, "/settings.json")[1])["settings"] if one["value"] == {"step": 2.0})
+    assert (limit["key"], limit["source"]) == ("rank_section_timeouts", "--ft-rank-section-timeouts")
     assert found["restarts"] == 1 and "1 fault" in found["sentence"]
     job.go()
     assert job.finish() == 0, job.tail()
