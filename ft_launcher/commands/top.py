@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ft_launcher.commands.running_jobs import RunningJob
-from ft_launcher.commands.status import RUN, running_job, stack_lines
+from ft_launcher.commands.status import RUN, collective_lines, running_job, stack_lines
 from ft_launcher.record.report import printable
 from ft_launcher.settings.options import UsageError
 
@@ -103,6 +103,7 @@ class _Screen:
                 self._stacks = [f"no stacks: {problem}"]
                 if found is not None:
                     self._stacks = [line for group in found.get("groups", []) for line in stack_lines(group)]
+                    self._stacks += collective_lines(found.get("collectives"))
 
     def _silence(self) -> str:
         silent_s = time.monotonic() - self._asking.answered_at

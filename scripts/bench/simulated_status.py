@@ -47,7 +47,7 @@ def times(step: int) -> Times:
     present = CycleTimes(20, 2e4, 3e4, seconds, step, step, saved=step - step % 100)
     durations = Durations()
     durations.add(1_900_000_000)
-    return Times("", present, Account(seconds, sum(seconds.values()), 0.97, 0.96, step), durations, parts)
+    return Times("", present, Account(seconds, sum(seconds.values()), 0.97, 0.96, step), {"step": durations}, parts)
 
 
 def fail(journal: Journal, cycle: int, ranks: int) -> None:

@@ -167,7 +167,8 @@ function forget() {
   faults.clear();
   byId("faults").replaceChildren();
   byId("values").replaceChildren();
-  byId("settings").open = false;
+  byId("settings").open = byId("collectives").open = false;
+  byId("groups").replaceChildren();
   selected = -1;
 }
 
@@ -444,6 +445,30 @@ function hover(index) {
   showRank();
 }
 
+// Collectives: asked for when somebody wants to know, since each rank has to answer.
+
+/** Fills a table with how far ranks are in their process groups. Those that others wait for stand out. */
+function fillCollectives(table, rows) {
+  const most = new Map();
+  for (const row of rows) most.set(row.group, Math.max(most.get(row.group) ?? 0, row.entered));
+  fill(table, ["process group", "ranks", "entered", "finished", "collective"], rows.map((row) => [
+    row.group, named(row.ranks), number(row.entered), number(row.finished), `${row.operation} ${row.shape}`,
+  ]), [2, 3]);
+  rows.forEach((row, index) => table.tBodies[0].rows[index].classList.toggle("behind", row.entered < most.get(row.group)));
+}
+
+async function askForCollectives() {
+  if (!byId("collectives").open) return;
+  put(byId("collected"), "Asks the ranks.");
+  try {
+    const found = (await (await ask("status.json?collectives=1")).json()).collectives;
+    fillCollectives(byId("groups"), found?.rows ?? []);
+    put(byId("collected"), found === null ? "No rank has said anything of its collectives." : `As of ${new Date().toLocaleTimeString()}.`);
+  } catch (error) {
+    put(byId("collected"), `No answer: ${error.message || error}`);
+  }
+}
+
 // Faults: each stays as it is while its reader has it open.
 
 const faults = new Map();  // number -> its element
@@ -493,7 +518,8 @@ function makeFault(fault) {
 
 const PLACES = {
   stopped: "stopped, by SIGSTOP or a debugger", in_kernel: "in the kernel: storage, GPU or NIC",
-  collective: "in a collective", outside: "in no call of torch.distributed", unknown: "unknown",
+  collective: "in a collective", outside: "in no call of torch.distributed",
+  blocked: "in C code, waits for another thread", unknown: "unknown",
 };
 
 /** Shows where the ranks were at a fault: how far in their collectives, then their stacks. */
@@ -508,15 +534,7 @@ async function showScene(scene, faultNumber) {
   const parts = [];
   if (found.collectives.length) {
     const table = element("table");
-    const rows = found.collectives.map((row) => [
-      row.group, named(row.ranks), number(row.entered), number(row.finished), `${row.operation} ${row.shape}`,
-    ]);
-    fill(table, ["process group", "ranks", "entered", "finished", "collective"], rows, [2, 3]);
-    const most = new Map();
-    for (const row of found.collectives) most.set(row.group, Math.max(most.get(row.group) ?? 0, row.entered));
-    found.collectives.forEach((row, index) => {
-      table.tBodies[0].rows[index].classList.toggle("behind", row.entered < most.get(row.group));
-    });
+    fillCollectives(table, found.collectives);
     parts.push(element("h3", "Collectives"), around("div", table));
     parts.at(-1).className = "wide";
   }
@@ -623,6 +641,8 @@ grid.addEventListener("pointermove", (event) => hover(under(event)));
 grid.addEventListener("pointerleave", () => hover(-1));
 grid.addEventListener("click", (event) => under(event) >= 0 && select(under(event)));
 grid.addEventListener("focus", () => status !== null && status.ranks.length && selected < 0 && select(0));
+byId("collectives").addEventListener("toggle", askForCollectives);
+byId("collect").addEventListener("click", askForCollectives);
 byId("settings").addEventListener("toggle", loadSettings);
 byId("all_settings").addEventListener("change", showSettings);
 new ResizeObserver(() => status !== null && draw()).observe(document.body);

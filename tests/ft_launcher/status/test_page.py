@@ -246,6 +246,26 @@ def test_a_fault_opens_its_stacks(browser: Browser, job: Simulation) -> None:
     assert browser.find("#faults details").get_attribute("open"), "what its reader has open stays open"
 
 
+def test_collectives_are_asked_for(browser: Browser, job: Simulation) -> None:
+    job.starts(ranks=8)
+    state = {"operation": "all_reduce", "shape": "[[4]]", "description": "data parallel", "entered": 5, "finished": 4}
+    groups = [{"0": {**state, "entered": 4}} if rank == 3 else {"0": state} for rank in range(8)]
+    now = time.monotonic()
+    job.reads([replace(one, groups=groups[one.rank], groups_at=now) for one in job.readings])
+    show(browser, job)
+    browser.find("#collectives summary").click()
+    browser.until(lambda: browser.text("#collected").startswith("As of "), "the answer")
+    behind, ahead = (row.text for row in browser.find("#groups tbody").find_elements("css selector", "tr"))
+    assert (behind, ahead) == (
+        "data parallel rank 3 4 4 all_reduce [[4]]",
+        "data parallel ranks 0-2, 4-7 5 4 all_reduce [[4]]",
+    )
+    assert browser.find("#groups tr.behind").text == behind
+    job.reads([replace(one, groups_at=None) for one in job.readings])
+    browser.find("#collect").click()
+    browser.until(lambda: "No rank has said anything" in browser.text("#collected"), "the answer")
+
+
 def test_what_ranks_have_written_is_shown_as_text(browser: Browser, job: Simulation) -> None:
     long = HOSTILE + "x" * 100_000
     job.starts(ranks=8, run_id=long)
@@ -308,7 +328,7 @@ def test_by_keyboard(browser: Browser, job: Simulation) -> None:
     browser.press("ARROW_UP", "HOME", "ARROW_DOWN")
     columns = browser.script("return columns")
     assert f"rank {columns}: training" in browser.text("#rank")
-    browser.press("TAB", "ENTER")
+    browser.press("TAB", "TAB", "ENTER")
     browser.until(lambda: browser.text(".scene"), "the stacks")
     assert browser.script("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
