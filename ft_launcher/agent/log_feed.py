@@ -36,7 +36,9 @@ class LogFeed:
         self._on_bad_loss = parts.settings.record.watch_log_nan
         self._limit_s = parts.settings.monitor.watch_log_timeout
         self._watch: LogWatch | None = None
-        self._is_alone = not parts.several_nodes
+        self._has_failed = False
+        # On other nodes than that of the rank that prints there are no steps.
+        self._misses_steps = not parts.several_nodes
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
@@ -52,6 +54,7 @@ class LogFeed:
     def _begin(self) -> None:
         if self._watch_log is None:
             return
+        self._has_failed = False
         processes = self._ranks.processes
         self._watch = LogWatch(self._watch_log, self._limit_s, processes.printed_to(), processes.unshown)
         self._watch.start()
@@ -60,10 +63,13 @@ class LogFeed:
         watch, self._watch = self._watch, None
         if watch is None:
             return
+        # The cycle has ended already, well or for another reason: a bad loss is no fault of it any more.
         for local_rank, item in watch.stop():
-            self._pass_on(local_rank, item)
-        # On other nodes than that of the rank that prints there is none.
-        if self._is_alone and not watch.has_steps:
+            self._pass_on(local_rank, item, may_fail=False)
+        if watch.has_steps:
+            self._misses_steps = False
+        if self._misses_steps:
+            self._misses_steps = False
             self._recorder.no_steps_printed(self._ranks.cycle, str(self._watch_log))
 
     def descriptors(self) -> set[int]:
@@ -80,25 +86,27 @@ class LogFeed:
         """Passes on what is new. Returns the failure of the cycle where a loss is one."""
         if self._watch is None or self._watch.fileno() not in ready:
             return []
-        events: list[Event] = []
         for local_rank, item in self._watch.take():
-            if self._pass_on(local_rank, item):
-                events.append(CyclePhase.FAILED)
-        return events
+            self._pass_on(local_rank, item, may_fail=self._on_bad_loss == _FAULT)
+        if self._has_failed:
+            return [CyclePhase.FAILED]
+        return []
 
-    def _pass_on(self, local_rank: int, item: News) -> bool:
-        """Passes on one finding; returns whether it is a fault."""
+    def _pass_on(self, local_rank: int, item: News, may_fail: bool) -> None:
+        """Passes on one finding. `may_fail`: a bad loss is a fault."""
+        if self._has_failed:
+            # Steps after a bad loss are no progress, and the iteration of the fault is that of the loss.
+            return
         if not isinstance(item, BadLoss):
             self._ranks.monitors.printed(local_rank, item)
-            return False
+            return
         if self._on_bad_loss == _OFF:
-            return False
-        is_fault = self._on_bad_loss == _FAULT
+            return
         rank = self._ranks.global_rank(local_rank)
-        self._recorder.bad_loss(self._ranks.cycle, rank, item.iteration, item.loss, is_fault)
-        if is_fault:
+        self._recorder.bad_loss(self._ranks.cycle, rank, item.iteration, item.loss, may_fail)
+        if may_fail:
+            self._has_failed = True
             self._ranks.monitors.fail(local_rank, RankException(BAD_LOSS, _printed(item), "", time.time()))
-        return is_fault
 
 
 def _printed(bad: BadLoss) -> str:

@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 _PERIOD_S = 0.25
 """Shortest time between two readings (seconds): a progress bar changes ten times a second, and nobody needs that."""
 _CHUNK = 1 << 16
-_MOST_BEHIND = 8 << 20
-"""Bytes. Of a rank that prints faster than this is read, all but the end is left out."""
+_MOST_BEHIND = 1 << 20
+"""Bytes. Of a rank that prints faster than this is read, all but the end is left out: 100 lines of 600 characters a
+second are 60 KiB, and what is left at the end of a cycle must not hold up the next one."""
 
 
 class _Stream:
@@ -79,6 +80,7 @@ class LogWatch:
             local_rank: [_Stream(path, spools.get(path)) for path in paths] for local_rank, paths in files.items()
         }
         self._lock = threading.Lock()
+        self._found: list[tuple[int, News]] = []
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_watch")
@@ -96,7 +98,8 @@ class LogWatch:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
         with self._lock:
-            return [(local_rank, item) for local_rank, log in self._logs.items() for item in log.news()]
+            found, self._found = self._found, []
+        return found
 
     @property
     def has_steps(self) -> bool:
@@ -133,23 +136,25 @@ class LogWatch:
         """How long to wait for more (seconds; None: without limit)."""
         if not is_woken:
             return _PERIOD_S
-        with self._lock:
-            due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
+        due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
         if not due:
             return None
         return max(0.0, (min(due) - time.monotonic_ns()) / NS_PER_S)
 
     def _read_all(self, judges: bool = True) -> None:
-        with self._lock:
-            for local_rank, log in list(self._logs.items()):
-                now_ns = time.monotonic_ns()
-                try:
-                    for stream in self._streams[local_rank]:
-                        stream.read(log, now_ns)
-                    if judges:
-                        log.judge(now_ns)
-                except Exception as error:  # what a rank prints must not end the launcher, nor this for other ranks
-                    log_contained(f"what local rank {local_rank} prints is no longer read", error)
-                    del self._logs[local_rank]
-            if any(log.has_news for log in self._logs.values()):
+        for local_rank, log in list(self._logs.items()):
+            now_ns = time.monotonic_ns()
+            try:
+                for stream in self._streams[local_rank]:
+                    stream.read(log, now_ns)
+                if judges:
+                    log.judge(now_ns)
+            except Exception as error:  # what a rank prints must not end the launcher, nor this for other ranks
+                log_contained(f"what local rank {local_rank} prints is no longer read", error)
+                del self._logs[local_rank]
+            news = log.news()
+            if news:
+                # Not held while lines are read: the agent must not wait for that.
+                with self._lock:
+                    self._found += [(local_rank, item) for item in news]
                 os.eventfd_write(self._news, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ft_launcher.training_log.line_pattern import LinePattern
 from ft_launcher.training_log.log_line import LogLine, Reader, number, seconds, whole_number
 from ft_launcher.training_log.progress_bar import ProgressBar, progress_bar
 from rank_monitor.contract.wire.messages import NO_ITERATION
@@ -161,15 +162,13 @@ class Expression:
     """An expression of the user's, searched for in each line."""
 
     def __init__(self, text: str) -> None:
-        self._pattern = re.compile(text)
-        self._names = self._pattern.groupindex.keys()
+        self._pattern = LinePattern(text)
 
     def read(self, line: str) -> LogLine | None:
         """Reads one line."""
-        match = self._pattern.search(line)
-        if match is None:
+        found = self._pattern.search(line)
+        if found is None:
             return None
-        found = {name: match[name] for name in self._names}
         return LogLine(
             whole_number(found.get("iteration")),
             step_s=seconds(found.get("step_time")),

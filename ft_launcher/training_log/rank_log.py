@@ -84,11 +84,6 @@ class RankLog:
         found, self._news = self._news, []
         return found
 
-    @property
-    def has_news(self) -> bool:
-        """Whether `news` has any."""
-        return self._at_ns is not None or bool(self._news)
-
     def _take(self, line: LogLine | None, now_ns: int) -> None:
         if line is None:
             return

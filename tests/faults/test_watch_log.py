@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.job import Job
 from tests.faults.test_attribution import script
 from tests.faults.training import Plan
+from tests.program import clean_environment, run
 
 STEPS, RESUMED, STRIKES_AT = 14, 6, 9
 
@@ -22,10 +24,10 @@ again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 for step in range({RESUMED} if again else 0, {STEPS}):
     time.sleep(0.05)
     if os.environ["RANK"] == "0":
-        strikes = step == {STRIKES_AT} and not again
-        loss = "nan" if strikes and HOW == "nan" else 1.5
+        strikes = step == {STRIKES_AT} and (not again or HOW == "always nan")
+        loss = "nan" if strikes and "nan" in HOW else 1.5
         sys.stdout.write(f"iter {{step}}: loss {{loss}}, time 50.00ms, mfu 1.00%\\n")
-        if strikes and HOW == "hangs":
+        if strikes and HOW in ("hangs", "nan, and hangs", "always nan"):
             time.sleep(600)
         if strikes and HOW == "dies":
             os._exit(3)
@@ -87,13 +89,58 @@ def _line(frame: str) -> int:
 
 @pytest.mark.parametrize("how", ["warn", "fault", "off"])
 def test_a_loss_that_is_no_number(start_job: StartJob, tmp_path: Path, how: str) -> None:
-    job = start(start_job, tmp_path, "nan", "--ft-watch-log=nanogpt", f"--ft-watch-log-nan={how}")
+    job = start(
+        start_job,
+        tmp_path,
+        "nan, and hangs" if how == "fault" else "nan",
+        "--ft-watch-log=nanogpt",
+        f"--ft-watch-log-nan={how}",
+    )
     assert job.finish() == 0, job.tail()
     found = [(event["rank"], event["iteration"], event["loss"], event["fault"]) for event in job.journal("nan_loss")]
     faults = [(fault["kind"], fault["error"]) for fault in job.journal("fault")]
     assert found == ([] if how == "off" else [(0, STRIKES_AT, "nan", how == "fault")]), job.tail()
     assert faults == ([("exception", "loss is not finite")] if how == "fault" else []), job.tail()
     assert ("the training goes on" in job.output) == (how == "warn")
+
+
+def test_the_same_nan_again_and_again_ends_the_job(start_job: StartJob, tmp_path: Path) -> None:
+    job = start(
+        start_job, tmp_path, "always nan", "--ft-watch-log=nanogpt", "--ft-watch-log-nan=fault", "--max-restarts=5"
+    )
+    assert job.finish(120) == 93, job.tail()
+    assert [fault["iteration"] for fault in job.journal("fault")] == [STRIKES_AT] * 3
+    assert "the same error 3 times in a row: loss is not finite at iteration 9" in job.output
+
+
+FUNCTION = """
+import os, signal, sys
+from ft_launcher import LaunchConfig, launch
+
+def train():
+    for step in range(5):
+        print("step", step)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    try:
+        launch(train, LaunchConfig(nproc_per_node=1, start_method=sys.argv[1], max_restarts=0,
+            watch_log=r"step (?P<iteration>\\d+)", journal_dir=sys.argv[2]))()
+    except Exception as error:
+        print("ended by", type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_function_prints_line_by_line(tmp_path: Path, method: str) -> None:
+    """What it printed right before its death is read, also where Python would hold 8 KiB back for a file."""
+    program = script(tmp_path, FUNCTION)
+    words = [sys.executable, str(program), method, str(tmp_path / "journal")]
+    ended = run(words, folder=tmp_path, environ=clean_environment(TMPDIR=str(tmp_path)), check=True)
+    assert re.findall(r"^step (\d)$", ended.stdout, re.MULTILINE) == list("01234"), ended
+    (file,) = (tmp_path / "journal").glob("journal.*.jsonl")
+    (fault,) = [line for line in map(json.loads, file.read_text().splitlines()) if line["event"] == "fault"]
+    assert fault["iteration"] == 4
 
 
 PROGRAM = """

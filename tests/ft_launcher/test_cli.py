@@ -109,6 +109,18 @@ def test_a_dry_run_that_only_a_variable_asks_for(launcher: FakeLauncher, monkeyp
     assert "run" not in launcher.events
 
 
+def test_a_dry_run_shows_what_a_program_gets_whose_output_is_read(
+    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    watched = ("--ft-dry-run", "--ft-watch-log=tqdm", "--ft-watch-log-timeout=60")
+    assert exit_code(*watched, "--no-python", "true") == 0
+    text = capsys.readouterr().out
+    assert "env PYTHONUNBUFFERED=1" in text and "limit from one printed step to the next: 60 s" in text
+    assert exit_code(*watched, "train.py") == 0
+    assert "PYTHONUNBUFFERED" not in capsys.readouterr().out
+
+
 def test_a_dry_run_over_several_nodes(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     line = "--ft-dry-run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-id 5 train.py"
     assert exit_code(*line.split()) == 0

@@ -1,8 +1,8 @@
 """What `--ft-watch-log` may be: a preset's name, or a regular expression, which is checked here. Pure.
 
-The expression reads what ranks print, in the launcher. Python's `re` tries every way to divide a line among repeats:
-one repeat within another takes exponential time on a line that almost matches, and the launcher would stand still. So
-an expression may have no such repeat; its tree is that of Python's own parser.
+An expression reads what ranks print, in the launcher (`training_log/line_pattern.py`), in linear time. What an engine
+that tries every way would take exponential time for is refused: a repeat within another, and what refers to other
+text. So an expression costs little wherever it is tried. Its tree is that of Python's own parser.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ else:
     import sre_constants as sre
     import sre_parse as parser
 
+__all__ = ["GROUPS", "PRESETS", "SETTING", "parse", "sre"]
+
 PRESETS = ("megatron", "torchtitan", "lightning", "huggingface", "tqdm", "nanogpt")
 GROUPS = ("iteration", "step_time", "loss")
 """The named groups of an expression: a whole number, seconds, and a number."""
 
 _MOST_CHARACTERS = 1000
-_MOST_CHOICES = 24
-"""Repeats and alternatives of one expression. Those of a line of Megatron, with all its fields, are 20."""
+_MOST_PARTS = 500
+"""Characters and classes of an expression, where `{m,n}` counts n times: a line is tried with each at each place."""
 _ALLOWED = "allowed are characters, classes, ., ^, $, *, +, ?, {m,n}, | and groups, none repeated within another"
-_REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, getattr(sre, "POSSESSIVE_REPEAT", None)}
 _REFUSED = {
     sre.GROUPREF: "a reference to a group",
     sre.GROUPREF_EXISTS: "a condition",
     sre.ASSERT: "a look-ahead or look-behind",
     sre.ASSERT_NOT: "a look-ahead or look-behind",
+    getattr(sre, "ATOMIC_GROUP", None): "an atomic group",
+    getattr(sre, "POSSESSIVE_REPEAT", None): "a possessive repeat",
 }
 
 
@@ -54,18 +57,27 @@ def _check(text: str) -> None:
         raise ValueError(f"has {len(text)} characters; at most {_MOST_CHARACTERS} are read")
     try:
         names = re.compile(text).groupindex.keys()
-        tree = parser.parse(text)
+        tree = parse(text)
     except (re.error, OverflowError, RecursionError) as problem:
         raise ValueError(f"is not a regular expression: {problem}") from None
     if not names or not names <= set(GROUPS):
         unknown = ", ".join(sorted(names - set(GROUPS))) or "none"
         raise ValueError(f"needs one or more of the named groups {', '.join(GROUPS)}, and no other (it has: {unknown})")
-    if _choices(tree, repeated=False) > _MOST_CHOICES:
-        raise ValueError(f"has more than {_MOST_CHOICES} repeats and alternatives, and could take very long")
+    if _parts(tree, repeated=False) > _MOST_PARTS:
+        raise ValueError(f"has more than {_MOST_PARTS} parts, where a repeat {{m,n}} counts n times")
 
 
-def _choices(items: Any, repeated: bool) -> int:
-    """Returns how many choices an expression leaves to the engine. `repeated`: it is inside a repeat.
+def parse(text: str) -> Any:
+    """Returns the tree of an expression, as Python's parser makes it.
+
+    Raises:
+        re.error: it is none.
+    """
+    return parser.parse(text)
+
+
+def _parts(items: Any, repeated: bool) -> int:
+    """Returns how many characters and classes an expression has. `repeated`: it is inside a repeat.
 
     Raises:
         ValueError: it could take exponential time.
@@ -74,19 +86,23 @@ def _choices(items: Any, repeated: bool) -> int:
     for operation, value in items:
         if operation in _REFUSED:
             raise ValueError(f"has {_REFUSED[operation]}, which could take exponential time; {_ALLOWED}")
-        if operation in _REPEATS:
+        if operation in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             low, high, body = value
-            varies = low != high
-            if repeated and varies:
+            if repeated and low != high:
                 raise ValueError(f"has a repeat within a repeat, which could take exponential time; {_ALLOWED}")
-            found += int(varies) + _choices(body, repeated or high > 1)
+            times = low + 1 if high is sre.MAXREPEAT else high
+            found += _parts(body, repeated or high > 1) * times
         elif operation is sre.BRANCH:
             if repeated:
                 raise ValueError(f"has alternatives within a repeat, which could take exponential time; {_ALLOWED}")
-            found += len(value[1]) - 1 + sum(_choices(branch, repeated) for branch in value[1])
-        elif operation is sre.SUBPATTERN or operation is getattr(sre, "ATOMIC_GROUP", None):
-            body = value[-1] if operation is sre.SUBPATTERN else value
-            found += _choices(body, repeated)
+            found += sum(_parts(branch, repeated) for branch in value[1])
+        elif operation is sre.SUBPATTERN:
+            _, added, removed, body = value
+            if added or removed:
+                raise ValueError("has flags for a part of it; write them for all of it, as in (?i) at its beginning")
+            found += _parts(body, repeated)
+        else:
+            found += 1
     return found
 
 

@@ -24,8 +24,8 @@ def test_steps_are_joined_but_the_first() -> None:
     log = RankLog("nanogpt", None)
     iters(log, 5, 7, 8, 9)
     half = S // 2
-    assert log.has_news and log.news() == [LogStep(7, 0, half, 5 * S), LogStep(9, 0, half, 5 * S)]
-    assert not log.has_news and log.news() == []
+    assert log.news() == [LogStep(7, 0, half, 5 * S), LogStep(9, 0, half, 5 * S)]
+    assert log.news() == []
     iters(log, 6, 10)
     iters(log, 7, 11)
     assert log.news() == [LogStep(11, 0, half, 7 * S)]
