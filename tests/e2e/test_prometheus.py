@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -94,6 +95,12 @@ def scraped(tmp_path: Path) -> Iterator[Prometheus]:
     server.process.wait(LIMIT_S)
 
 
+def dashboard() -> dict[str, Any]:
+    """Grafana's dashboard of this repository."""
+    found: dict[str, Any] = json.loads((ROOT / "configs" / "grafana" / "dashboard.json").read_text())
+    return found
+
+
 def test_a_job_is_scraped_and_an_alert_fires(scraped: Prometheus, start_job: Any) -> None:
     target = scraped.target  # type: ignore[attr-defined]
     job = start_job(Plan(hold=4), 2, f"--ft-metrics-port={target}", "--max-restarts=0")
@@ -102,6 +109,14 @@ def test_a_job_is_scraped_and_an_alert_fires(scraped: Prometheus, start_job: Any
     assert scraped.value('sum(ft_launcher_rank_state{state="training"})') == 2
     assert scraped.value("ft_launcher_cycle") == 0
     assert (scraped.value("sum(ft_launcher_time_seconds)") or 0) > 0
+    run_id = job.journal("job_start")[0]["run_id"]
+    numbers = {
+        panel["title"]: scraped.value(panel["targets"][0]["expr"].replace("$run_id", run_id))
+        for panel in dashboard()["panels"]
+        if panel["type"] == "stat"
+    }
+    assert (numbers["Step"], numbers["Ranks that hang"], numbers["Restarts left"]) == (3, 0, 0)
+    assert None not in numbers.values(), numbers
 
     def fires() -> bool:
         alerts = scraped.ask("alerts") or {"alerts": []}
@@ -142,3 +157,31 @@ def test_the_guide_names_every_metric_and_every_alert_a_metric() -> None:
         word.split("{")[0].split("[")[0] for word in rules.replace("(", " ").split() if word.startswith("ft_launcher_")
     }
     assert {name.rstrip(")") for name in used} <= made
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(tmp_path: Path) -> None:
+    """Every expression is one for Prometheus, and every metric and label of it is one of ours."""
+    from ft_launcher.status import metrics
+    from tests.ft_launcher.status import test_node_status as known
+
+    status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
+    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, 101.0, "1.2").decode()
+    made = {line.split()[2] for line in body.splitlines() if line.startswith("# TYPE")}
+    board = dashboard()
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [annotation["expr"] for annotation in board["annotations"]["list"]]
+    rules = [{"record": f"asked:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = run(["promtool", "check", "rules", str(file)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {name for expr in asked for name in re.findall(r"ft_launcher_\w+", expr)}
+    assert len(names) > 15
+    assert {
+        name for name in names if name not in made and re.sub("_(bucket|sum|count)$", "", name) not in made
+    } == set()
+    guide = (ROOT / "docs" / "status.md").read_text()
+    labels = {label for expr in asked for label in re.findall(r"(?:\{|, )(\w+)=", expr)} | {
+        label for panel in board["panels"] for label in re.findall(r"\{\{(\w+)\}\}", json.dumps(panel["targets"]))
+    }
+    assert [label for label in sorted(labels - {"instance"}) if f"`{label}`" not in guide] == []
