@@ -72,6 +72,7 @@ EVERY_TORCH = (
     "tests/faults/test_rank_faults.py::test_ends_with_its_code_when_all_restarts_are_spent",
     "tests/faults/test_third_party_rendezvous.py::",
     "tests/faults/test_two_nodes.py::test_both_nodes_restart[SIGKILL]",
+    "tests/faults/test_watch_log.py::test_progress_reaches_policy_ledger_and_console[off]",
 )
 """Beginnings of tests that get the mark `every_torch`: where the launcher meets torch, a few seconds each."""
 

@@ -64,12 +64,13 @@ class SpooledOutput:
             spool.close()
         self._shown, self._unshown = {}, {}
 
-    def _replace(self, local_rank: int, paths: MutableMapping[int, str], console: TextIO) -> None:
+    def _replace(self, local_rank: int, paths: MutableMapping[int, str], console: TextIO | None) -> None:
         path = paths[local_rank]
         if path not in (_CONSOLE, os.devnull):
             return
         spool = Spool(f"ft_output{local_rank}")
-        if path == _CONSOLE:
+        # Python has no stream where the descriptor was closed at its start.
+        if path == _CONSOLE and console is not None:
             self._shown[spool.path] = spool
             self.streams.append(SpoolStream(spool, console))
         else:

@@ -1,7 +1,7 @@
 """The files in `configs/`: each loads without a warning, says of each line what it does, and is run by a job.
 
-`auto_learned.yaml` is run in `test_learned_limits_jobs.py`, `megatron.yaml` and `lightning.yaml` by the tests of these
-integrations.
+`auto_learned.yaml` is run in `test_learned_limits_jobs.py`, `printed_steps.yaml` in `test_watch_log.py`, and
+`megatron.yaml` and `lightning.yaml` by the tests of these integrations.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def test_there_is_one_for_each_way_to_be_watched() -> None:
     names = {file.stem for file in CONFIGS}
     assert names == {
         *("heartbeats", "sections", "auto_learned", "in_process", "spares", "megatron", "lightning", "fail_fast"),
+        "printed_steps",
     }
 
 

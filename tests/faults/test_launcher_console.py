@@ -57,14 +57,17 @@ def full_pipe() -> Iterator[int]:
     os.close(reader)
 
 
-def test_a_console_that_nobody_reads(start_job: StartJob, tmp_path: Path, full_pipe: int) -> None:
+@pytest.mark.parametrize("flags", [("--redirects=3", "--tee=3"), ("--ft-watch-log=nanogpt",)], ids=["tee", "read"])
+def test_a_console_that_nobody_reads(
+    start_job: StartJob, tmp_path: Path, full_pipe: int, flags: tuple[str, ...]
+) -> None:
     """Neither the block of a fault nor 8 MiB that a rank prints holds up the restart, nor then the end."""
 
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, **(more | {"stdout": full_pipe, "stderr": full_pipe}))
 
     strikes = (Strike("prints 8 MiB", iteration=2, rank=1), Strike("exception", iteration=4, rank=0))
-    flags = ("--max-restarts=1", "--log-dir=logs", "--redirects=3", "--tee=3")
+    flags = ("--max-restarts=1", "--log-dir=logs", *flags)
     job = start_job(Plan(strikes, saves_on_sigterm=True, hold=HOLD), 2, *flags, place=Place(start))
     job.until_ranks_train(HOLD, cycle=1)
     job.process.send_signal(signal.SIGTERM)
@@ -76,11 +79,12 @@ def test_a_console_that_nobody_reads(start_job: StartJob, tmp_path: Path, full_p
     assert [fault["kind"] for fault in job.journal("fault")] == ["exception"], job.tail()
 
 
-def test_descriptors_0_to_2_are_closed(start_job: StartJob) -> None:
+@pytest.mark.parametrize("flags", [(), ("--ft-watch-log=nanogpt",)], ids=["inherited", "read"])
+def test_descriptors_0_to_2_are_closed(start_job: StartJob, flags: tuple[str, ...]) -> None:
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*CLOSED, *words], **more)
 
-    job = start_job(Plan((Strike("exception", rank=1),)), 2, "--max-restarts=1", place=Place(start))
+    job = start_job(Plan((Strike("exception", rank=1),)), 2, "--max-restarts=1", *flags, place=Place(start))
     holds(job, 0, [Told("exception", {1})])
 
 

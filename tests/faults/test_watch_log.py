@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import StartJob
-from tests.faults.job import Job
+from tests.faults.job import Job, kill
 from tests.faults.test_attribution import script
 from tests.faults.training import Plan
-from tests.program import clean_environment, run
+from tests.program import ROOT, clean_environment, run
 
 STEPS, RESUMED, STRIKES_AT = 14, 6, 9
 
@@ -71,7 +72,8 @@ def test_progress_reaches_policy_ledger_and_console(start_job: StartJob, tmp_pat
 
 
 def test_no_new_step_is_a_verdict_with_stacks(start_job: StartJob, tmp_path: Path) -> None:
-    job = start(start_job, tmp_path, "hangs", "--ft-watch-log=nanogpt", "--ft-watch-log-timeout=4")
+    given = f"--ft-cfg-path={ROOT / 'configs' / 'printed_steps.yaml'}"
+    job = start(start_job, tmp_path, "hangs", given, "--ft-watch-log-timeout=4")
     assert job.finish() == 0, job.tail()
     (verdict,) = job.journal("verdict")
     assert (verdict["rank"], verdict["limit"], verdict["limit_s"]) == (0, "log", 4.0)
@@ -188,6 +190,43 @@ def test_bars_rest_between_epochs(start_job: StartJob, tmp_path: Path) -> None:
     part, *_ = job.journal("ledger")
     assert part["steps"] >= 40 and part["iteration"] is None and part["resumed"] is None, job.tail()
     assert "epoch 1: 100%" in job.output and "[default0]" not in job.output
+
+
+LONG = """
+import sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[-1])
+step = 0
+while not (folder / "go").exists():
+    step += 1
+    sys.stdout.write(f"step {step} loss 1.5\\n")
+    (folder / "step").write_text(f"{step}\\n")
+    time.sleep(0.01)
+"""
+
+
+def test_a_launcher_that_stands_still_judges_no_rank(start_job: StartJob, tmp_path: Path) -> None:
+    """It is stopped for longer than the limit; when it goes on, it reads before it judges."""
+    pattern = r"--ft-watch-log=^step (?P<iteration>\d+)"
+    job = start_job(Plan(), 1, pattern, "--ft-watch-log-timeout=2", script=script(tmp_path, LONG))
+    file = tmp_path / "step"
+
+    def came_to(step: int) -> bool:
+        text = file.read_text() if file.exists() else ""
+        return text.endswith("\n") and int(text) >= step
+
+    job.until(lambda: came_to(50), "steps")
+    kill(job.process.pid, signal.SIGSTOP)
+    try:
+        # 0.01 s each, at least: longer than the limit.
+        job.until(lambda: came_to(350), "steps that are printed while the launcher is stopped")
+    finally:
+        kill(job.process.pid, signal.SIGCONT)
+    job.until(lambda: "step 351 " in job.output, "lines that were printed meanwhile")
+    job.go()
+    assert job.finish() == 0, job.tail()
+    assert job.journal("verdict", "fault") == []
 
 
 def test_teed_and_redirected_output_is_read_too(start_job: StartJob, tmp_path: Path) -> None:
