@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 
-def train(absent_rank: int, steps: int, device: torch.device) -> None:
+def train(absent_rank: int, steps: int, total: torch.Tensor) -> None:
     """Adds up the ranks, step by step; in the first cycle one rank is stuck before the second step."""
     rank, cycle = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     print(f"rank {rank}: waits in a collective for {default_pg_timeout.total_seconds():g} s", flush=True)
     for step in range(steps):
         if (rank, cycle, step) == (absent_rank, 0, 1):
             time.sleep(3600)  # in a driver, a file system, a lock
-        total = torch.tensor([float(rank)], device=device)
+        total.fill_(rank)
         dist.all_reduce(total)
         print(f"rank {rank}: step {step}, {total.item():g}", flush=True)
 
@@ -40,7 +40,9 @@ def main() -> None:
     if has_gpus:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if has_gpus else "gloo")
-    train(options.absent_rank, options.steps, device)
+    # It outlives the group: with torch 2.6 and gloo the group's end can hang if it has to free a tensor.
+    total = torch.zeros(1, device=device)
+    train(options.absent_rank, options.steps, total)
     dist.destroy_process_group()
 
 

@@ -18,6 +18,7 @@ from ft_client.preemption import DistributedSignalHandler
 from ft_client.rerun import RerunDataIterator, RerunStateMachineConfig
 from ft_client.straggler import CallableId, Detector, Statistic
 from tests.client.inprocess.job import QUICK
+from tests.groups import end_groups
 
 STEPS = 3
 IN_A_SECTION, BEFORE_A_REPORT = 0, 1
@@ -69,7 +70,7 @@ def train(outer: DistributedSignalHandler, call: CallWrapper) -> dict[str, Any]:
         report = Detector.generate_report()
     diagnostic, stops = machine.diagnostic, outer.should_stop()
     distributed.barrier()
-    distributed.destroy_process_group()
+    end_groups()
     told = {"iteration": call.iteration, "seen": seen, "diagnostic": diagnostic and diagnostic.value, "told": stops}
     if report is not None:
         told |= {

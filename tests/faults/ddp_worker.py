@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ import ft_client as ft
 from tests.faults.strikes import STRIKES, no_core_files
 from tests.faults.training import DDP_STEPS, Plan
 from tests.faults.worker import write
+from tests.groups import end_groups
 
 
 def main(folder: Path) -> None:
@@ -51,8 +51,7 @@ def main(folder: Path) -> None:
             if rank == 0:
                 write(state, f"{step + 1} {model.weight.item()}")
             dist.barrier()
-    time.sleep(0.05)  # gloo frees its last work in a thread that needs the GIL: its destructor would wait for that
-    dist.destroy_process_group()
+    end_groups()
     client.shutdown_workload_monitoring()
 
 

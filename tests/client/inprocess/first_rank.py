@@ -14,6 +14,7 @@ from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.wrapper import Wrapper
 from tests.client.inprocess.job import seconds
 from tests.client.inprocess.mains import Note, me, sum_of_ranks
+from tests.groups import end_groups
 
 PLACES = ("before", "in", "some time in")
 """Before `init_process_group`; in it, with its connection to the store and nothing said there; in it, some time."""
@@ -40,7 +41,7 @@ def main(note: Note, victim: int, place: str, iteration: int, delay_s: float = 0
             raise ValueError("the function failed")
         total = sum_of_ranks()
         distributed.barrier()
-        distributed.destroy_process_group()
+        end_groups()
         return total, call.iteration
 
     return Wrapper(**{name: seconds(value) for name, value in TIMEOUTS.items()})(function)()

@@ -24,6 +24,7 @@ from ft_client.inprocess.rank_assignment import ActivateAllRanks, MaxActiveWorld
 from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.wrapper import Wrapper
 from tests.client.inprocess.job import QUICK, seconds
+from tests.groups import end_groups
 
 Note = Callable[[Any], None]
 LONG_S = 600.0
@@ -94,7 +95,7 @@ def main(
         total = sum_of_ranks() if group and not distributed.is_initialized() else 0
         if group:
             distributed.barrier()
-            distributed.destroy_process_group()
+            end_groups()
         return rank, size, call.iteration + 0 * total
 
     arguments: dict[str, Any] = {**QUICK, **(options or {})}
@@ -287,7 +288,7 @@ def in_group(note: Note, iterations: int = 3, hang: bool = False, early: bool = 
                     time.sleep(LONG_S)
                 raise ValueError("the function failed")
             distributed.barrier()
-        distributed.destroy_process_group()
+        end_groups()
         return total, call.iteration
 
     timeouts = {**QUICK, "soft_timeout": seconds(2), "hard_timeout": seconds(30)} if hang else QUICK
@@ -329,7 +330,7 @@ def many_models(note: Note, restarts: int) -> Any:
             if call.iteration % call.state.world_size == entry:
                 raise ValueError("the function failed")
         del model
-        distributed.destroy_process_group()
+        end_groups()
         return call.iteration
 
     torch.set_num_threads(1)
@@ -364,7 +365,7 @@ def breaks_while_groups_are_made(note: Note, rounds: int) -> Any:
         while call.iteration < rounds:
             distributed.all_reduce(value)
         distributed.barrier()
-        distributed.destroy_process_group()
+        end_groups()
         return call.iteration
 
     return Wrapper(**QUICK)(train)()
