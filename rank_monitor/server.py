@@ -30,6 +30,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     Ready,
     Snapshot,
     SnapshotRequest,
+    Suspected,
     Times,
     TimesRequest,
     Verdict,
@@ -344,6 +345,8 @@ class RankMonitorServer:
             match action:
                 case DumpStacks():
                     start = self._detector.watch.start
+                    if start is not None and self._detector.watch.wrapper.is_there:
+                        self._agent.send(Suspected(start.cycle, start.rank, interrupts=False))
                     if self._process is not None and start is not None:
                         self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
@@ -351,6 +354,7 @@ class RankMonitorServer:
                     self._agent.send(self._with_process(verdict))
                     lines.append(verdict.line)
                 case Interrupt(verdict):
+                    self._agent.send(Suspected(verdict.cycle, verdict.rank, interrupts=True))
                     self._socket.reply(InterruptAsked(verdict.limit, verdict.reason))
                     self._agent.send(self._with_process(verdict))
                     lines.append(f"{verdict.line} Asking for a restart in process.")

@@ -45,7 +45,7 @@ from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings import script
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
-from rank_monitor.contract.wire.launcher_messages import Fenced, Verdict
+from rank_monitor.contract.wire.launcher_messages import Fenced, Suspected, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Restarter
 
 logger = logging.getLogger(__name__)
@@ -287,6 +287,8 @@ class Ranks:
                 self._warnings.made_group(local_rank, message)
             case Restarter():
                 self.in_process.heard(local_rank, message)
+            case Suspected(interrupts=interrupts):
+                self.in_process.suspected(interrupts)
             case ControlRequest():
                 return self._take_request(local_rank, message)
         return []

@@ -6,6 +6,7 @@ Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import signal
 import time
@@ -17,6 +18,7 @@ from torch.distributed import PrefixStore
 
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.cycle.blame import BlameOfInterruption
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
@@ -26,6 +28,7 @@ from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.policy.restart_policy import final_codes
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
+from ft_launcher.record.contained import contained
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.zygote.pool import NoWarmStart
@@ -78,6 +81,8 @@ class InProcess:
         """Local ranks whose death the others have not yet recovered from."""
         self._killed: set[int] = set()
         self._took_over: TakeOver | None = None
+        self._is_whole = all(int(worker.world_size) == len(workers) for worker in workers)
+        self._blames = BlameOfInterruption(monitors)
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -85,13 +90,25 @@ class InProcess:
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
-        return self._rungs.next_check()
+        moments = (self._rungs.next_check(), self._blames.next_check())
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def heard(self, local_rank: int, message: Restarter) -> None:
         """Takes a message of a rank's wrapper."""
         if message.prefix and message.prefix not in self._servers and self._ports is not None:
             self._serve_iterations(message.prefix, self._ports)
+        self._blames.heard(message)
         self._do(self._rungs.heard(local_rank, message, time.monotonic()))
+
+    def suspected(self, interrupts: bool) -> None:
+        """Takes that a rank is about to be asked to restart, which begins with asking where all are as long as they are
+        there; or that it `interrupts` them now."""
+        if not self._is_whole:
+            return
+        if interrupts:
+            self._blames.interrupted(time.monotonic())
+        else:
+            self._blames.ask(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Takes the end of a rank's process; returns the event that it is for the cycle."""
@@ -133,6 +150,7 @@ class InProcess:
         for loss in losses:
             self._do(self._rungs.loss_notified(loss.local_rank, loss.problem, time.monotonic()))
         self._do(self._rungs.tick(time.monotonic()))
+        self._tell_blame()
         events, self._events = self._events, []
         return events
 
@@ -201,6 +219,21 @@ class InProcess:
                     self._took_over = step
                     self._events.append(CyclePhase.FAILED)
                     self._recorder.took_over(self._store.cycle, rank, reason)
+
+    @contained("who held up the others before a restart in process cannot be found")
+    def _tell_blame(self) -> None:
+        """Says who held up the others, and writes it for the ranks, once all answers are there."""
+        if not self._blames.is_due(time.monotonic()):
+            return
+        ranks = gather(self._workers, self._ranks, self._monitors)
+        found = self._blames.find(ranks)
+        if found is None:
+            return
+        prefix, iteration, blame, text = found
+        self._recorder.blamed_in_process(self._store.cycle, iteration, blame.finding.value, blame.ranks, text)
+        if self._store.server is not None and prefix and blame.ranks:
+            record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
+            Iteration(PrefixStore(prefix, self._store.server), iteration).set_blame(json.dumps(record))
 
     def _serve_iterations(self, prefix: str, ports: PortHolder) -> None:
         """Starts a thread that serves the stores of a call's iterations. No rank does: each of them may die."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rank_monitor.contract.wire.launcher_messages import Fenced, Verdict
+from rank_monitor.contract.wire.launcher_messages import Fenced, Suspected, Verdict
 from rank_monitor.contract.wire.messages import (
     ControlRequest,
     GroupMade,
@@ -43,5 +43,6 @@ MonitorEvent: TypeAlias = (
     | ResultInDoubt
     | GroupMade
     | Fenced
+    | Suspected
     | Replaced
 )

@@ -316,6 +316,13 @@ class Recorder:
         self.journal.write(events.StaysAway(cycle, rank, reason))
         report.show(f"ft_launcher: rank {rank} is not started again: {reason}; the others go on")
 
+    @contained("an event cannot be recorded")
+    def blamed_in_process(self, cycle: int, iteration: int, finding: str, ranks: Sequence[int], text: str) -> None:
+        """Who held up the others, because of which the ranks restart in process."""
+        self.journal.write(events.InProcessBlame(cycle, iteration, finding, ranks, text))
+        if ranks:
+            report.show(f"ft_launcher: {text}; the ranks restart in process")
+
     def joined(self, cycle: int, rank: int, iteration: int) -> None:
         """A rank that was started again takes part."""
         self.journal.write(events.Joined(cycle, rank, iteration))

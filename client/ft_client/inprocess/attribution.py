@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rank_monitor.contract.iterations.escalation import COLLATERAL
+from rank_monitor.contract.wire.foreign import parse_json
 
 
 class Interruption(enum.Enum):
@@ -32,6 +35,33 @@ class Interruption(enum.Enum):
     """Its monitor process failed."""
     JOINING = enum.auto()
     """No fault: it was started again, and is to take part at once."""
+
+
+_NOT_TO_BLAME = {Interruption.SOFT_TIMEOUT.name, Interruption.JOINING.name}
+"""Ranks that make no progress may all wait for one that is not among them."""
+_WORDS = {
+    Interruption.SOFT_TIMEOUT.name: "no progress within soft_timeout",
+    Interruption.HARD_TIMEOUT.name: "no progress within hard_timeout",
+    Interruption.TERMINATED.name: "its process has ended",
+    Interruption.UNRESPONSIVE.name: "its heartbeat stopped",
+    Interruption.JOINING.name: "it was started again",
+}
+
+
+@dataclass(frozen=True)
+class LastInterruption:
+    """Why the function is called again.
+
+    Attributes:
+        ranks: who is to blame, by the numbers at entry (RANK of the processes); empty where nobody can be named.
+        text: what happened, in words.
+        finding: for ranks that made no progress and a launcher that saw who held them up: as in the journal's event
+            `fault`, `behind` for instance; else empty.
+    """
+
+    ranks: tuple[int, ...] = ()
+    text: str = ""
+    finding: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,3 +90,34 @@ class InterruptionRecord:
         if self.is_collateral:
             known[COLLATERAL] = True
         return json.dumps(known)
+
+
+def last_interruption(records: Sequence[str], blame: str) -> LastInterruption:
+    """Returns why an iteration ended, of what the ranks wrote, and of what the launcher did: it has seen all of them.
+
+    Args:
+        records: JSON of `InterruptionRecord`, in the order in which they were written.
+        blame: JSON of who held up the others; empty: no launcher has seen it.
+    """
+    seen = _parsed(blame)
+    named = seen.get("ranks")
+    if isinstance(named, list) and named and all(isinstance(rank, int) for rank in named):
+        return LastInterruption(tuple(named), str(seen.get("text", "")), str(seen.get("finding", "")))
+    faults = [one for one in map(_parsed, records) if one.get("interruption") and not one.get(COLLATERAL)]
+    parts, ranks = [], []
+    for one in faults:
+        kind, rank = str(one["interruption"]), one.get("member", one.get("rank"))
+        parts.append(f"rank {rank}: {one.get('error') or _WORDS.get(kind, kind.lower())}")
+        if kind not in _NOT_TO_BLAME and isinstance(rank, int):
+            ranks.append(rank)
+    return LastInterruption(tuple(dict.fromkeys(ranks)), "; ".join(dict.fromkeys(parts)))
+
+
+def _parsed(written: str) -> dict[str, Any]:
+    try:
+        found = parse_json(written)
+    except ValueError:
+        return {}
+    if isinstance(found, dict):
+        return found
+    return {}

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from ft_client.inprocess.attribution import LastInterruption
 from ft_client.inprocess.state import FrozenState, State
 
 
@@ -26,16 +27,26 @@ class HangProtection(Protocol):
         """Reports that progress is expected again."""
 
 
+def _nothing(iteration: int) -> LastInterruption:
+    return LastInterruption()
+
+
 class CallWrapper:
     """Handed to each parameter of the wrapped function that asks for it. For the thread that runs the function.
 
     Args:
         state: of this rank; changes from iteration to iteration.
         link: the link to the monitor.
+        why: returns why an iteration ended.
     """
 
-    def __init__(self, state: State, link: HangProtection) -> None:
-        self._state, self._link = state, link
+    def __init__(
+        self,
+        state: State,
+        link: HangProtection,
+        why: Callable[[int], LastInterruption],
+    ) -> None:
+        self._state, self._link, self._why = state, link, why
         self._atomic = threading.RLock()
         self._unguarded = 0
 
@@ -48,6 +59,17 @@ class CallWrapper:
     def state(self) -> FrozenState:
         """The numbers of this rank in this iteration."""
         return self._state.freeze()
+
+    @property
+    def last_interruption(self) -> LastInterruption | None:
+        """Why the function is called again: who is to blame, and what happened; None in the first call.
+
+        Where ranks made no progress, a launcher that has all of them on its node says a moment after the interruption
+        who held up the others; without it only who made no progress is known. Takes a few operations in the store.
+        """
+        if self._state.iteration == 0:
+            return None
+        return self._why(self._state.iteration - 1)
 
     def ping(self) -> None:
         """Reports progress of the training. After the first one of an iteration, further ones are expected."""
@@ -75,6 +97,10 @@ class CallWrapper:
                 self._unguarded -= 1
                 if self._unguarded == 0:
                     self._link.running()
+
+    def close(self) -> None:
+        """Ends the call: the store is not asked any more, and not kept by who keeps this object."""
+        self._why = _nothing
 
     def begin(self) -> None:
         """Begins an iteration: contexts that an interrupted one left open are closed."""

@@ -26,6 +26,7 @@ from ft_launcher.record.events.event import (
 )
 from ft_launcher.record.events.in_process import (
     FinishedWithout,
+    InProcessBlame,
     InProcessFault,
     InProcessRestart,
     Joined,
@@ -82,6 +83,7 @@ __all__ = [
     "GpuMemory",
     "Health",
     "HealthChange",
+    "InProcessBlame",
     "InProcessFault",
     "InProcessRestart",
     "InterruptedAgain",

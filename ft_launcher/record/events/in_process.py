@@ -46,6 +46,22 @@ class InProcessRestart(Event, name="in_process_restart"):
 
 
 @dataclass(frozen=True)
+class InProcessBlame(Event, name="in_process_blame"):
+    """Who held up the others when ranks were asked to restart in process because they made no progress."""
+
+    cycle: int
+    """The cycle that runs."""
+    iteration: int
+    """The iteration of the wrapper that is interrupted."""
+    finding: str
+    """As in `fault`: `gone`, `behind`, `deadlock`, `mismatch`, `transport` or `unknown`."""
+    ranks: Sequence[int]
+    """The ranks that are to blame; none where nobody can be named."""
+    text: str
+    """What they did, in words."""
+
+
+@dataclass(frozen=True)
 class StartedAgain(Event, name="started_again"):
     """A rank that died was started again alone; it joins at the next restart in process."""
 

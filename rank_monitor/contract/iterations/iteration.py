@@ -10,6 +10,7 @@ step is one atomic operation, so that a process killed between two of them leave
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
     closed    `Closed`: released when every rank has arrived at the end of a failed iteration, or is terminated
     records   why the iteration was interrupted
+    blame     who held up the others, where a launcher saw it before the interruption
 
 A released key is written once, by compare-and-set, and is "gone" when the iteration is forgotten. Arrivals at a barrier
 are those of `barrier.py`.
@@ -121,7 +122,7 @@ class Iteration:
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
         self._awaited = (self.started, self.outcome, self.closed)
-        self._records, self._note = f"{number}/records", f"{number}/note"
+        self._records, self._note, self._blame = (f"{number}/{name}" for name in ("records", "note", "blame"))
 
     def offer(self, note: str) -> None:
         """Writes the note that the ranks get at the start. Until they have started, a later one replaces it."""
@@ -183,11 +184,26 @@ class Iteration:
         keys = (f"{self._records}/{number + 1}" for number in range(self._recorded()))
         return [self._store.get(key).decode() for key in keys if self._store.check([key])]
 
+    def set_blame(self, blame: str) -> None:
+        """Writes who held up the others of the interrupted iteration."""
+        self._store.set(self._blame, blame)
+
+    def blame(self) -> str:
+        """What `set_blame` wrote; empty: nothing. Does not wait."""
+        if not self._store.check([self._blame]):
+            return ""
+        return str(self._store.get(self._blame).decode())
+
     def forget(self) -> None:
         """Deletes every key of the iteration, but for a mark in the place of those that are awaited."""
         for key in self._awaited:
             self._store.set(key, GONE)
-        keys = [self._note, f"{self._records}/count", *Iteration(self._store, self.number - _MARKS_KEPT)._awaited]
+        keys = [
+            self._note,
+            self._blame,
+            f"{self._records}/count",
+            *Iteration(self._store, self.number - _MARKS_KEPT)._awaited,
+        ]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
         for arrivals in (self.start, self.returned, self.end):
             keys += arrivals.keys()

@@ -163,6 +163,19 @@ class Verdict(Message):
 
 
 @dataclass(frozen=True)
+class Suspected(Message):
+    """A rank in an in-process wrapper is about to exceed a limit: where the others are is to be asked now. Once it is
+    asked to restart, all of them are interrupted, and no stack says any more who waited for whom.
+
+    `interrupts`: it is asked to restart as soon as this is sent.
+    """
+
+    cycle: int
+    rank: int
+    interrupts: bool = False
+
+
+@dataclass(frozen=True)
 class Fenced(Message):
     """The node's lease has run out, and the monitor ends its rank: other nodes may have gone on without this one."""
 

@@ -11,6 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import distributed
@@ -19,7 +20,12 @@ from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.assignment.base import RankDiscarded
 from ft_client.inprocess.assignment.gather import GatherAbandoned
-from ft_client.inprocess.attribution import Interruption, InterruptionRecord
+from ft_client.inprocess.attribution import (
+    Interruption,
+    InterruptionRecord,
+    LastInterruption,
+    last_interruption,
+)
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.exception import InternalError, RestartAbort
 from ft_client.inprocess.restart import members, store_watcher
@@ -70,7 +76,7 @@ class Call:
         self._barrier_s = arguments.barrier_timeout.total_seconds()
         self._all_members = state.initial_world_size or state.world_size
         self._store = coordination.store
-        self._function = UserFunction(arguments, function, state, link)
+        self._function = UserFunction(arguments, function, state, link, partial(_last_interruption, coordination.store))
         self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
         self._environment = IterationEnvironment()
         self._escalating = Escalating(arguments, coordination.store, link)
@@ -313,6 +319,12 @@ class Call:
         return self._function.end_by(
             InternalError(f"the store of the coordination is lost: {problem}"), RestartEvent.LOST
         )
+
+
+def _last_interruption(store: Any, number: int) -> LastInterruption:
+    """Why iteration `number` ended. Keeps no reference to the call."""
+    iteration = Iteration(store, number)
+    return last_interruption(iteration.records(), iteration.blame())
 
 
 _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {

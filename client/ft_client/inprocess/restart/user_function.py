@@ -13,6 +13,7 @@ from typing import Any
 
 from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.attribution import LastInterruption
 from ft_client.inprocess.bounded_call import call_within
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import called
@@ -41,13 +42,19 @@ class UserFunction:
         function: the user's, with its arguments.
         state: of this rank; what its function raised is noted there.
         link: the link to the monitor.
+        why: returns why an iteration ended.
 
     `known_fault`: the last iteration that this rank knows to be interrupted. `fault`: type and place of the last
     exception here; `is_collateral`: it was the consequence of a fault elsewhere. `error`: what ends this rank.
     """
 
     def __init__(
-        self, arguments: Arguments, function: Callable[[CallWrapper], Any], state: State, link: MonitorLink
+        self,
+        arguments: Arguments,
+        function: Callable[[CallWrapper], Any],
+        state: State,
+        link: MonitorLink,
+        why: Callable[[int], LastInterruption],
     ) -> None:
         self.known_fault = -1
         self.fault = ""
@@ -55,7 +62,7 @@ class UserFunction:
         self.result: Any = None
         self.error: BaseException | None = None
         self._arguments, self._function, self._state = arguments, function, state
-        self._wrapper = CallWrapper(state, link)
+        self._wrapper = CallWrapper(state, link, why)
         self._link = link
         self._interrupter = Interrupter(self._grace_s, self._interrupted_again)
         self._cause: BaseException | None = None
@@ -65,6 +72,7 @@ class UserFunction:
     def close(self) -> None:
         """Ends the call on this rank: nothing is interrupted any more."""
         self._is_over = True
+        self._wrapper.close()
         self._interrupter.close()
 
     def begin(self) -> None:

@@ -1,0 +1,35 @@
+"""Ranks in an in-process wrapper that make no progress: who held up the others is told, also to the function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import StartJob
+from tests.faults.test_guilty_rank import HAS_RECORDER
+from tests.faults.training import Plan
+
+WORKER = Path(__file__).with_name("in_process_blame_worker.py")
+RANKS = 3
+
+
+@pytest.mark.skipif(not HAS_RECORDER, reason="this torch has no flight recorder that answers in JSON")
+def test_the_function_is_told_who_held_up_the_others(start_job: StartJob, tmp_path: Path) -> None:
+    """Twice, another rank each time: what the recorder kept of the first hang says nothing about the second."""
+    faulty = [1, 2]
+    (tmp_path / "hang").write_text(" ".join(map(str, faulty)))
+    job = start_job(Plan(), RANKS, script=WORKER)
+    assert job.finish(180) == 0, job.tail()
+    blames = job.journal("in_process_blame")
+    assert [(blame["iteration"], blame["finding"], blame["ranks"]) for blame in blames] == [
+        (0, "behind", [1]),
+        (1, "behind", [2]),
+    ]
+    for call, (rank, blame) in enumerate(zip(faulty, blames, strict=True), 1):
+        assert blame["text"].startswith(f"rank {rank} never entered all_reduce {5 - call} of group "), blame
+        assert "2 ranks wait for it; it is at in_process_blame_worker.py" in blame["text"]
+        told = [json.loads((tmp_path / f"told.{call}.{number}").read_text()) for number in range(RANKS)]
+        assert told == [{"ranks": [rank], "finding": "behind", "text": blame["text"]}] * RANKS
+        assert job.output.count(f"ft_launcher: {blame['text']}; the ranks restart in process") == 1
