@@ -176,14 +176,12 @@ def cycle_times(line: Mapping[str, Any]) -> CycleTimes | None:
         and all(_is_real(line.get(name)) for name in ("since", "until"))
         and all(type(line.get(name, 0)) is int for name in ("steps", "saves"))
         and (line.get("saved_s") is None or _is_real(line.get("saved_s")))
-        and isinstance(points, list)
-        and len(points) <= _MAX_READ_POINTS
-        and all(_is_point(point) for point in points)
+        and _are_points(points)
     )
     if not fits or line["until"] < line["since"]:
         return None
     known: dict[str, Any] = {name: line.get(name) for name in ("cycle", "iteration", "resumed", "saved", "saved_s")}
-    in_order = sorted((iteration, spent_s) for iteration, spent_s in points)
+    in_order: list[tuple[int, float]] = sorted(map(tuple, points))
     return CycleTimes(
         since=line["since"],
         until=line["until"],
@@ -255,5 +253,15 @@ def _are_seconds(value: object) -> bool:
     )
 
 
-def _is_point(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and type(value[0]) is int and _is_real(value[1])
+def _are_points(values: object) -> bool:
+    """Whether these are pairs of an iteration and seconds. A report reads millions, so they are looked at together."""
+    if not isinstance(values, list) or len(values) > _MAX_READ_POINTS:
+        return False
+    if not (set(map(type, values)) <= {list} and set(map(len, values)) <= {2}):
+        return False
+    if not values:
+        return True
+    iterations, spent = zip(*values, strict=True)
+    if not (set(map(type, iterations)) <= {int} and set(map(type, spent)) <= {int, float}):
+        return False
+    return all(map(math.isfinite, spent))

@@ -22,8 +22,15 @@ _LAST = 1 << 30
 
 
 @dataclass
-class _Launch:
-    """One launch of the launcher on one node, as its journal has it."""
+class LaunchTimes:
+    """One launch of the launcher on one node, as its journal has it.
+
+    Attributes:
+        since, until: seconds since 1970.
+        node_rank: the lowest that it had.
+        parts: in the order of time.
+        attempt: found by `account_of`.
+    """
 
     since: float
     until: float
@@ -49,7 +56,12 @@ def merge_attempts(journals: Iterable[Iterable[Mapping[str, Any]]]) -> Account:
         journals: the lines of each journal, in order. A file may hold several launches. Lines that do not fit are
             ignored.
     """
-    launches = sorted((launch for lines in journals for launch in _launches(lines)), key=lambda launch: launch.since)
+    return account_of(launch for lines in journals for launch in _launches(lines))
+
+
+def account_of(job: Iterable[LaunchTimes]) -> Account:
+    """As `merge_attempts`, of launches whose lines have been read."""
+    launches = sorted(job, key=lambda launch: launch.since)
     _number_attempts(launches)
     stretches = _stretches(launches)
     stages = {stage: number for number, stage in enumerate(sorted({stretch.stage for stretch in stretches}))}
@@ -60,16 +72,16 @@ def merge_attempts(journals: Iterable[Iterable[Mapping[str, Any]]]) -> Account:
     )
 
 
-def _launches(lines: Iterable[Mapping[str, Any]]) -> list[_Launch]:
+def _launches(lines: Iterable[Mapping[str, Any]]) -> list[LaunchTimes]:
     """The launches in one journal."""
-    found: list[_Launch] = []
+    found: list[LaunchTimes] = []
     for line in lines:
         moment = line.get("t")
         if type(moment) not in (int, float) or not math.isfinite(moment):  # type: ignore[arg-type]
             continue
         assert isinstance(moment, (int, float))
         if line.get("event") == "job_start" or not found:
-            found.append(_Launch(moment, moment))
+            found.append(LaunchTimes(moment, moment))
         launch = found[-1]
         # What follows the last cycle ends with the job, and its last line is written a moment later.
         if not (line.get("event") == "job_end" and launch.parts and launch.parts[-1].cycle is None):
@@ -86,7 +98,7 @@ def _launches(lines: Iterable[Mapping[str, Any]]) -> list[_Launch]:
     return found
 
 
-def _number_attempts(launches: Sequence[_Launch]) -> None:
+def _number_attempts(launches: Sequence[LaunchTimes]) -> None:
     """Launches that run at the same time, on several nodes, are of one attempt."""
     attempt, until = -1, -math.inf
     for launch in launches:
@@ -96,9 +108,9 @@ def _number_attempts(launches: Sequence[_Launch]) -> None:
         launch.attempt = attempt
 
 
-def _stretches(launches: Sequence[_Launch]) -> list[_Stretch]:
+def _stretches(launches: Sequence[LaunchTimes]) -> list[_Stretch]:
     found: list[_Stretch] = []
-    by_attempt: dict[int, list[_Launch]] = {}
+    by_attempt: dict[int, list[LaunchTimes]] = {}
     for launch in launches:
         by_attempt.setdefault(launch.attempt, []).append(launch)
     ended = None
@@ -111,12 +123,12 @@ def _stretches(launches: Sequence[_Launch]) -> list[_Stretch]:
     return found
 
 
-def _of_attempt(attempt: int, launches: Sequence[_Launch], since: float, until: float) -> list[_Stretch]:
+def _of_attempt(attempt: int, launches: Sequence[LaunchTimes], since: float, until: float) -> list[_Stretch]:
     """The stretches of one attempt. A sweep over the moments at which parts begin and end."""
     parts = [(part, launch) for launch in launches for part in launch.parts]
     moments = sorted({since, until, *(moment for part, _ in parts for moment in (part.since, part.until))})
     waiting = sorted(parts, key=lambda item: item[0].since, reverse=True)
-    present: list[tuple[CycleTimes, _Launch]] = []
+    present: list[tuple[CycleTimes, LaunchTimes]] = []
     found = []
     for begin, end in itertools.pairwise(moments):
         while waiting and waiting[-1][0].since <= begin:

@@ -7,11 +7,12 @@ fit are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.ledger.account import CycleTimes, cycle_times
+from ft_launcher.ledger.attempts import LaunchTimes
 from ft_launcher.record.events import EVENTS
 from ft_launcher.record.journal_reader import Entry
 from ft_launcher.record.scores import score_of
@@ -19,10 +20,6 @@ from ft_launcher.report.limits import SectionLimits
 from rank_monitor.contract.iterations.escalation import COLLATERAL, JOINING, SOFT_TIMEOUT
 from rank_monitor.contract.wire.json_record import real
 
-_LEDGER = (
-    *("cycle", "since", "until", "seconds", "steps", "iteration", "resumed"),
-    *("points", "saved", "saved_s", "saves", "recovery"),
-)
 _MAX_TEXT = 500
 """Characters of a text of a rank in a report."""
 _MAX_RANKS = 1 << 20
@@ -66,8 +63,9 @@ class Launch:
     """One launch of the launcher on one node, as its journal has it.
 
     Attributes:
-        lines: those of which `ledger.attempts` makes the account.
+        parts: of its time, in their order; of a cycle that is written again and again the last one.
         exit_code: None: the launcher was killed, or still runs.
+        has_ended: it has not; its exit code may be no number.
     """
 
     source: str
@@ -77,10 +75,11 @@ class Launch:
     since: float
     until: float
     node_rank: int = NO_RANK
-    lines: list[Line] = field(default_factory=list)
+    parts: list[CycleTimes] = field(default_factory=list)
     cycles: dict[int, NodeCycle] = field(default_factory=dict)
     exit_code: int | None = None
     reason: str = ""
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Collection:
             case "job_end":
                 launch.exit_code = whole(facts, "exit_code")
                 launch.reason = text(facts, "reason")
-                launch.lines.append({"t": entry.t, "event": "job_end"})
+                launch.has_ended = True
                 self.sections.ended(entry.source)
             case "fault" | "in_process_fault" | "in_process_restart":
                 self.faults.append(_fault(launch, entry))
@@ -153,13 +152,14 @@ class Collection:
                     cycle = (entry.run_id, entry.attempt, whole(facts, "cycle"))
                     self.sections.fired(cycle, text(facts, "limit"))
 
-    def journals(self) -> Iterator[list[Line]]:
-        """Yields the lines of each launch of which `ledger.attempts.merge_attempts` makes the account."""
+    def times(self) -> Iterator[LaunchTimes]:
+        """Yields the time of each launch, of which `ledger.attempts.account_of` makes the account."""
         for launch in self.launches:
-            lines = [{"t": launch.since, "event": "job_start"}, *launch.lines]
-            if not launch.lines or launch.lines[-1]["event"] != "job_end":
-                lines.append({"t": launch.until, "event": ""})
-            yield lines
+            until = max([launch.until, *(part.until for part in launch.parts)])
+            # What follows the last cycle ends with the job, and its last line is written a moment later.
+            if launch.has_ended and launch.parts and launch.parts[-1].cycle is None:
+                until = launch.parts[-1].until
+            yield LaunchTimes(launch.since, until, launch.node_rank, launch.parts)
 
     def _launch(self, entry: Entry) -> Launch:
         launch = self._present.get(entry.source)
@@ -171,18 +171,17 @@ class Collection:
         return launch
 
     def _ledger(self, launch: Launch, entry: Entry) -> None:
-        line = {name: entry.facts[name] for name in _LEDGER if name in entry.facts}
-        part = cycle_times(line)
+        part = cycle_times(entry.facts)
         if part is None or not _is_possible(part):
             return
         if launch.node_rank >= _WITH_ALL_POINTS:
-            line["points"] = _fewer(line.get("points", []))
+            part = replace(part, points=_fewer(part.points))
         launch.since = min(launch.since, part.since)
         self.sections.ledger(entry.source, part.since, entry.facts)
         # Of a cycle that runs it is written again and again; the last one counts.
-        while launch.lines and launch.lines[-1]["event"] == "ledger" and launch.lines[-1]["since"] >= part.since:
-            launch.lines.pop()
-        launch.lines.append({"t": entry.t, "event": "ledger"} | line)
+        while launch.parts and launch.parts[-1].since >= part.since:
+            launch.parts.pop()
+        launch.parts.append(part)
 
     def _cycle_start(self, launch: Launch, entry: Entry) -> None:
         cycle, node_rank, ranks = whole(entry.facts, "cycle"), whole(entry.facts, "node_rank"), entry.facts.get("ranks")
@@ -190,7 +189,6 @@ class Collection:
             return
         if node_rank is not None:
             launch.node_rank = min(launch.node_rank, node_rank)
-            launch.lines.append({"t": entry.t, "event": "cycle_start", "node_rank": node_rank})
         count = 0
         if isinstance(ranks, list):
             count = len(ranks)
@@ -245,14 +243,15 @@ def _fault(launch: Launch, entry: Entry) -> FaultEvent:
     )
 
 
-def _fewer(points: list[Any]) -> list[Any]:
+def _fewer(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """The last points, near which restarts resume, and some of those before."""
-    return points[:-_LAST_POINTS:_LAST_POINTS] + points[-_LAST_POINTS:]
+    return [*points[:-_LAST_POINTS:_LAST_POINTS], *points[-_LAST_POINTS:]]
 
 
 def _is_possible(part: CycleTimes) -> bool:
     figures = [part.since, part.until, part.saved_s or 0.0, *part.seconds.values(), *part.recovery.values()]
-    return all(abs(figure) <= _MAX_S for figure in (*figures, *(spent_s for _, spent_s in part.points)))
+    figures += [spent_s for _, spent_s in part.points]
+    return max(map(abs, figures)) <= _MAX_S
 
 
 def _reason(why: object) -> tuple[int | None, str, str]:

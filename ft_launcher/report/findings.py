@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ft_launcher.ledger.account import CycleTimes, account, cycle_times
-from ft_launcher.ledger.attempts import merge_attempts
+from ft_launcher.ledger.account import CycleTimes, account
+from ft_launcher.ledger.attempts import account_of
 from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
 from ft_launcher.report.limits import WatchedSection
@@ -171,7 +171,7 @@ def find(collection: Collection) -> JobFindings | None:
     if not collection.launches:
         return None
     joined = _join(collection)
-    merged = merge_attempts(collection.journals())
+    merged = account_of(collection.times())
     faults = _faults(joined, collection.faults)
     last = max(collection.launches, key=lambda launch: (joined.attempt(launch), -launch.node_rank))
     cycles = {(joined.attempt(launch), cycle) for launch in collection.launches for cycle in launch.cycles}
@@ -257,8 +257,8 @@ def _join(collection: Collection) -> _Joined:
     parts: dict[_Key, CycleTimes] = {}
     for launch in sorted(launches, key=lambda launch: launch.node_rank):
         of_launch = recoveries.setdefault(id(launch), [])
-        for part in (cycle_times(line) for line in launch.lines if line["event"] == "ledger"):
-            if part is not None and part.cycle is not None:
+        for part in launch.parts:
+            if part.cycle is not None:
                 parts.setdefault((attempts[id(launch)], part.cycle), part)
                 if part.recovery:
                     of_launch.append((part.cycle, part.recovery))

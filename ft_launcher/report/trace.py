@@ -55,11 +55,13 @@ def _cycles(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
 
 def _phases(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
     found = []
-    for line in launch.lines:
-        recovery, cycle = line.get("recovery"), launch.cycles.get(line.get("cycle", -1))
-        if not recovery or cycle is None:
+    for part in launch.parts:
+        cycle = None
+        if part.cycle is not None:
+            cycle = launch.cycles.get(part.cycle)
+        if not part.recovery or cycle is None:
             continue
-        for phase, moment, length_s in laid_out(recovery, cycle.began - began):
+        for phase, moment, length_s in laid_out(part.recovery, cycle.began - began):
             found.append(_complete(phase, pid, _PHASES, moment, length_s, {}))
     return found
 

@@ -21,8 +21,12 @@ MAX_DEPTH = 32
 _MAX_NUMBER = 32
 """Characters of one number. A float's shortest exact form has at most 24, a 64-bit integer 20."""
 
+_OF_NUMBERS = bytes(ord("0") if byte in b"0123456789.eE+-" else ord(" ") for byte in range(256))
+_OF_EXPONENTS = bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else byte for byte in range(256))
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[{\]}]")
+_OF_NO_STRUCTURE = bytes(set(range(256)) - set(b'[{]}"\\'))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 def open_regular(path: str | os.PathLike[str], follow_link: bool, buffering: int = -1) -> IO[bytes]:
@@ -86,8 +90,18 @@ def parse_json(text: str | bytes, max_depth: int = MAX_DEPTH) -> Any:
     else:
         decoded = text
     check_depth(decoded, max_depth)
-    value: Any = json.loads(decoded, parse_int=_whole, parse_float=_real, parse_constant=_no_number)
-    return value
+    if _may_be_out_of_range(decoded):
+        return _STRICT.decode(decoded)
+    return _PLAIN.decode(decoded)
+
+
+def _may_be_out_of_range(text: str) -> bool:
+    """Whether a number in a text may be too long, or have an exponent of three digits, so that no float holds it.
+
+    Then each number is looked at, which takes three times as long. A rank's words may look like such a number.
+    """
+    raw = text.encode(errors="replace")
+    return b"0" * (_MAX_NUMBER + 1) in raw.translate(_OF_NUMBERS) or b"e000" in raw.translate(_OF_EXPONENTS, b"+")
 
 
 def check_depth(text: str, max_depth: int) -> None:
@@ -98,11 +112,14 @@ def check_depth(text: str, max_depth: int) -> None:
     """
     if text.count("[") + text.count("{") <= max_depth:
         return
-    depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > max_depth:
-            raise ValueError(f"JSON is nested more than {max_depth} deep")
+    brackets = text.encode(errors="replace").translate(_ONE_KIND, _OF_NO_STRUCTURE).replace(b'""', b"")
+    # A bracket in a string has an odd number of quotes before it, of which one is left.
+    if b'"' in brackets or b"\\" in brackets:
+        brackets = "".join(_BRACKET.findall(_STRING.sub("", text))).encode().translate(_ONE_KIND)
+    for _ in range(max_depth):
+        brackets = brackets.replace(b"[]", b"")
+    if brackets:
+        raise ValueError(f"JSON is nested more than {max_depth} deep, or its brackets do not match")
 
 
 def whole_number(text: bytes | str, most: int) -> int | None:
@@ -136,3 +153,7 @@ def _real(digits: str) -> float:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"JSON holds {name}")
+
+
+_PLAIN = json.JSONDecoder(parse_constant=_no_number)
+_STRICT = json.JSONDecoder(parse_int=_whole, parse_float=_real, parse_constant=_no_number)

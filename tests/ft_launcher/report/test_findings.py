@@ -112,7 +112,7 @@ def test_a_node_of_a_high_rank_keeps_enough_points() -> None:
     first = part(0, 0, 100, seconds={"step": 63.0}, steps=63, resumed=0, iteration=63, points=points)
     again = part(1, 100, 120, seconds={"step": 5.0}, steps=5, resumed=60, iteration=65, points=[[60, 0.0], [65, 5.0]])
     lines = [start(0), begins(1, 0, 100), first, fault(100, 0), begins(101, 1, 100), again, end(120)]
-    assert len(collected(lines).launches[0].lines[1]["points"]) < 20
+    assert len(collected(lines).launches[0].parts[0].points) < 20
     assert found(lines).faults[0].lost_s == 3
     assert found([*lines[:2], part(0, 0, 50) | {"points": []}, end(60)]).attempts == 1
 
@@ -178,7 +178,7 @@ def test_the_slowest_ranks() -> None:
 def test_of_a_cycle_that_runs_the_last_line_is_kept() -> None:
     lines = [start(0), begins(1, 0), *(part(0, 0, 10.0 * (number + 1)) for number in range(1000))]
     collection = collected(lines)
-    assert len(collection.launches[0].lines) == 2
+    assert len(collection.launches[0].parts) == 1
     findings = find(collection)
     assert findings is not None and findings.wall_s == 10000
 
