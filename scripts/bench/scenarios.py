@@ -6,7 +6,7 @@ from functools import partial
 
 from rank_monitor.contract.settings.config import MemberSettings
 
-from . import floors, formation, in_process, one_node, several_nodes, status_page, training_cost
+from . import floors, formation, guilty_rank, in_process, one_node, several_nodes, status_page, training_cost
 from .launchers import (
     NVRX,
     NVRX_ALONE,
@@ -149,6 +149,16 @@ SCENARIOS = (
         once=status_page.asked,
         floor=floors.nothing,
         variants=ONLY_OURS,
+    ),
+    Scenario(
+        keys=("P15",),
+        title="a hang of simulated ranks: from what their nodes sent to the rank that holds up the others",
+        marks="named below 2 s at 2048",
+        sizes=(16, 256, 2048),
+        once=guilty_rank.found,
+        floor=floors.nothing,
+        variants=ONLY_OURS,
+        trials=guilty_rank.RUNS,
     ),
     Scenario(
         keys=("P3",),

@@ -183,6 +183,23 @@ def test_two_thousand_ranks_are_not_too_many() -> None:
     assert (blame.finding, blame.ranks, len(blame.waiting)) == (Finding.BEHIND, (417,), 2047)
 
 
+def test_two_thousand_ranks_in_a_circle() -> None:
+    """Half of them wait in one group of all, and half in another."""
+    views = [
+        RankView(
+            Scene(rank, IN_COLLECTIVE),
+            {
+                "a": GroupState(4 + (rank < 1024), 4, "all_reduce"),
+                "b": GroupState(4 + (rank >= 1024), 4, "all_reduce"),
+            },
+        )
+        for rank in range(2048)
+    ]
+    blame = find(views)
+    assert (blame.finding, len(blame.ranks)) == (Finding.DEADLOCK, 2)
+    assert "all_reduce 5 of group a" in blame.text and "all_reduce 5 of group b" in blame.text
+
+
 def test_the_network() -> None:
     views = [RankView(Scene(rank, IN_COLLECTIVE), {"world": GroupState(7, 6, "all_reduce")}) for rank in range(4)]
     blame = find(views)

@@ -1,0 +1,70 @@
+"""P15: how long the coordinator takes to find who holds up simulated ranks of many nodes, from what the nodes sent."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
+from ft_launcher.attribution.collective import GroupState, RankView
+from ft_launcher.attribution.scene import Scene
+from ft_launcher.nodes.fault_decision import Case, HangViews
+from ft_launcher.policy.job_policy import fault_record, make_policy
+from ft_launcher.policy.restart_history import CycleLife
+from rank_monitor.contract.settings.config import RestartSettings
+
+from .job import JobFailed
+from .launchers import Launcher
+from .scenario import Outcome
+
+PER_NODE = 8
+STEP = 18231
+RUNS = 5
+_CALLED_BY = [f"model/layer_{number}.py:{100 + number} in forward" for number in range(6)]
+WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", *_CALLED_BY]
+LOADS = ["torch/utils/data/dataloader.py:1284 in _try_get_data", *_CALLED_BY]
+
+
+def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
+    """P15: one rank does not come to an all-reduce of its data parallel group; its node waits for it, and all for them.
+
+    The time is from the texts of the nodes to the decision.
+    """
+    guilty = ranks // 5
+    sent = {
+        f"n{first // PER_NODE}": _text_of(range(first, first + PER_NODE), guilty) for first in range(0, ranks, PER_NODE)
+    }
+    hang = Fault(FaultKind.HANG, 0, 0, 1, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
+    record = fault_record(hang, CycleLife(60.0), "rank 0 hangs")
+    policy = make_policy(RestartSettings(), 3)
+    for _ in range(RUNS):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        seen = {node: json.loads(text) for node, text in sent.items()}
+        answer = policy(Case(record, {}, 0.0, False, False, HangViews(seen, {}, True)), 0.0)
+        outcome.add("named_s", time.perf_counter() - began)
+        outcome.add("named_cpu_s", time.process_time() - began_cpu)
+        outcome.add("sent_by_rank_bytes", sum(map(len, sent.values())) / ranks)
+        if answer.faulty_node != f"n{guilty // PER_NODE}":
+            raise JobFailed(f"named {answer.decision}")
+
+
+def _text_of(ranks: range, guilty: int) -> str:
+    return json.dumps([collective.to_record(_view(rank, guilty)) for rank in ranks])
+
+
+def _view(rank: int, guilty: int) -> RankView:
+    """Each step reduces over the ranks of the node (tensor parallel), then over those with one local rank."""
+    node, local_rank = divmod(rank, PER_NODE)
+    is_late, same_node, same_group = rank == guilty, node == guilty // PER_NODE, local_rank == guilty % PER_NODE
+    tensor, data = GroupState(STEP, STEP, "all_reduce"), GroupState(STEP - 1, STEP - 1, "all_reduce")
+    if same_group and not is_late:
+        data = GroupState(STEP, STEP - 1, "all_reduce", "[[4096, 4096]] ['BFloat16']", "dp")
+    elif not is_late:  # these wait at the next step: for a rank of their node that waits in its data parallel group
+        tensor = GroupState(STEP + 1, STEP, "all_reduce", "[[4096, 4096]] ['BFloat16']", "tp")
+        data = GroupState(STEP, STEP, "all_reduce")
+    if is_late or (same_node and same_group):
+        frames = LOADS
+    else:
+        frames = WAITS
+    groups = {f"tp{node}": tensor, f"dp{local_rank}": data}
+    return RankView(Scene(rank, frames, {"state": "S (sleeping)", "wchan": "poll_schedule_timeout"}), groups, {}, STEP)
