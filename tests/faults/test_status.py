@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, free_port
 from tests.faults.training import Plan, Strike
@@ -104,6 +105,18 @@ def test_a_rank_that_hangs_and_a_restart(start_job: StartJob) -> None:
     assert found["restarts"] == 1 and "1 fault" in found["sentence"]
     job.go()
     assert job.finish() == 0, job.tail()
+
+
+def test_a_stall_that_no_limit_ends(start_job: StartJob) -> None:
+    job = start_job(Plan((Strike("sleep", iteration=4, rank=1),)), 2, "--ft-stall-warning=2")
+    job.until(lambda: job.journal("stall"), "the warning")
+    for _ in range(2):  # the first reading after the warning is no progress
+        done = command(job, "status", job_id(job))
+        assert done.returncode == 3 and f"{job_id(job)} on " in done.stdout and ": hung in cycle 0" in done.stdout
+    done = command(job, "stacks", job_id(job))
+    assert done.returncode == 0 and {"rank 0:", "rank 1:"} <= set(done.stdout.splitlines()), done
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == ExitCode.PREEMPTED, job.tail()
 
 
 def test_a_launcher_that_stands_still_is_not_healthy(start_job: StartJob) -> None:
