@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ft_client.short_forms import monitored as monitored
     from ft_client.short_forms import report_iteration as report_iteration
     from ft_client.short_forms import section as section
+    from ft_client.short_forms import should_save as should_save
     from ft_client.short_forms import shutdown as shutdown
     from ft_client.short_forms import steps as steps
 
@@ -30,6 +31,7 @@ _HOMES = {
     "monitored": ".short_forms",
     "report_iteration": ".short_forms",
     "section": ".short_forms",
+    "should_save": ".short_forms",
     "shutdown": ".short_forms",
     "steps": ".short_forms",
 }

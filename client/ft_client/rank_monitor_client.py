@@ -12,7 +12,7 @@ import logging
 import operator
 import os
 from collections.abc import Collection, Iterator, Mapping
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Any
 
 from ft_client.control import WorkloadControlRequest
@@ -22,6 +22,7 @@ from ft_client.monitoring.learned_limits import HeartbeatTimeouts, SectionTimeou
 from ft_client.monitoring.limits_in_force import LimitsInForce
 from ft_client.monitoring.link import Link
 from ft_client.monitoring.signs_of_life import SignsOfLife, not_initialized
+from ft_client.saving import SaveSchedule
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, Hello, Message, Sections
 
@@ -60,6 +61,7 @@ class RankMonitorClient(SignsOfLife):
         self._warmup_steps: int | None = None
         self._watched = self._attached = self._knows_limits = False
         self._of_call = 0
+        self._saves = SaveSchedule()
 
     @classmethod
     def call_began(cls, now_ns: int) -> None:
@@ -67,6 +69,7 @@ class RankMonitorClient(SignsOfLife):
         RankMonitorClient._calls += 1
         if cls.active is not None:
             cls.active.begin_anew(now_ns)
+            cls.active._saves = SaveSchedule()  # ranks were interrupted after different steps
 
     def init_workload_monitoring(
         self, num_warmup_iters: int | None = None, *, get_state_dict_cb: object = None, chkpt_manager: object = None
@@ -101,6 +104,27 @@ class RankMonitorClient(SignsOfLife):
         self._knows_limits = settings is not None
         self.is_initialized = True
         self._settle(settings or MonitorSettings())
+
+    def should_save(self, interval_s: float | None = None) -> bool:
+        """Whether to save after this step: the same on all ranks of the default process group. Collective now and then.
+
+        To be called after the same steps on every rank. Time is that of rank 0, and the time of a save does not count.
+
+        Args:
+            interval_s: seconds of training between two saves; None: `--ft-save-interval`. Without either, never.
+
+        Raises:
+            RankMonitorClientError: not initialised, or the interval is not above zero.
+        """
+        if not self.is_initialized:
+            raise not_initialized("should_save")
+        if interval_s is None and self.cfg is not None:
+            interval_s = self.cfg.save_interval
+        if interval_s is None:
+            return False
+        if not interval_s > 0:
+            raise RankMonitorClientError(f"a save interval of {interval_s!r} s is not above zero")
+        return self._saves.is_due(interval_s, monotonic())
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Learns the limits of heartbeats from the longest intervals of all ranks. Collective.

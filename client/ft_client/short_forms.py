@@ -78,6 +78,15 @@ def report_iteration(iteration: int) -> None:
     init().report_iteration(iteration)
 
 
+def should_save(interval_s: float | None = None) -> bool:
+    """Whether to save after this step: the same on all ranks, which call it after the same steps.
+
+    Args:
+        interval_s: seconds of training between two saves; None: `--ft-save-interval`. Without either, never.
+    """
+    return init().should_save(interval_s)
+
+
 def shutdown() -> None:
     """Ends the watch; it may be started again."""
     if RankMonitorClient.active is not None:

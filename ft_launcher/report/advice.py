@@ -103,7 +103,8 @@ def _interval(findings: JobFindings) -> Advice | None:
     else:
         judged = "which is in the range that pays"
     text = (
-        f"save every {as_text(best_s)} of training; {used}, {judged}: {as_text(low_s)} to {as_text(high_s)}, since "
+        f"save every {as_text(best_s)} of training (--ft-save-interval {best_s:.0f}); "
+        f"{used}, {judged}: {as_text(low_s)} to {as_text(high_s)}, since "
         f"{count} faults tell the time between faults, {as_text(findings.mtbf_s)}, with an error of {error:.0%}"
     )
     return Advice("checkpoint interval", text, numbers)

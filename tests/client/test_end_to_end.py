@@ -83,3 +83,16 @@ raise ValueError("in the end")
         assert agent.wait_for(ControlRequest) == [ControlRequest("exclude_this_node", "why")]
         assert rank.wait(patient(20)) == 1
         assert not [one for one in agent.heard if isinstance(one, Verdict)]
+
+
+def test_the_launcher_says_how_often_to_save(tmp_path: Path) -> None:
+    script = """
+import ft_client as ft
+assert any(ft.should_save() for _ in range(1_000_000_000))
+raise ValueError("saved")
+"""
+    with agent_of(tmp_path, MonitorSettings(save_interval=0.2)) as agent, started(script, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        (error,) = agent.wait_for(RankException)
+        assert (error.type, error.message) == ("ValueError", "saved")
+        assert rank.wait(patient(20)) == 1
