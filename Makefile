@@ -53,7 +53,8 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py tests/ft_launcher/record/test_events.py
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py tests/ft_launcher/record/test_events.py \
+		tests/ft_launcher/bundle/test_allowed.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -21,6 +21,8 @@ from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import RankException, ResultInDoubt
 
 _PARTS: dict[str, type] = {"verdict": Verdict, "exception": RankException, "snapshot": Snapshot}
+_ALWAYS = ("rank", "local_rank", "pid")
+_DEFAULTS = vars(RankEvidence(0, 0, 0))
 _TUPLES = ("detail", "others", "failed", "blamed")
 
 
@@ -143,14 +145,12 @@ def fault_of_json(record: Any) -> Fault:
 
 
 def _rank_record(rank: RankEvidence) -> dict[str, Any]:
-    defaults = RankEvidence(0, 0, 0)
     found = {}
-    for member in fields(rank):
-        value = getattr(rank, member.name)
-        if member.name in _PARTS and value is not None:
-            found[member.name] = asdict(value)
-        elif member.name in ("rank", "local_rank", "pid") or value != getattr(defaults, member.name):
-            found[member.name] = value
+    for name, value in vars(rank).items():
+        if name in _PARTS and value is not None:
+            found[name] = dict(vars(value))  # JSON values only; `asdict` copies them, which takes three times as long
+        elif name in _ALWAYS or value != _DEFAULTS[name]:
+            found[name] = value
     return found
 
 

@@ -59,6 +59,7 @@ FIELDS: dict[str, str] = {
     "control_request": "cycle rank action",
     "in_process_fault": "cycle rank pid exit_code where hint fault_class",
     "in_process_restart": "cycle iteration took_s why",
+    "in_process_blame": "cycle iteration finding ranks text",
     "started_again": "cycle rank local_rank pid",
     "stays_away": "cycle rank",
     "joined": "cycle rank iteration",

@@ -34,6 +34,10 @@ _NO_DECISION = "the decision after it is missing"
 _NO_EVIDENCE = "the evidence before it is missing"
 _NO_FIT = "what it was made of does not fit"
 _OTHER_NODES = "the journals of all nodes are needed"
+_TOO_MANY = "ranks have failed too often on several nodes at once"
+
+_MOST_VIEWS = 100_000
+"""Ranks at the end of a cycle of several nodes: each takes 5 KB until the journals of all nodes are read."""
 
 _Key = tuple[str, int, int]
 """Run id, number of the attempt in the journal, cycle."""
@@ -105,6 +109,7 @@ class Replay:
         self.left_out: Counter[tuple[str, str]] = Counter()
         self._journal = _Journal()
         self._views: dict[_Key, dict[str, list[RankView]]] = {}
+        self._kept_views = 0
         self._by_views: list[tuple[_Key, Entry, int, int]] = []
 
     def take(self, journal: Iterable[Entry], name: str) -> None:
@@ -172,11 +177,18 @@ class Replay:
             journal.of_ranks[_whole(entry.facts["of_rank"])] = entry
             return
         journal.evidence = entry
-        if journal.nodes > 1:
-            try:
-                self._views.setdefault(self._key(entry), {})[name] = again.views_in(entry.facts)
-            except Exception:  # anyone may have written a journal
-                self._leave_out(FAULT_OF_ALL, _NO_FIT)
+        if journal.nodes <= 1:
+            return
+        if self._kept_views >= _MOST_VIEWS:
+            self._leave_out(FAULT_OF_ALL, _TOO_MANY)
+            return
+        try:
+            views = again.views_in(entry.facts)
+        except Exception:  # anyone may have written a journal
+            self._leave_out(FAULT_OF_ALL, _NO_FIT)
+            return
+        self._kept_views += len(views)
+        self._views.setdefault(self._key(entry), {})[name] = views
 
     def _on_in_process_fault(self, entry: Entry) -> None:
         evidence = self._journal.of_ranks.pop(_whole(entry.facts.get("rank")), None)

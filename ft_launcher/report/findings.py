@@ -269,8 +269,11 @@ def _cycles(joined: _Joined) -> list[Cycle]:
     found: dict[_Key, Cycle] = {}
     for launch in sorted(joined.launches, key=lambda launch: launch.node_rank):
         attempt = joined.attempt(launch)
-        for number, cycle in launch.cycles.items():
-            ended = launch.until if cycle.ended is None else cycle.ended
+        in_order = sorted(launch.cycles.items(), key=lambda item: item[1].began)
+        followed_at = [*(cycle.began for _, cycle in in_order[1:]), launch.until]
+        for (number, cycle), next_began in zip(in_order, followed_at, strict=True):
+            # Without a line about its end it ran until the next one, or runs.
+            ended = next_began if cycle.ended is None else cycle.ended
             known = Cycle(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
             found.setdefault((attempt, number), known)
     return [found[key] for key in sorted(found)]

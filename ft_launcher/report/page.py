@@ -21,6 +21,7 @@ _STYLE = """
   --lost: #e0705c; --other: #7f9fd0; } }
 body { color: var(--text); background: var(--back); font: 16px/1.5 system-ui, sans-serif; max-width: 60rem;
   margin: 2rem auto; padding: 0 1rem; }
+.table { overflow-x: auto; }
 table { border-collapse: collapse; min-width: 50%; }
 th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.6rem; border-bottom: 1px solid var(--faint); }
 th { vertical-align: bottom; }
@@ -155,7 +156,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Contain
         texts = (text if isinstance(text, _Markup) else escape(text) for text in row)
         cells = "".join(_cell("td", text, column in numbers) for column, text in enumerate(texts))
         body.append(f"<tr>{cells}</tr>")
-    return f"<table><tr>{head}</tr>{''.join(body)}</table>"
+    return f'<div class="table"><table><tr>{head}</tr>{"".join(body)}</table></div>'
 
 
 def _cell(tag: str, markup: str, is_number: bool) -> str:

@@ -21,8 +21,8 @@ _STEP, _LOST = "#2e7d4f", "#b5432f"
 _OTHERS = ("#4a6fa5", "#7f9fd0", "#b8a04a", "#8a6fa5", "#5f9ea0", "#a0795f", "#909090", "#c5a3c5")
 _LEAST_SHARE = 0.0005
 """Of the time: a smaller category would be in the legend with 0.0 %, and could not be seen."""
-_NUMBERED = 24
-"""With more cycles their numbers would overlap."""
+_WIDTH_OF_DIGIT = 0.01
+"""Of the line of time, with a margin: numbers of cycles that are shorter would overlap, and are left out."""
 _MAX_NAME = 36
 """Characters: three columns of the legend are as wide as the bar."""
 
@@ -73,7 +73,7 @@ def _draw_cycles(axes: Axes, findings: JobFindings) -> None:
     for cycle in findings.cycles:
         left, width = (cycle.began - findings.began) / unit_s, (cycle.ended - cycle.began) / unit_s
         axes.barh(0, width, left=left, color=_OTHERS[0], edgecolor="white")
-        if len(findings.cycles) <= _NUMBERED:
+        if width * unit_s / length_s >= _WIDTH_OF_DIGIT * (len(str(cycle.cycle)) + 1):
             axes.text(left + width / 2, 0, str(cycle.cycle), ha="center", va="center", color="white")
     for fault in findings.faults:
         axes.axvline((fault.t - findings.began) / unit_s, color=_LOST)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 from ft_launcher.report.advice import Advice
 from ft_launcher.report.page import as_html
+from tests.browser import chromium, needs_chromium
 from tests.ft_launcher.report.lines import NODE_A, NODE_B, begins, durations, end, fault, found, limits, part, start
 
 _VOID = {"meta"}
@@ -39,7 +41,7 @@ def test_it_asks_nobody_for_anything() -> None:
     page = Page(text)
     assert {name for name, _ in page.elements} == {
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "table", "tr", "th", "td", "svg", "rect"),
-        "span",
+        *("div", "span"),
     }
     (policy,) = [facts["content"] for facts in page.of("meta") if "http-equiv" in facts]
     assert policy is not None and policy.startswith("default-src 'none'; style-src 'unsafe-inline';")
@@ -98,3 +100,16 @@ def test_texts_of_ranks_are_texts() -> None:
     assert page.of("script") == [] and page.of("img") == []
     assert "&lt;script&gt;" in text
     assert not any(name.startswith("on") for _, facts in page.elements for name in facts)
+
+
+def test_on_a_narrow_screen_no_table_is_wider_than_the_page(tmp_path: Path) -> None:
+    needs_chromium()
+    long_name = "a_section_of_a_training_that_has_a_long_name"
+    ledger = part(0, 0, 100, seconds={"step": 63.0}, durations={long_name: durations(2000, 7.0)})
+    text = as_html(found([start(0), limits(1, **{long_name: 30.0}), begins(1, 0), ledger, end(100)]), [])
+    (tmp_path / "report.html").write_text(text)
+    with chromium(tmp_path) as browser:
+        browser.resize(500, 800)
+        browser.open((tmp_path / "report.html").as_uri())
+        assert long_name in browser.text("body")
+        assert browser.script("return document.documentElement.scrollWidth") <= 500
