@@ -271,7 +271,7 @@ def _cycles(joined: _Joined) -> list[Cycle]:
         attempt = joined.attempt(launch)
         in_order = sorted(launch.cycles.items(), key=lambda item: item[1].began)
         followed_at = [*(cycle.began for _, cycle in in_order[1:]), launch.until]
-        for (number, cycle), next_began in zip(in_order, followed_at, strict=True):
+        for (number, cycle), next_began in zip(in_order, followed_at, strict=False):  # without any cycle it is one more
             # Without a line about its end it ran until the next one, or runs.
             ended = next_began if cycle.ended is None else cycle.ended
             known = Cycle(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
