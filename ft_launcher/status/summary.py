@@ -104,7 +104,7 @@ def sentence(facts: Facts, times: Times | None) -> str:
             parts.append(f"step {times.present.iteration:,}")
         step_s = typical_step_s(times)
         if step_s is not None:
-            parts.append(f"{step_s:.3g} s a step")
+            parts.append(f"{step_s:.3g} s a step" if step_s >= 0.1 else f"{1000 * step_s:.3g} ms a step")
         if times.present.saved is not None:
             parts.append(f"saved at step {times.present.saved:,}")
         if times.account.steps:
@@ -262,7 +262,8 @@ def _cycle(part: CycleTimes, how: str) -> dict[str, Any]:
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(spent_s, 3) for name, spent_s in seconds.items() if spent_s}
+    found = {name: round(spent_s, 3) for name, spent_s in seconds.items()}
+    return {name: spent_s for name, spent_s in found.items() if spent_s}
 
 
 def _times(times: Times) -> dict[str, Any]:

@@ -463,6 +463,7 @@ async function askForCollectives() {
   try {
     const found = (await (await ask("status.json?collectives=1")).json()).collectives;
     fillCollectives(byId("groups"), found?.rows ?? []);
+    byId("groups").hidden = found === null;
     put(byId("collected"), found === null ? "No rank has said anything of its collectives." : `As of ${new Date().toLocaleTimeString()}.`);
   } catch (error) {
     put(byId("collected"), `No answer: ${error.message || error}`);
