@@ -213,3 +213,8 @@ def test_json_has_all_of_it() -> None:
     assert read["faults"][0]["phases"] == findings.faults[0].phases
     assert read["seconds"] == findings.seconds
     assert read["saves"] == {"count": 2, "mean_s": 3.0, "interval_s": 10.0}
+
+
+def test_a_cycle_whose_end_is_missing_ends_with_the_next_one() -> None:
+    cycles = found([start(0), begins(1, 0), begins(40, 1), end(90)]).cycles
+    assert [(cycle.cycle, cycle.began, cycle.ended) for cycle in cycles] == [(0, 1, 40), (1, 40, 90)]
