@@ -147,9 +147,14 @@ def sentence(blame: Blame, view: RankView) -> str:
     text = blame.text or view.scene.place.value
     if len(blame.ranks) > 1:
         return text
-    if len(blame.waiting) == 1:
-        return f"{text}, and 1 rank waits for it"
-    return f"{text}, and {len(blame.waiting)} ranks wait for it"
+    return f"{text}{waiting_text(len(blame.waiting))}"
+
+
+def waiting_text(waiting: int) -> str:
+    """Returns the end of what `sentence` says of one rank."""
+    if waiting == 1:
+        return ", and 1 rank waits for it"
+    return f", and {waiting} ranks wait for it"
 
 
 def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:

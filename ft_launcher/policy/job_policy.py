@@ -163,8 +163,11 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
     found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))
     if fault.rank in blame.ranks:
         view = next(view for view in views if view.rank == fault.rank)
+        seen_there = collective.waiting_text(fault.waiting)
         if not fault.blamed:  # its own node did not see who waits for it
             found = replace(found, what=f"{fault.what}; it {collective.sentence(blame, view)}")
+        elif fault.what.endswith(seen_there):  # its own node saw some of them
+            found = replace(found, what=fault.what.removesuffix(seen_there) + collective.waiting_text(found.waiting))
         if fault.collateral:  # the hint speaks of a wait for others
             found = replace(found, hint="", collateral=False)
         return replace(found, others=collective.others(views, fault.rank)), node_of[fault.rank]

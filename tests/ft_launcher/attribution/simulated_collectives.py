@@ -15,12 +15,18 @@ OUTSIDE = ("train.py:9 in load",)
 
 @dataclass(frozen=True)
 class Op:
-    """One collective of a group; `unseen`: torch's flight recorder does not know it (a receive of gloo)."""
+    """One collective of a group.
+
+    Attributes:
+        unseen: torch's flight recorder does not know it (a receive of gloo).
+        no_frame: the stack of a rank in it shows the program alone (`work.wait()`).
+    """
 
     group: str
     name: str = "all_reduce"
     shape: str = "[[4]] Float"
     unseen: bool = False
+    no_frame: bool = False
 
 
 class Stuck:
@@ -99,9 +105,11 @@ def _view(number: int, rank: Rank, recorder: bool, iterations: bool) -> RankView
             finished = len(seen) - int(waiting)
             op = seen[min(finished, len(seen) - 1)]
             states[name] = GroupState(len(seen), finished, op.name, op.shape, name)
-    process = None
+    process = {"state": "R (running)"}
+    if rank.inside and rank.inside.no_frame:
+        process = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
     if rank.at < len(rank.program) and isinstance(rank.program[rank.at], Stopped):
         process = {"state": "T (stopped)"}
-    frames = IN_COLLECTIVE if rank.inside else OUTSIDE
+    frames = IN_COLLECTIVE if rank.inside and not rank.inside.no_frame else OUTSIDE
     ended = rank.inside is None and rank.at == len(rank.program)
     return RankView(Scene(number, frames, process), states, {}, rank.iteration if iterations else NO_ITERATION, ended)

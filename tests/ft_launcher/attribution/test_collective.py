@@ -367,7 +367,8 @@ def test_ranks_of_another_node_are_missing() -> None:
 
 @given(st.data())
 def test_never_another_rank(data: st.DataObject) -> None:
-    """Random groups, orders that all ranks agree on, and one rank that gets stuck somewhere."""
+    """Random groups, orders that all ranks agree on, and one rank that gets stuck somewhere. Some groups are pairs that
+    send and receive, and some are waited for in `work.wait()`."""
     world = data.draw(st.integers(2, 6))
     ranks = list(range(world))
     groups = {
@@ -375,7 +376,17 @@ def test_never_another_rank(data: st.DataObject) -> None:
         for number in range(data.draw(st.integers(1, 4)))
     }
     order = data.draw(st.lists(st.sampled_from(sorted(groups)), min_size=1, max_size=8))
-    found: dict[int, Program] = {rank: [Op(name) for name in order if rank in groups[name]] for rank in ranks}
+    unseen = data.draw(st.sets(st.sampled_from(sorted(groups))))
+    no_frame = data.draw(st.sets(st.sampled_from(sorted(groups))))
+    ops = {name: Op(name, unseen=name in unseen, no_frame=name in no_frame) for name in groups}
+    reports = data.draw(st.booleans())
+    found: dict[int, Program] = {}
+    for rank in ranks:
+        found[rank] = []
+        for iteration, name in enumerate(order):
+            if reports and data.draw(st.booleans()):
+                found[rank].append(iteration)
+            found[rank] += [ops[name]] * (rank in groups[name])
     culprit = data.draw(st.sampled_from(ranks))
     at = data.draw(st.integers(0, len(found[culprit])))
     kind = data.draw(st.sampled_from([Stuck, Stopped]))

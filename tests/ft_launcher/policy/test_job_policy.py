@@ -150,6 +150,7 @@ def test_a_decision_that_does_not_fit_is_a_protocol_error(record: dict[str, Any]
         decision_of(record)
 
 
+LOADS = ["train.py:9 in load"]
 WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", "train.py:20 in step"]
 HANG = Fault(FaultKind.HANG, 0, 0, 4711, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
 
@@ -196,6 +197,15 @@ def test_a_node_did_not_see_who_waits_for_its_rank(collateral: bool) -> None:
         "" if collateral else "hint",
     )
     assert found.others == ("ranks 1-2: in all_reduce 4 of group dp, at train.py:20 in step (iteration 7)",)
+
+
+def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
+    views = {"a": ranks_of(0, 3, LOADS), **{name: ranks_of(rank, 4, WAITS) for rank, name in [(1, "b"), (2, "c")]}}
+    seen = "hangs: it never entered all_reduce 4 of group dp, and 1 rank waits for it"
+    guilty = guilty_in(after_hang(views, replace(HANG, what=seen, blamed=(0,), waiting=1, finding="behind")).decision)
+    assert guilty is not None
+    assert guilty[0].what == "hangs: it never entered all_reduce 4 of group dp, and 2 ranks wait for it"
+    assert guilty[0].waiting == 2
 
 
 @pytest.mark.parametrize(
