@@ -42,6 +42,8 @@ class RankProcess:
         self._offset = 0
         self._asked_at: float | None = None
         self._no_stacks = "not asked for"
+        self._before: tuple[str, str] | None = None
+        """Its state and what it waited in right before the last signal: while it writes its stacks both are others."""
 
     def close(self) -> None:
         """Closes the pidfd."""
@@ -73,7 +75,7 @@ class RankProcess:
         Nothing is sent when the signal could kill the process (no handler), or when it could not answer; `facts` then
         gives the reason.
         """
-        self._asked_at = None
+        self._asked_at = self._before = None
         status = proc.status(self.pid)
         state = status.get("State", "")
         if state[:1] in ("T", "t"):
@@ -85,6 +87,7 @@ class RankProcess:
             self._no_stacks = f"none: the process has no handler for signal {number}"
         else:
             self._file, self._offset = file, _size(file)
+            self._before = (state, proc.waits_in(self.pid))
             if self.signal(number):
                 self._asked_at = time.monotonic()
                 self._no_stacks = "none: the process did not answer"
@@ -117,9 +120,15 @@ class RankProcess:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`."""
+        """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`.
+
+        Of a rank that was just asked for its stacks `state` and `wchan` are those before the signal.
+        """
         status = proc.status(self.pid)
-        state = status.get("State", "gone")
+        state, wchan = status.get("State", "gone"), proc.waits_in(self.pid)
+        was_asked = self.has_stacks_since(time.monotonic() - 2 * _ANSWERS_S)
+        if self._before is not None and was_asked and state[:1] in ("R", "S", "D"):
+            state, wchan = self._before
         facts: dict[str, Any] = {
             "state": state,
             "stopped": state[:1] in ("T", "t"),
@@ -127,7 +136,6 @@ class RankProcess:
         }
         if status.get("Threads", "").isdigit():
             facts["threads"] = int(status["Threads"])
-        wchan = proc.waits_in(self.pid)
         if wchan:
             facts["wchan"] = wchan
         facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MOST_KERNEL_FRAMES]

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
+from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
 from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
 from ft_launcher.policy.question import Question, answer, inputs_of
@@ -143,8 +144,8 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
 def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | None:
     """Returns the fault of the rank that holds up those of all nodes, and its node.
 
-    None where `fault` is no hang, where the views name nobody or do not fit, or where they name others although the
-    rank of `fault` waits for nobody (it passed its own limit outside of a collective).
+    None where `fault` is no hang, where the views name nobody or do not fit, or where they name others, which run,
+    although the rank of `fault` waits for nobody (it passed its own limit outside of a collective).
     """
     hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
     if not (hangs and len(hang.ranks) > 1):
@@ -158,7 +159,9 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
         blame = collective.find(views, hang.is_complete)
     except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
         return None
-    if fault.rank not in blame.ranks and not (blame.ranks and fault.collateral):
+    # A rank that is stopped or has ended explains also why another exceeded its limit outside of any collective.
+    is_certain = fault.collateral or blame.finding is Finding.GONE
+    if fault.rank not in blame.ranks and not (blame.ranks and is_certain):
         return None
     found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))
     if fault.rank in blame.ranks:

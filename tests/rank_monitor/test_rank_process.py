@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -52,6 +54,39 @@ def test_a_stopped_rank_gives_no_stacks_and_dies_of_the_signal(node: Node) -> No
     assert verdict.process["stopped"] is True
     assert verdict.process["stacks"] == "none: the process is stopped"
     assert rank.wait() == -signal.SIGTERM
+
+
+_BLOCKED = f"""
+import signal, threading
+def answers(number, frame):
+    print("answers", flush=True)
+    signal.pause()
+signal.signal({STACK_SIGNAL}, answers)
+lock = threading.Lock()
+lock.acquire()
+print("waits", flush=True)
+lock.acquire()
+"""
+
+
+def test_where_it_waits_is_read_before_it_is_asked_for_its_stacks(tmp_path: Path) -> None:
+    """While it writes them it waits in something else, or computes."""
+    with subprocess.Popen([sys.executable, "-c", _BLOCKED], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "waits\n"
+        process = RankProcess(child.pid)
+        try:
+            until(lambda: "futex" in str(process.facts().get("wchan")), "the child to wait for its lock")
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"))
+            assert child.stdout.readline() == "answers\n"
+            facts = process.facts()
+            assert facts["wchan"].startswith("futex") and facts["state"].startswith("S")
+            os.kill(child.pid, signal.SIGSTOP)
+            until(process.is_stopped, "the child to be stopped")
+            assert process.facts()["stopped"] is True
+        finally:
+            process.close()
+            child.kill()
 
 
 @pytest.mark.parametrize(("what", "code"), [("leave", 7), ("ignore", -signal.SIGKILL)])

@@ -199,6 +199,15 @@ def test_a_node_did_not_see_who_waits_for_its_rank(collateral: bool) -> None:
     assert found.others == ("ranks 1-2: in all_reduce 4 of group dp, at train.py:20 in step (iteration 7)",)
 
 
+def test_a_stopped_rank_explains_the_limit_of_another() -> None:
+    stopped = ranks_of(1, 3, [])[0] | {"state": "T (stopped)"}
+    views = {"a": ranks_of(0, 3, LOADS), "b": [stopped], "c": ranks_of(2, 4, WAITS)}
+    answer = after_hang(views, replace(HANG, collateral=False))
+    guilty = guilty_in(answer.decision)
+    assert guilty is not None
+    assert (answer.faulty_node, guilty[0].rank, guilty[0].finding) == ("b", 1, "gone")
+
+
 def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
     views = {"a": ranks_of(0, 3, LOADS), **{name: ranks_of(rank, 4, WAITS) for rank, name in [(1, "b"), (2, "c")]}}
     seen = "hangs: it never entered all_reduce 4 of group dp, and 1 rank waits for it"
