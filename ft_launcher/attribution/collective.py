@@ -379,6 +379,9 @@ def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     them: what they wait for can be it alone, whether the recorder knows the call or not."""
     outside = [view for view in views.values() if not (view.is_waiting or view.may_wait or view.ended)]
     others = [view for view in views.values() if view.is_waiting or view.may_wait]
+    # A program that has no process group, as far as is known, waits in a lock of its own.
+    if not any(view.is_waiting or view.groups for view in others):
+        return None
     if len(outside) != 1 or outside[0].scene.place is Whereabouts.UNKNOWN or not _reach_no_more(outside, others):
         return None
     return Blame(Finding.BEHIND, _ranks(outside), "")

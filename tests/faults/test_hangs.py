@@ -57,7 +57,9 @@ def test_a_hang_in_setup_is_that_of_the_rank_which_does_not_come(start_job: Star
     assert (fault["rank"], fault["kind"], fault["fault_class"]) == (1, "hang", "hang"), job.tail()
     head, *rest = job.output.partition("ft_launcher: rank 1 on ")[2].splitlines()
     assert " hangs: it is stopped" in head if how == "stops" else f" hangs: it {named}" in head
-    assert any(re.search(r"^  also: rank 0 ended with code 1$", line) for line in rest[:10]), job.tail()
+    assert any(re.search(r"^  also: rank 0: waited in a collective until that failed$", line) for line in rest[:10]), (
+        job.tail()
+    )
     assert how == "stops" or any("train.py:13 in load" in line for line in rest[:10]), job.tail()
 
     assert "_verify_param_shape_across_processes" in stacks(job, 0)

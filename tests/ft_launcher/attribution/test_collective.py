@@ -289,11 +289,17 @@ def test_the_wait_of_a_collective_in_the_background() -> None:
 @pytest.mark.parametrize(("others", "own", "ranks"), [(3, 3, (2,)), (3, 4, ()), (NO_ITERATION, 3, ())])
 def test_the_only_one_that_surely_waits_for_nobody(others: int, own: int, ranks: tuple[int, ...]) -> None:
     """All others are in sends and receives: it is named only where it is not ahead of them."""
-    views = [blocked(0, others), blocked(1, others), outside(2, own)]
+    views = [blocked(rank, others, world=(1, 1)) for rank in range(2)] + [outside(2, own, world=(1, 1))]
     assert find(views).ranks == ranks
     in_call = RankView(Scene(1, IN_COLLECTIVE), {"pair": GroupState(2, 1, "all_reduce")}, iteration=others)
     views = [blocked(0, others, pair=(1, 1)), in_call, outside(2, own)]
     assert find(views).ranks == ranks
+
+
+def test_without_a_process_group_nobody_is_waited_for() -> None:
+    """A lock of the program, as far as is known; the other rank may wait for a file that this one should write."""
+    blame = find([outside(0, 3), blocked(1, 3)])
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
 
 
 def test_one_rank_alone_waits_for_nobody() -> None:
