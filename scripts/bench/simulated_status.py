@@ -98,6 +98,7 @@ def main() -> None:
         for cycle in range(FAULTS):
             fail(journal, cycle, ranks)
         journal.write(events.CycleStart(FAULTS, 0, 1, "host:1", []))
+        read(status, ranks, step)
         print(json.dumps({"port": port, "memory_mib": before}), flush=True)
         while True:
             read(status, ranks, step)
