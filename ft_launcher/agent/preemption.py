@@ -64,7 +64,7 @@ def _signal_ranks(processes: RankContext, asked: RankSignal) -> None:
     pids = processes.pids()
     for local_rank, pidfd in processes.pidfds.items():
         handled = asked.always or catches(pids[local_rank], asked.number)
-        with suppress(ProcessLookupError):  # it has just ended, and another process took its end
+        with suppress(OSError):  # it has just ended, and another process took its end
             signal.pidfd_send_signal(pidfd, asked.number if handled else signal.SIGTERM)
             # A stopped process handles the signal only when it runs again.
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)

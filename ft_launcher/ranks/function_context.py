@@ -27,7 +27,7 @@ from ft_launcher.ranks.rank_context import ForkedHandler, ForkedProcess, RankCon
 from ft_launcher.settings import script
 from ft_launcher.zygote.client import RankOrder
 from rank_monitor.contract.errors import FtError
-from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.processes.wait import end_of, readable
 from rank_monitor.contract.wire import sealed_pickle
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ class FunctionProcess:
         self.given_up = False
         self.value: bytes | None = None
         self._poll, self._channel, self._close = poll, channel, close
-        self._pidfd = os.pidfd_open(pid)
+        # It may have called its function and ended by now, and the fork server has taken its end.
+        self._pidfd = end_of(pid)
 
     def fileno(self) -> int:
         """Readable when its value arrived, or no longer can; -1 when nothing is awaited."""
@@ -102,7 +103,7 @@ class FunctionProcess:
     def give_up(self) -> None:
         """Kills it. Called when its function has returned and it does not end."""
         self.given_up = True
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:

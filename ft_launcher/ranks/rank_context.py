@@ -37,7 +37,7 @@ from ft_launcher.settings import script
 from ft_launcher.zygote.client import RankOrder
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, one_line
-from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.processes.wait import end_of, readable
 from rank_monitor.contract.wire.foreign import read_file
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.started_ns = time.monotonic_ns()
         self._start()
         for local_rank, pid in self.pids().items():
-            self.pidfds[local_rank] = os.pidfd_open(pid)
+            self.pidfds[local_rank] = end_of(pid)
         self._pump.start()
         if self._together is not None:
             self._together.start()
@@ -188,7 +188,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             error_file.rename(error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}"))
         self._start_rank_again(local_rank)
         pid: int = self.pids()[local_rank]
-        self.pidfds[local_rank] = os.pidfd_open(pid)
+        self.pidfds[local_rank] = end_of(pid)
         self._started_again[local_rank] = start_ticks(pid)
         # From here on the rank counts as running; its streams were opened for appending while it had an exit.
         del self.exits[local_rank]

@@ -27,6 +27,20 @@ def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
     return {descriptor for descriptor, _ in poll.poll(timeout_ms)}
 
 
+def end_of(pid: int) -> int:
+    """Returns a descriptor that is readable once a process has ended: its pidfd, which the caller closes.
+
+    A process whose end was taken already, by the fork server that is its parent for instance, has none; instead of it
+    comes a descriptor that is readable at once, and takes no signal (OSError).
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.close(writer)
+        return reader
+
+
 def await_child(pid: int, limit_s: float) -> None:
     """Waits up to `limit_s` seconds for a child that was asked to end, and reaps it. A stopped child is continued.
 
