@@ -61,7 +61,7 @@ class RankMonitorClient(SignsOfLife):
         self._warmup_steps: int | None = None
         self._watched = self._attached = self._knows_limits = False
         self._of_call = 0
-        self._saves = SaveSchedule()
+        self._saves, self._saves_by_setting = SaveSchedule(), SaveSchedule()
 
     @classmethod
     def call_began(cls, now_ns: int) -> None:
@@ -69,7 +69,8 @@ class RankMonitorClient(SignsOfLife):
         RankMonitorClient._calls += 1
         if cls.active is not None:
             cls.active.begin_anew(now_ns)
-            cls.active._saves = SaveSchedule()  # ranks were interrupted after different steps
+            # Ranks were interrupted after different steps.
+            cls.active._saves, cls.active._saves_by_setting = SaveSchedule(), SaveSchedule()
 
     def init_workload_monitoring(
         self, num_warmup_iters: int | None = None, *, get_state_dict_cb: object = None, chkpt_manager: object = None
@@ -111,17 +112,19 @@ class RankMonitorClient(SignsOfLife):
         To be called after the same steps on every rank. Time is that of rank 0, and the time of a save does not count.
 
         Args:
-            interval_s: seconds of training between two saves; None: `--ft-save-interval`. Without either, never.
+            interval_s: seconds of training between two saves; None: `--ft-save-interval`, as rank 0 knows it. Without
+                either, never. All ranks give it, or none does.
 
         Raises:
             RankMonitorClientError: not initialised, or the interval is not above zero.
         """
         if not self.is_initialized:
             raise not_initialized("should_save")
-        if interval_s is None and self.cfg is not None:
-            interval_s = self.cfg.save_interval
         if interval_s is None:
-            return False
+            setting = None
+            if self.cfg is not None:
+                setting = self.cfg.save_interval
+            return self._saves_by_setting.is_due(setting, monotonic())
         if not interval_s > 0:
             raise RankMonitorClientError(f"a save interval of {interval_s!r} s is not above zero")
         return self._saves.is_due(interval_s, monotonic())

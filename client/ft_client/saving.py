@@ -15,29 +15,42 @@ _MOST_CALLS = 64
 broadcast of a number in 64 steps is not noticed: it takes as long as a small gradient."""
 
 
+_NEVER = -1
+
+
 class SaveSchedule:
     """Counts calls of `is_due`, which all ranks make after the same steps."""
 
     def __init__(self) -> None:
         self._skip = 0
+        self._is_never = False
         self._calls = 0
         self._since: float | None = None
 
-    def is_due(self, interval_s: float, now: float) -> bool:
+    def is_due(self, interval_s: float | None, now: float) -> bool:
         """Whether `interval_s` seconds have passed since the first call after the last save, or since the first of all.
 
         The same on all ranks. Collective, but not in every call: rank 0 also says how many calls need not ask.
 
         Args:
+            interval_s: None: never. That of rank 0 counts: a rank whose monitor did not answer knows of none.
             now: monotonic seconds of this rank; those of rank 0 count.
         """
+        if self._is_never:
+            return False
         self._calls += 1
         if self._since is None:
             self._since, self._calls = now, 0
         if self._skip:
             self._skip -= 1
             return False
-        self._skip = int(group.from_rank0(self._left(interval_s, now)))
+        calls = _NEVER
+        if interval_s is not None:
+            calls = self._left(interval_s, now)
+        self._skip = int(group.from_rank0(calls))
+        if self._skip == _NEVER:
+            self._is_never = True
+            return False
         if self._skip:
             self._skip -= 1
             return False

@@ -10,7 +10,7 @@ from tests.nodes.conftest import StartAgents
 HOLD, SAVED = 4, 3
 STORE_LOST, BELOW_MINIMUM = 82, 84
 QUICK = ("--nnodes=1:2", "--ft-node-timeout=6", "--ft-node-beat=0.5")
-FAULT = "node:1,kind:cut_network,interface:eth0,step:4"
+FAULT = "node:1,kind:cut_network,interface:eth0,step:3"
 
 
 @pytest.mark.slow
