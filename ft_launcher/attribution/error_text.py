@@ -133,12 +133,16 @@ def _first_of_chain(lines: list[str], starts: list[int]) -> int:
 
 
 def _printed(traceback: list[str], after: list[str]) -> RankException:
-    """Returns the exception of printed lines; `after`: those from its type and message on, up to an empty line."""
+    """Returns the exception of printed lines; `after`: those from its type and message on, up to an empty line.
+
+    The type ends with the first line: below an exception without a message stands what the program printed next.
+    """
     if "" in after:
         end = after.index("")
     else:
         end = len(after)
-    kind, _, message = "\n".join(after[:end]).partition(": ")
+    kind, _, first = after[0].partition(":")
+    message = "\n".join([first, *after[1:end]]).lstrip()
     return RankException(kind, message[:_MOST_MESSAGE], "\n".join(traceback), 0.0)
 
 

@@ -93,7 +93,10 @@ TEXTS: dict[str, str] = {
 """Event -> the fields that are passed on as they are where the user asks for texts."""
 
 _FRAME = re.compile(r"[\w./<>+-]{1,300}:\d{1,9} in [\w.<>]{1,200}")
-_ERROR = re.compile(r"[\w. ]{1,100}( at [\w./<>+ -]{1,300}:\d{1,9})?")
+_ERROR = re.compile(r"([\w.]{1,100}|loss is not finite)( at [\w./<>+ -]{1,300}:\d{1,9})?")
+_SAME_ERROR = "the same error "
+"""With it the restart policy begins a reason that quotes an error."""
+_OF_SAME_ERROR = re.compile(rf"{_SAME_ERROR}[\w ]{{1,40}}: {_ERROR.pattern} at iteration -?\d{{1,20}}")
 _TRACEBACK_LINE = re.compile(r'\s*File "([\w./<>+ -]{1,300})", line (\d{1,9}), in ([\w.<>]{1,200})')
 _NAME = re.compile(r"[\w.:/<>\[\] +~()-]{1,100}")
 
@@ -122,8 +125,8 @@ def of_event(event: str, facts: Facts, with_texts: bool = False) -> dict[str, An
         return None
     names = set(FIELDS[event].split())
     found = {name: value for name, value in facts.items() if name in names}
-    if event == "decision" and _is_asked_for(facts):
-        del found["reason"]  # a rank's words are in it
+    if event == "decision" and (_is_asked_for(facts) or _quotes_an_error(facts)):
+        found.pop("reason", None)  # a rank's words are in it
     found = _in_part(found)
     if event == "fault" and "what" in found and not _is_ours(facts):
         found["what"] = _what(facts)
@@ -137,7 +140,8 @@ def of_status(status: Facts) -> dict[str, Any]:
     """Returns what of `/status.json` may be passed on."""
     found = _in_part({name: value for name, value in status.items() if name in _OF_STATUS})
     faults = [fault for fault in _list(status.get("faults")) if isinstance(fault, Mapping)]
-    found["faults"] = [of_event("fault", fault) for fault in faults]
+    # Unlike the event, a fault here does not tell which limit was exceeded: its words may be those of a wrapper.
+    found["faults"] = [(of_event("fault", fault) or {}) | {"what": _what(fault)} for fault in faults]
     return found
 
 
@@ -160,7 +164,13 @@ def _in_part(facts: Facts) -> dict[str, Any]:
 def _is_asked_for(facts: Facts) -> bool:
     """Whether a decision is about a request of a rank, or may be: then its reason quotes that rank."""
     inputs = facts.get("inputs")
-    return "reason" in facts and (not isinstance(inputs, Mapping) or "request" in inputs)
+    return not isinstance(inputs, Mapping) or "request" in inputs
+
+
+def _quotes_an_error(facts: Facts) -> bool:
+    """Whether a decision's reason quotes an error that is no type and place: then a program's words are in it."""
+    reason = str(facts.get("reason", ""))
+    return reason.startswith(_SAME_ERROR) and not _OF_SAME_ERROR.fullmatch(reason)
 
 
 def _is_ours(fault: Facts) -> bool:
@@ -173,7 +183,9 @@ def _what(fault: Facts) -> str:
     error = str(fault.get("error", ""))
     if fault.get("kind") == "exception" and error and _ERROR.fullmatch(error):
         return f"exception: {error}"
-    return f"{fault.get('kind')}, exit code {fault.get('exit_code')}"
+    if "exit_code" in fault:
+        return f"{fault.get('kind')}, exit code {fault['exit_code']}"
+    return str(fault.get("kind"))
 
 
 def _traceback(value: Any) -> list[str]:
@@ -213,12 +225,14 @@ def _groups(value: Any) -> dict[str, Any]:
 
 
 def _inputs(value: Any) -> Any:
-    """Returns what a decision was made of, without the words of a request."""
+    """Returns what a decision was made of, without the words of a request or of an error."""
     if not isinstance(value, Mapping):
         return None
     found = dict(value)
     if isinstance(value.get("request"), Mapping):
         found["request"] = _only(value["request"], frozenset({"rank", "action"}))
+    if isinstance(value.get("history"), Mapping):
+        found["history"] = _in_part(value["history"])
     return found
 
 

@@ -1,4 +1,4 @@
-"""`ft_launcher bundle`: one file with what others need to look at an incident, and nothing secret.
+"""`ft_launcher bundle`: one file with what others need to look at an incident, and only what a list allows.
 
 `cli.py` runs it. Reads journals as streams, asks a job that runs, and writes the file at once; `bundle/` says what may
 be in it.

@@ -32,7 +32,7 @@ _PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 OPEN_PATHS = frozenset({"/healthz", "/readyz", *_PAGE})
-"""Paths that need no token: the probes of Kubernetes have none, and the answer says only `ok` or why not. The page
+"""Paths that need no token: the probes of Kubernetes have none, and the answer has no words of ranks. The page
 itself has nothing of the job: it asks its reader for the token, and sends it with what it asks."""
 
 
@@ -89,9 +89,11 @@ class Answers:
                     return _text(f"the launcher's loop has not turned for {_TURN_S:g} s\n", 503)
                 return _text("ok\n")
             case "/readyz":
-                if self._status.facts().runs:
+                facts = self._status.facts()
+                if facts.runs:
                     return _text("ok\n")
-                return _text(f"{self._sentence()}\n", 503)
+                # The word only: anyone may ask, and the sentence quotes exceptions.
+                return _text(f"{summary.job_state(facts).value}\n", 503)
         return _text("there is nothing here\n", 404)
 
     def of_user(self, path: str, query: Mapping[str, str]) -> Answer:

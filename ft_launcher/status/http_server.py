@@ -1,4 +1,5 @@
-"""The standard library's HTTP server at a socket that is listened on already, with a bound on its connections.
+"""The standard library's HTTP server at a socket that is listened on already, with a bound on its connections and
+threads.
 
 Imported at the first connection: the import takes 25 ms, and most jobs are never asked.
 """
@@ -23,11 +24,16 @@ _ALWAYS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_FREE_S = 2.0
+"""How long a connection waits for a thread (seconds). That of an ended connection is free within it: `/events` writes
+every second, and finds out."""
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class HttpServer(ThreadingMixIn, BaseServer):
     """Answers each connection in a thread. At `most_connections` the oldest is ended for a new one, so that clients
-    that are slow on purpose cannot keep others out.
+    that are slow on purpose cannot keep others out. There are no more threads than that: where all are busy with
+    answers, whose connections may be gone, a new connection gets code 503.
 
     Args:
         answer: of a request: its target, its headers and its connection.
@@ -49,6 +55,7 @@ class HttpServer(ThreadingMixIn, BaseServer):
         self.socket = self._listener = listener
         self._most, self._lock = most_connections, threading.Lock()
         self._connections: list[socket.socket] = []
+        self._free = threading.BoundedSemaphore(most_connections)
         self.answer, self.quiet_s = answer, quiet_s
 
     def fileno(self) -> int:
@@ -63,6 +70,27 @@ class HttpServer(ThreadingMixIn, BaseServer):
             while len(self._connections) > self._most:
                 _end(self._connections.pop(0))
         return connection, where
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Has a connection answered in a thread, if there is one."""
+        if not self._free.acquire(timeout=_FREE_S):
+            with contextlib.suppress(OSError):
+                request.sendall(_BUSY)
+                request.recv(65536, socket.MSG_DONTWAIT)  # what is left unread would take the answer away
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def shutdown_request(self, request: Any) -> None:
         """Ends a connection that was answered."""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 32
-"""At once, each with a thread; a new one ends the oldest. Probes, Prometheus and a few people need fewer."""
+"""At once, each with a thread, and threads that answer; a new connection ends the oldest. Probes, Prometheus and a few
+people need fewer."""
 _WAITING = 512
 """Connections that the kernel holds until they are taken. Where it holds none more, a client tries again after a
 second."""

@@ -13,6 +13,7 @@ TRACE = """Traceback (most recent call last):
     raise ValueError("bad sample")
 ValueError: bad sample
 """
+NO_MESSAGE = TRACE.replace("ValueError: bad sample\n", "AssertionError\n")
 HYDRA = f"""Error executing job with overrides: ['lr=1']
 {TRACE}
 Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
@@ -40,6 +41,8 @@ RICH = f"{HEAD}\n{TAIL}\nmypkg.errors.BadError: no data\n"
         (RANKED, "ValueError", "bad sample", "/job/train.py:3"),
         (CHAIN, "job.Failed", "training", "/job/train.py:9"),
         (TRACE + "  of two\nlines\n", "ValueError", "bad sample\n  of two\nlines", "/job/train.py:3"),
+        (f"{NO_MESSAGE}saved to /x\n", "AssertionError", "saved to /x", "/job/train.py:3"),
+        (NO_MESSAGE, "AssertionError", "", "/job/train.py:3"),
         (CLICK, "Error", "No such option: --lrate", ""),
         (RICH, "mypkg.errors.BadError", "no data", ""),
         ("cut off in a line\n  File \"/job/a.py\", line 1, in f\nKeyError: 'x'\n", "KeyError", "'x'", ""),

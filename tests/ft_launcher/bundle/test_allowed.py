@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.attribution.known_errors import BAD_LOSS
 from ft_launcher.bundle.allowed import FIELDS, TEXTS, of_event, of_stacks, of_status
+from ft_launcher.policy.question import Question, answer, inputs_of
+from ft_launcher.policy.restart_history import History
 from ft_launcher.record import surroundings
 from ft_launcher.record.events import EVENTS
+from rank_monitor.contract.settings.config import RestartSettings
 
 NEVER = {
     "job_start": {"command"},
@@ -99,6 +104,22 @@ def test_a_request_and_the_decision_about_it() -> None:
     assert of_event("control_request", request) == {"rank": 1, "action": "restart"}
 
 
+@pytest.mark.parametrize(
+    ("error", "passed_on"),
+    [("job.Failed at /x/train.py:3", True), (BAD_LOSS, True), (f"E\n{SECRET} at x.py:3", False), (URL, False)],
+)
+def test_a_decision_quotes_an_error_as_type_and_place_only(error: str, passed_on: bool) -> None:
+    fault = Fault(FaultKind.EXCEPTION, 0, 0, 1, 1, "raised", "", "", iteration=4, error=error)
+    question = Question(RestartSettings(same_error_limit=2), 3, History(error=error, error_iteration=4, same_errors=1))
+    decision, _ = answer(fault, question, 0.0)
+    assert error in decision.reason
+    found = of_event("decision", {"reason": decision.reason, "inputs": inputs_of(fault, question, 0.0)})
+    assert found is not None and found["inputs"]["history"]["same_errors"] == 1
+    assert found.get("reason") == (decision.reason if passed_on else None)
+    assert found["inputs"]["history"]["error"] == (error if passed_on else "")
+    assert SECRET not in json.dumps(found)
+
+
 def test_frames_are_places_in_programs() -> None:
     frames = ["train.py:3 in step", f"train.py:4 in {URL}", SECRET, 7, "torch/nn/modules/module.py:5 in _call_impl"]
     rank = {"rank": 0, "place": "outside", "frames": frames, "process": {"state": "S", "stacks": URL}, "stacks": URL}
@@ -121,6 +142,8 @@ def test_the_status_of_a_job() -> None:
     fault = {"t": 1, "cycle": 0, "kind": "exception", "exit_code": 1, "what": f"raised X: {URL}", "others": [URL]}
     found = of_status({"state": "running", "sentence": SECRET, "trouble": SECRET, "later": URL, "faults": [fault]})
     assert found["state"] == "running" and SECRET not in json.dumps(found)
+    of_wrapper = {"cycle": 0, "kind": "hang", "what": f"hangs: gave up: {URL}"}  # no limit: the status has none
+    assert of_status({"faults": [of_wrapper]})["faults"] == [{"cycle": 0, "kind": "hang", "what": "hang"}]
 
 
 def test_an_event_of_a_later_release_is_left_out() -> None:

@@ -32,6 +32,9 @@ def incident() -> list[Line]:
         the(lines, "fault", number)["detail"] = ["train.py:3 in step", f'    connect("{URL}")']
         the(lines, "evidence", number)["ranks"][0]["exception"]["message"] = URL
         the(lines, "decision", number)["reason"] = "restart 1 of 3"
+    error = f"AssertionError\n{SECRET} at train.py:3"
+    the(lines, "decision", 1)["reason"] = f"the same error 2 times in a row: {error} at iteration 4"
+    the(lines, "decision", 1)["inputs"]["history"]["error"] = error
     groups = {"0": {"entered": 4, "finished": 3, "operation": "all_reduce", "shape": "[[4]]", "description": "dp"}}
     idle = {"rank": 1, "place": "outside", "frames": ["train.py:9 in load"], "stacks": URL, "groups": {}}
     waits = {"rank": 0, "place": "collective", "frames": ["train.py:20 in step"], "process": {}, "groups": groups}

@@ -95,16 +95,27 @@ def test_tokens_that_will_not_do(tmp_path: Path, address: str, token: str | None
         pass
 
 
-def test_a_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1"])
+def test_a_token(tmp_path: Path, address: str) -> None:
     file, port = tmp_path / "token", free_port()
     file.write_text(f"{TOKEN}\n")
     file.chmod(0o600)
-    with opened(tmp_path, status_port=port, status_address="0.0.0.0", status_token_file=str(file)):
+    with opened(tmp_path, status_port=port, status_address=address, status_token_file=str(file)):
         assert get(port, "/status.json")[0] == 401
         assert get(port, "/status.json", Authorization=f"Bearer {TOKEN}")[0] == 200
         assert [get(port, path)[0] for path in ("/fault.json", "/settings.json", "/events", "/metrics")] == [401] * 4
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/page.js")[0] == 200, "the page asks for the token"
+
+
+def test_what_needs_no_token_has_no_words_of_ranks(tmp_path: Path) -> None:
+    file, port, journal = tmp_path / "token", free_port(), Journal()
+    file.write_text(TOKEN)
+    with opened(tmp_path, journal, metrics_port=port, status_token_file=str(file)):
+        journal.write(START)
+        assert get(port, "/readyz") == (503, "starting\n")
+        journal.write(events.JobEnd(1, "raised ValueError: hunter2", 0, 0, 0))
+        assert get(port, "/readyz") == (503, "ended\n")
 
 
 def test_who_follows_hears_of_the_end(tmp_path: Path) -> None:

@@ -124,6 +124,31 @@ def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
         assert len(named) <= server.MOST_CONNECTIONS + 5
 
 
+def test_no_more_threads_than_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that leave while their answers are made hold no connection, but a thread."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    busy, may_end = threading.Semaphore(0), threading.Event()
+
+    def slow(path: str, query: Mapping[str, str]) -> Answer:
+        busy.release()
+        may_end.wait(LIMIT_S)
+        return Answer(b"ok")
+
+    one = StatusServer(server.at_port("127.0.0.1", 0), slow)
+    try:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", one.port), LIMIT_S) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert busy.acquire(timeout=LIMIT_S)
+        assert get(one.port, "/")[0] == 503
+        assert not busy.acquire(blocking=False)
+        may_end.set()
+        assert get(one.port, "/")[0] == 200
+    finally:
+        may_end.set()
+        one.close()
+
+
 def test_a_thousand_connections() -> None:
     with serving() as one, contextlib.ExitStack() as held:
         for _ in range(1000):
