@@ -56,7 +56,7 @@ class LogFeed:
             return
         self._has_failed = False
         processes = self._ranks.processes
-        self._watch = LogWatch(self._watch_log, self._limit_s, processes.printed_to(), processes.unshown)
+        self._watch = LogWatch(self._watch_log, self._limit_s, processes.printed_to(), processes.spools)
         self._watch.start()
 
     def _end(self) -> None:

@@ -100,6 +100,7 @@ class _Slot:
     limits: LimitsSet | None = None
     guard: Guard | None = None
     printed: LogStep | None = None
+    overdue: LogOverdue | None = None
     stopped_since: float | None = None
     sent_ns: int = 0
     """Of the message that is handled now."""
@@ -179,7 +180,8 @@ class NodeMonitors:
     def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
         """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
         slot = self._slots[local_rank]
-        slot.attached, slot.limits, slot.guard, slot.printed = False, None, None, None
+        slot.attached, slot.limits, slot.guard = False, None, None
+        slot.printed, slot.overdue = None, None
         with contextlib.suppress(OSError):
             os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
         stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
@@ -199,7 +201,9 @@ class NodeMonitors:
         if slot.start is None:
             return
         if isinstance(message, LogStep):
-            slot.printed = message
+            slot.printed, slot.overdue = message, None
+        else:
+            slot.overdue = message
         self._send(slot, message)
 
     def fail(self, local_rank: int, why: RankException) -> None:
@@ -399,7 +403,7 @@ class NodeMonitors:
                 start = replace(start, times=slot.found.times.json())
             self._send(slot, start)
             # The new monitor judges by these at once, also where its rank is stuck and connects late.
-            for message in (slot.limits, slot.guard, slot.printed):
+            for message in (slot.limits, slot.guard, slot.printed, slot.overdue):
                 if message is not None:
                     self._send(slot, message)
 

@@ -146,9 +146,9 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         }
 
     @property
-    def unshown(self) -> Mapping[str, Spool]:
-        """Those of these files that go to no console and are not kept, by path."""
-        return self._spooled.unshown
+    def spools(self) -> Mapping[str, Spool]:
+        """Those of these files that are given back as they are read, by path."""
+        return self._spooled.spools
 
     @property
     def _binding(self) -> Any:

@@ -12,6 +12,7 @@ import ctypes
 import logging
 import math
 import os
+import stat
 import sys
 import threading
 import time
@@ -20,9 +21,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
-from ft_launcher.record.console import Console
+from ft_launcher.record.console import STALLED_S, Console
 from ft_launcher.record.console_lines import PARTIAL_S, ConsoleLines, Screen
-from ft_launcher.record.spool import Spool
+from ft_launcher.record.spool import MOST_BEHIND, Spool
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import open_regular
 
@@ -34,10 +35,14 @@ _IN_MODIFY = 0x2
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
 """Seconds between two reads of the files where no inotify instance is left (fs.inotify.max_user_instances)."""
-_LAST_LINES_S = 10.0
-"""Seconds after the ranks' end, for a console that reads slowly. The lines are in the ranks' files as well."""
+_LAST_LINES_S, _LAST_SPOOLED_S = 10.0, 2.0
+"""Seconds after the ranks' end, for a console that reads slowly. The lines are in the ranks' files as well; of what is
+in spools the end is shown in any case, and the restart after a fault must not wait longer."""
+_CONSOLE = "console"
 # Seconds between two looks whether the pump is to end, while the console has no room.
 _ROOM_S = 0.2
+_MOST_AT_ONCE = 1 << 20
+"""Bytes of a spool in one round: a rank that prints without end must not keep the console from the others."""
 
 
 @dataclass
@@ -54,6 +59,7 @@ class Stream:
     live: ConsoleLines | None = None
     file: IO[bytes] | None = None
     partial: bytes = b""
+    last_lines_s: float = _LAST_LINES_S
 
     def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
         """Copies what was written since the last call: whole lines, with `ended` also a last one without an end.
@@ -106,25 +112,79 @@ class SpoolStream(Stream):
     """
 
     def __init__(self, spool: Spool, to: TextIO) -> None:
-        super().__init__(spool.path, "", to, lambda line: True)
+        super().__init__(spool.path, "", to, lambda line: True, last_lines_s=_LAST_SPOOLED_S)
         self._spool = spool
         self._held_since = math.inf
+        self._has_more = False
+        spool.join(_CONSOLE)
 
     def due(self) -> float:
-        """When `carry` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        """When `carry` is to be called again (monotonic seconds): for a line without an end, and while more is left."""
+        if self._has_more:
+            return 0.0
         return self._held_since + PARTIAL_S
 
     def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
-        """Copies what was written since the last call, as `Stream.carry` does."""
+        """Copies what was written since the last call, at most `_MOST_AT_ONCE` of it.
+
+        What a console that does not read leaves too far behind is left out, and said in its place. With `ended` the
+        end is written whether there is room or not.
+
+        Returns:
+            True: nothing is left out without a word.
+        """
         if self.file is None:
             self.file = open_regular(self.path, follow_link=True, buffering=0)
-        while has_room(self.to):
-            content = self.file.read(_CHUNK)
-            self._put(self._without_open_line(content, time.monotonic(), last=ended and not content))
-            if not content:
-                return True
-            self._spool.give_back(self.file.tell())
-        return False
+        size = os.fstat(self.file.fileno()).st_size
+        if size < self.file.tell():
+            self._begin_anew()
+        most = _MOST_AT_ONCE if ended else MOST_BEHIND
+        if size - self.file.tell() > most:
+            self._skip_to(size - _CHUNK)
+        until = min(size, self.file.tell() + _MOST_AT_ONCE)
+        while self.file.tell() < until:
+            if not has_room(self.to):
+                if not ended:
+                    break
+                if size - self.file.tell() > _CHUNK:
+                    self._skip_to(size - _CHUNK)
+            if not self._carry_chunk():
+                break
+        self._has_more = until < size and self.file.tell() >= until
+        self._put(self._without_open_line(b"", time.monotonic(), last=ended))
+        return True
+
+    def _carry_chunk(self) -> bool:
+        """Copies one read; returns whether there was anything."""
+        assert self.file is not None
+        place = self.file.tell()
+        content = self.file.read(_CHUNK)
+        if place < self._spool.begin:
+            # Another reader is so far ahead that this was given back, maybe while it was read.
+            self._skip_to(max(self._spool.begin, os.fstat(self.file.fileno()).st_size - _CHUNK), place)
+            return True
+        try:
+            self._put(self._without_open_line(content, time.monotonic(), last=False))
+        finally:  # also what a console that is gone does not take
+            self._spool.give_back(_CONSOLE, self.file.tell())
+        return bool(content)
+
+    def _begin_anew(self) -> None:
+        assert self.file is not None
+        self.file.seek(0)
+        self._put(self.partial)
+        self.partial, self._held_since = b"", math.inf
+        self._spool.begin_anew(_CONSOLE)
+
+    def _skip_to(self, place: int, before: int | None = None) -> None:
+        """Leaves out what is before `place`, from `before` or from here."""
+        assert self.file is not None
+        if before is None:
+            before = self.file.tell()
+        self.file.seek(place)
+        self._spool.give_back(_CONSOLE, place)
+        held, self.partial, self._held_since = self.partial, b"", math.inf
+        self._put(held + f"\nft_launcher: the console did not read; bytes not shown: {place - before}\n".encode())
 
     def _without_open_line(self, content: bytes, now: float, last: bool) -> bytes:
         """Returns what is to be shown now of what was held back and of `content`."""
@@ -154,12 +214,16 @@ class SpoolStream(Stream):
 
 
 class LogPump:
-    """Copies streams from `start` until `stop`, which returns after the last line."""
+    """Copies streams from `start` until `stop`, which returns after the last line, or when it waited for too long.
+
+    A stream that is no `Console` may block its writer without limit; then the thread is left behind.
+    """
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._streams = list(streams)
         self._thread: threading.Thread | None = None
         self._stop_by = math.inf
+        self._is_given_up = False
         self._cut: set[str] = set()
         self._stop_reader, self._stop_writer = -1, -1
 
@@ -180,18 +244,31 @@ class LogPump:
         """Copies what is left and ends the thread; a second call does nothing."""
         if self._thread is None:
             return
+        limit_s = min(stream.last_lines_s for stream in self._streams)
         # From now on `_has_room` gives up on a console that does not read.
-        self._stop_by = time.monotonic() + _LAST_LINES_S
+        self._stop_by = time.monotonic() + limit_s
         # The end of the pipe wakes the thread.
         os.close(self._stop_writer)
-        self._thread.join()
-        os.close(self._stop_reader)
+        self._thread.join(self._join_limit_s(limit_s))
+        self._is_given_up = self._thread.is_alive()
         self._thread = None
-        self._carry(ended=True)
-        for stream in self._streams:
-            stream.close()
+
+    def _join_limit_s(self, limit_s: float) -> float | None:
+        """How long to wait for the last lines (seconds; None: without limit). Files take what they are given."""
+        if all(_is_file(stream.to) for stream in self._streams):
+            return None
+        return limit_s + STALLED_S
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._carry(ended=True)
+            os.close(self._stop_reader)
+            for stream in self._streams:
+                stream.close()
+
+    def _follow(self) -> None:
         inotify = watch_files({stream.path for stream in self._streams})
         while True:
             self._carry()
@@ -217,6 +294,8 @@ class LogPump:
 
     def _carry(self, ended: bool = False) -> None:
         for stream in self._streams:
+            if self._is_given_up:  # its files may be others' now
+                return
             with contextlib.suppress(OSError, ValueError):  # a console that is gone stops no rank
                 if not stream.carry(self._has_room, ended) and stream.path not in self._cut:
                     self._cut.add(stream.path)
@@ -236,6 +315,13 @@ class LogPump:
                 return False
             if to.await_room(_ROOM_S):
                 return True
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def watch_files(paths: Collection[str]) -> list[int]:

@@ -50,9 +50,9 @@ class SpooledOutput:
         return made
 
     @property
-    def unshown(self) -> Mapping[str, Spool]:
-        """The spools of what nobody is shown, by path."""
-        return self._unshown
+    def spools(self) -> Mapping[str, Spool]:
+        """All spools, by path."""
+        return {**self._shown, **self._unshown}
 
     def of(self, local_rank: int) -> bool:
         """Whether a stream of this rank is spooled."""

@@ -15,13 +15,24 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Lines:
-    """The lines of one stream of a rank."""
+    """The lines of one stream of a rank.
 
-    def __init__(self) -> None:
+    Args:
+        within_a_line: whether it begins somewhere in one, whose rest is left out.
+    """
+
+    def __init__(self, within_a_line: bool = False) -> None:
         self._open = b""
+        self._within_a_line = within_a_line
 
     def take(self, content: bytes) -> list[str]:
         """Takes what was printed since the last call; returns the lines that have ended, without empty ones."""
+        if self._within_a_line:
+            end = _END.search(content)
+            if end is None:
+                return []
+            content = content[end.end() :]
+            self._within_a_line = False
         *ended, last = _END.split(content)
         found = []
         for part in ended:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import IO
 
-from ft_launcher.record.contained import log_contained
+from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.record.log_pump import watch_files
 from ft_launcher.record.spool import Spool
 from ft_launcher.training_log.lines import Lines
@@ -30,36 +31,70 @@ _CHUNK = 1 << 16
 _MOST_BEHIND = 1 << 20
 """Bytes. Of a rank that prints faster than this is read, all but the end is left out: 100 lines of 600 characters a
 second are 60 KiB, and what is left at the end of a cycle must not hold up the next one."""
+_LAST_S = 1.0
+"""Seconds at the end of a cycle for what is left of all ranks; after that only the last `_CHUNK` of a file is read."""
+_MOST_WAIT_S = 3600.0
+"""Seconds; poll(2) takes no more than 24 days, and a limit may be longer."""
+_READER = "watch_log"
 
 
 class _Stream:
-    """One file of a rank, and where it was left. `spool`: to be given back, since nobody else reads it."""
+    """One file of a rank, and where it was left. `spool`: to be given back as it is read."""
 
     def __init__(self, path: str, spool: Spool | None) -> None:
         self.path = path
         self.lines = Lines()
         self._spool = spool
+        self._begin = 0
+        if spool is not None:
+            self._begin = spool.join(_READER)
         self._file: IO[bytes] | None = None
 
-    def read(self, log: RankLog, now_ns: int) -> None:
+    def read(self, log: RankLog, now_ns: int, is_late: Callable[[], bool]) -> None:
         if self._file is None:
             self._file = open_regular(self.path, follow_link=True, buffering=0)
+            self._file.seek(self._begin)
+            self.lines = Lines(within_a_line=self._begin > 0)
         size = os.fstat(self._file.fileno()).st_size
+        if size < self._file.tell():
+            self._begin_anew(log, now_ns)
         if size - self._file.tell() > _MOST_BEHIND:
-            self._file.seek(size - _CHUNK)
-            self.lines = Lines()
+            self._skip_to(size - _CHUNK, log, now_ns)
         # Not beyond the size of now: a rank that prints without end must not keep this from the others.
         while self._file.tell() < size:
+            if size - self._file.tell() > _CHUNK and is_late():
+                self._skip_to(size - _CHUNK, log, now_ns)
             content = self._file.read(_CHUNK)
             if not content:
                 break
             log.take(self.lines.take(content), self.lines.open_line, now_ns)
         if self._spool is not None:
-            self._spool.give_back(self._file.tell())
+            self._spool.give_back(_READER, self._file.tell())
+
+    def leave(self) -> None:
+        """From now on nothing is kept for this."""
+        if self._spool is not None:
+            self._spool.leave(_READER)
 
     def close(self) -> None:
+        self.leave()
         if self._file is not None:
             self._file.close()
+
+    def _skip_to(self, place: int, log: RankLog, now_ns: int) -> None:
+        assert self._file is not None
+        self._file.seek(place)
+        self.lines = Lines(within_a_line=True)
+        log.skipped(now_ns)
+
+    def _begin_anew(self, log: RankLog, now_ns: int) -> None:
+        """A rank has emptied its file by opening it, maybe before all of it was read."""
+        assert self._file is not None
+        self._file.seek(0)
+        self.lines = Lines()
+        log.skipped(now_ns)
+        if self._spool is not None:
+            self._spool.begin_anew(_READER)
 
 
 class LogWatch:
@@ -69,7 +104,7 @@ class LogWatch:
         watch_log: as in the setting of that name.
         limit_s: from one printed step to the next; None: no limit.
         files: local rank -> the files it prints to.
-        spools: by path, those of them that only this reads.
+        spools: by path, those of them that are to be given back.
     """
 
     def __init__(
@@ -79,6 +114,7 @@ class LogWatch:
         self._streams = {
             local_rank: [_Stream(path, spools.get(path)) for path in paths] for local_rank, paths in files.items()
         }
+        self._read_by = math.inf
         self._lock = threading.Lock()
         self._found: list[tuple[int, News]] = []
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -107,7 +143,8 @@ class LogWatch:
         return any(log.has_steps for log in self._logs.values())
 
     def stop(self) -> list[tuple[int, News]]:
-        """Reads what is left, without judging it, and ends the thread; returns the last news."""
+        """Reads what is left, or the end of it, without judging it, and ends the thread; returns the last news."""
+        self._read_by = time.monotonic() + _LAST_S
         os.close(self._stop_writer)
         self._thread.join()
         self._read_all(judges=False)
@@ -120,6 +157,16 @@ class LogWatch:
         return last
 
     def _run(self) -> None:
+        with contained("what the ranks print is no longer read"):
+            try:
+                self._follow()
+            except Exception:
+                for streams in self._streams.values():
+                    for stream in streams:
+                        stream.leave()
+                raise
+
+    def _follow(self) -> None:
         paths = {stream.path for streams in self._streams.values() for stream in streams}
         inotify = watch_files(paths)
         while not readable([self._stop_reader], _PERIOD_S):
@@ -139,19 +186,24 @@ class LogWatch:
         due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
         if not due:
             return None
-        return max(0.0, (min(due) - time.monotonic_ns()) / NS_PER_S)
+        return min(max(0.0, (min(due) - time.monotonic_ns()) / NS_PER_S), _MOST_WAIT_S)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._read_by
 
     def _read_all(self, judges: bool = True) -> None:
         for local_rank, log in list(self._logs.items()):
             now_ns = time.monotonic_ns()
             try:
                 for stream in self._streams[local_rank]:
-                    stream.read(log, now_ns)
+                    stream.read(log, now_ns, self._is_late)
                 if judges:
                     log.judge(now_ns)
             except Exception as error:  # what a rank prints must not end the launcher, nor this for other ranks
                 log_contained(f"what local rank {local_rank} prints is no longer read", error)
                 del self._logs[local_rank]
+                for stream in self._streams[local_rank]:
+                    stream.leave()
             news = log.news()
             if news:
                 # Not held while lines are read: the agent must not wait for that.

@@ -20,6 +20,8 @@ _NANOGPT_EVALUATION = re.compile(r"^step (\d+): train loss ")
 _HUGGINGFACE_LOSS = re.compile(r"^\{'loss': '?([^\s,'}]+)")
 _MOST_BARS = 16
 """Lengths of bars that are told apart: one of the training, a few of evaluations."""
+_TOO_MANY = 10**18
+"""No iteration: the product of two numbers may not fit into 64 bits."""
 _LIGHTNING_EPOCH = re.compile(r"^Epoch (\d+)$")
 
 
@@ -114,8 +116,10 @@ class Lightning:
             return LogLine(is_complete=bar.is_complete)
         iteration, number_of_epoch = NO_ITERATION, whole_number(epoch[1])
         # With 0 done it may be the bar of the epoch before, which is shown once more when it is set back.
-        if bar.done and (number_of_epoch == 0 or bar.total):
+        if bar.done and number_of_epoch != NO_ITERATION and (number_of_epoch == 0 or bar.total):
             iteration = number_of_epoch * bar.total + bar.done
+        if iteration >= _TOO_MANY:
+            iteration = NO_ITERATION
         return LogLine(iteration, step_s=bar.step_s, loss=bar.loss, is_complete=bar.is_complete)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ft_launcher.training_log.log_line import number, seconds, whole_number
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
-# No part can match where its neighbour does, so each line is read in one pass.
-_BAR = re.compile(r"\d+%\|[^|]*\| *(\d+)/(\d+) \[([^\]]*)\]")
-_WITHOUT_TOTAL = re.compile(r"(\d+)it \[([^\]]*)\]")
-_RATE = re.compile(r"([\d.]+)(it/s|s/it)")
+# No part can match where its neighbour does, nor a number begin within one, so each line is read in one pass.
+_BAR = re.compile(r"(?<!\d)\d+%\|[^|]*\| *(\d+)/(\d+) \[([^\]]*)\]")
+_WITHOUT_TOTAL = re.compile(r"(?<!\d)(\d+)it \[([^\]]*)\]")
+_RATE = re.compile(r"(?<![\d.])([\d.]+)(it/s|s/it)")
 _LOSS = re.compile(r"\b(?:train_)?loss(?:_step)?=([^\s,]+)")
 
 

@@ -21,6 +21,8 @@ from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 NS_PER_S = 1_000_000_000
+# What a message can hold: it fits into 64 bits.
+_MOST_STEPS = 10**18
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class RankLog:
         if self._has_bars and open_line.endswith("]"):
             self._take(self._read(open_line), now_ns)
 
+    def skipped(self, now_ns: int) -> None:
+        """Some of what the rank printed was not read, and may have had steps: the limit counts anew."""
+        if self._since_ns is not None:
+            self._since_ns = now_ns
+
     def due_ns(self) -> int | None:
         """When `judge` should be called; None: no step is expected."""
         if self._limit_ns is None or self._since_ns is None or self._is_overdue:
@@ -97,7 +104,7 @@ class RankLog:
             self._since_ns = now_ns
         self._is_overdue = False
         self._at_ns = now_ns
-        self._steps += line.steps
+        self._steps = min(self._steps + line.steps, _MOST_STEPS)
         if line.iteration != NO_ITERATION:
             self._iteration = line.iteration
         if line.step_s:

@@ -17,7 +17,7 @@ from ft_launcher.record.monitor_events import Replaced
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
-from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep, Snapshot, Verdict
 from rank_monitor.contract.wire.messages import Attach, ControlRequest, Hello, Message, RankException, Sections
 from rank_monitor.contract.wire.rank_times import RankTimes
 from tests.patience import patient
@@ -148,6 +148,19 @@ def test_a_lost_monitor_is_replaced(runtime: Runtime, rank: subprocess.Popen[byt
     until(monitors, lambda event: isinstance(event, Replaced))
     assert before not in monitors.pids()
     assert snapshot(monitors)
+    monitors.close()
+
+
+def test_a_monitor_that_takes_over_knows_of_a_silence(runtime: Runtime, rank: subprocess.Popen[bytes]) -> None:
+    monitors = NodeMonitors(runtime, MonitorSettings(watch_log_timeout=1.0), 1)
+    begin(monitors, rank.pid)
+    os.kill(monitors.pid(0), signal.SIGSTOP)
+    step_ns = time.monotonic_ns()
+    monitors.printed(0, LogStep(7, 0, 0, step_ns))
+    monitors.printed(0, LogOverdue(step_ns))
+    os.kill(monitors.pid(0), signal.SIGKILL)
+    found = until(monitors, lambda event: isinstance(event, Verdict))
+    assert isinstance(found, Verdict) and found.limit == "log"
     monitors.close()
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ft_launcher.record import log_pump
 from ft_launcher.record.log_pump import LogPump
-from ft_launcher.record.spool import Spool
+from ft_launcher.record.spool import MOST_BEHIND, Spool
 from ft_launcher.record.spooled_output import SpooledOutput
 
 PRINTED = b"\r 0%| | \xff\xfe \x1b[31mred\x1b[0m\r\n no end"
@@ -51,7 +52,7 @@ def test_files_of_the_user_stay_and_what_is_not_shown_is_not_shown(
     stdouts, stderrs = {0: "", 1: os.devnull}, {0: kept, 1: os.devnull}
     output = SpooledOutput.instead_of_console(stdouts, stderrs)
     assert stderrs[0] == kept
-    assert output.unshown.keys() == {stdouts[1], stderrs[1]}
+    assert output.spools.keys() == {stdouts[0], stdouts[1], stderrs[1]}
     assert [stream.path for stream in output.streams] == [stdouts[0]]
     output.close()
 
@@ -59,8 +60,75 @@ def test_files_of_the_user_stay_and_what_is_not_shown_is_not_shown(
 def test_memory_is_given_back() -> None:
     spool = Spool("test")
     write(spool.path, b"x" * (5 << 20))
-    spool.give_back((4 << 20) + 7)
+    spool.give_back("one", (4 << 20) + 7)
     found = os.stat(spool.path)
     assert (found.st_size, found.st_blocks * 512) == (5 << 20, 1 << 20)
     assert Path(spool.path).read_bytes()[4 << 20 :] == b"x" * (1 << 20)
     spool.close()
+    spool.give_back("one", 5 << 20)
+
+
+def held(spool: Spool) -> int:
+    return os.stat(spool.path).st_blocks * 512
+
+
+def test_what_one_reader_has_not_read_is_kept_within_limits() -> None:
+    spool = Spool("test")
+    spool.join("slow")
+    write(spool.path, b"x" * (20 << 20))
+    spool.give_back("fast", 3 << 20)
+    assert held(spool) == 20 << 20
+    spool.give_back("slow", 2 << 20)
+    assert held(spool) == 18 << 20
+    spool.give_back("fast", 20 << 20)
+    assert held(spool) == MOST_BEHIND
+    spool.leave("slow")
+    spool.give_back("fast", 20 << 20)
+    assert held(spool) == 0
+    spool.close()
+
+
+def test_a_rank_that_empties_its_stream_is_shown_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = console_in(tmp_path, monkeypatch)
+    stdouts, stderrs = {0: ""}, {0: ""}
+    output = SpooledOutput.instead_of_console(stdouts, stderrs)
+    (stream,) = output.streams
+    write(stdouts[0], b"before\n" + b"x" * (2 << 20) + b"\n")
+    while stream.carry(lambda to: True) and stream.due() == 0.0:
+        pass
+    Path(stdouts[0]).write_bytes(b"")
+    write(stdouts[0], b"after\n")
+    stream.carry(lambda to: True, ended=True)
+    output.close()
+    assert console.read_bytes().endswith(b"x\nafter\n")
+
+
+def test_of_a_backlog_the_end_is_shown_and_how_much_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = console_in(tmp_path, monkeypatch)
+    stdouts, stderrs = {0: ""}, {0: ""}
+    output = SpooledOutput.instead_of_console(stdouts, stderrs)
+    (stream,) = output.streams
+    write(stdouts[0], b"x" * MOST_BEHIND + b"\nlast\n")
+    stream.carry(lambda to: False)
+    assert stream.carry(lambda to: False, ended=True)
+    output.close()
+    shown = console.read_bytes()
+    assert b"bytes not shown: " in shown and shown.endswith(b"x\nlast\n") and len(shown) < 1 << 17
+
+
+def test_a_stream_that_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch()` leaves a program its own streams, which may be pipes that nobody reads."""
+    monkeypatch.setattr(log_pump, "_LAST_SPOOLED_S", 0.1)
+    monkeypatch.setattr(log_pump, "STALLED_S", 0.1)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        monkeypatch.setattr("sys.stderr", full)
+        stdouts, stderrs = {0: ""}, {0: ""}
+        output = SpooledOutput.instead_of_console(stdouts, stderrs)
+        pump = LogPump(output.streams)
+        pump.start()
+        write(stdouts[0], b"x" * (1 << 20))
+        pump.stop()
+        output.close()
+        os.close(reader)

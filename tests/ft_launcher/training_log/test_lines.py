@@ -24,6 +24,13 @@ def test_a_long_line_is_cut_and_the_next_one_is_whole() -> None:
     assert lines.take(b"y\nnext\n") == ["x" * MAX_LINE, "next"]
 
 
+def test_the_rest_of_a_line_is_left_out() -> None:
+    lines = Lines(within_a_line=True)
+    assert lines.take(b"step 1") == [] and lines.open_line == ""
+    assert lines.take(b"00\nstep 101\nst") == ["step 101"]
+    assert lines.open_line == "st"
+
+
 def test_colours_and_movements_are_removed() -> None:
     assert Lines().take(b"\x1b[31mstep: \x1b[0m 1\x1b[A\n") == ["step:  1"]
 

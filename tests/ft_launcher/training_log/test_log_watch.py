@@ -69,3 +69,31 @@ def test_of_a_flood_the_end_is_read_and_its_memory_is_given_back() -> None:
     finally:
         watch.stop()
         spool.close()
+
+
+def test_what_the_console_has_read_is_kept_for_the_watch_and_an_emptied_file_is_read_again() -> None:
+    spool = Spool("test")
+    watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
+    with Path(spool.path).open("ab") as file:
+        file.write(b"step 1\n" + b"x" * (log_watch._MOST_BEHIND - 20) + b"\n")
+    spool.give_back("console", log_watch._MOST_BEHIND)
+    watch.start()
+    try:
+        assert iterations(news(watch)) == [(0, 1)]
+        Path(spool.path).write_bytes(b"step 2\n")
+        assert iterations(news(watch)) == [(0, 2)]
+    finally:
+        watch.stop()
+        spool.close()
+
+
+def test_a_limit_of_months_is_one(tmp_path: Path) -> None:
+    watch = LogWatch(PATTERN, 1e7, {0: [str(tmp_path / "0")]}, {})
+    watch.start()
+    try:
+        for step in (1, 2):
+            with (tmp_path / "0").open("a") as file:
+                file.write(f"step {step}\n")
+            assert iterations(news(watch)) == [(0, step)]
+    finally:
+        watch.stop()

@@ -60,6 +60,8 @@ def line(preset: str, *lines: str) -> LogLine | None:
          LogLine(20, step_s=0.25, loss=0.25)),
         ("lightning", "Epoch 2: 100%|##########| 8/8 [00:02<00:00,  4.00it/s]",
          LogLine(24, step_s=0.25, is_complete=True)),
+        ("lightning", f"Epoch {'9' * 19}: 100%|##########| 8/8 [00:02<00:00]", LogLine(is_complete=True)),
+        ("lightning", f"Epoch {'9' * 18}: 100%|##########| 8/8 [00:02<00:00]", LogLine(is_complete=True)),
         ("lightning", "Validation DataLoader 0:  50%|#####     | 1/2 [00:00<00:00,  8.08it/s]", LogLine()),
         ("lightning", "`Trainer.fit` stopped: `max_epochs=2` reached.", LogLine(is_complete=True)),
         ("huggingface", "{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 5e-05, 'epoch': 0.5}", LogLine(loss=2.5)),

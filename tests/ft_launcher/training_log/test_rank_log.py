@@ -65,6 +65,15 @@ def test_the_limit_counts_from_the_first_step() -> None:
     assert LogOverdue not in map(type, log.news())
 
 
+def test_what_was_skipped_may_have_been_a_step() -> None:
+    log = RankLog("nanogpt", 10.0)
+    log.skipped(0)
+    assert log.due_ns() is None
+    iters(log, 0, 1)
+    log.skipped(9 * S)
+    assert log.due_ns() == 19 * S
+
+
 def test_a_silence_is_reported_once_and_ends_with_a_step() -> None:
     log = RankLog("nanogpt", 10.0)
     iters(log, 0, 1)
