@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -259,7 +260,7 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
 
 
 def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[_Wait], all_ranks: bool) -> Blame:
-    for rule in (_gone, _behind, _deadlock, _mismatch, _transport):
+    for rule in (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport):
         blame = rule(views, waits)
         if blame is not None and blame.finding is Finding.UNKNOWN and all_ranks:
             return _only_one_outside(views) or blame
@@ -323,11 +324,18 @@ def _entered(view: RankView | None, group: str) -> int:
 
 
 def _gone(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
-    """Rule 1: a rank that is stopped, or has ended while others wait for it."""
-    stopped = [view for view in views.values() if view.scene.place is Whereabouts.STOPPED and not view.ended]
+    """Rule 1: a rank that is stopped, or has ended while others wait for it.
+
+    Where nothing shows that one waits for a stopped rank, it is named only if no other rank can be what they wait for.
+    """
+    waited_for = {rank for wait in waits for rank in wait.missing}
+    stopped = [view for view in views.values() if _is_stopped(view)]
+    if any(view.rank in waited_for for view in stopped):
+        stopped = [view for view in stopped if view.rank in waited_for]
+    elif any(_is_elsewhere(view) or view.ended for view in views.values()):
+        stopped = []
     if stopped:
         return Blame(Finding.GONE, _ranks(stopped), "is stopped (SIGSTOP or a debugger)")
-    waited_for = {rank for wait in waits for rank in wait.missing}
     blamed = [view for view in views.values() if view.ended and view.rank in waited_for]
     if blamed:
         wait = next(wait for wait in waits if blamed[0].rank in wait.missing)
@@ -335,6 +343,16 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None
             return _one_too_many([wait for wait in waits if blamed[0].rank in wait.missing], blamed, views)
         return Blame(Finding.GONE, _ranks(blamed), f"has ended, and {_never_entered(wait, views)}")
     return None
+
+
+def _is_stopped(view: RankView) -> bool:
+    return view.scene.place is Whereabouts.STOPPED and not view.ended
+
+
+def _is_elsewhere(view: RankView) -> bool:
+    """Whether it is seen outside of any collective, where it may hold up others."""
+    is_seen = view.scene.place not in (Whereabouts.STOPPED, Whereabouts.UNKNOWN)
+    return is_seen and not (view.is_waiting or view.may_wait or view.ended)
 
 
 def _one_too_many(ahead: Sequence[_Wait], others: Sequence[RankView], views: Mapping[int, RankView]) -> Blame:
@@ -351,14 +369,19 @@ def _one_too_many(ahead: Sequence[_Wait], others: Sequence[RankView], views: Map
     return Blame(Finding.UNKNOWN, text=text)
 
 
-def _behind(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
-    """Rule 2: the ranks that others wait for, and that wait in no collective themselves."""
+def _behind(views: Mapping[int, RankView], waits: Sequence[_Wait], all_ranks: bool) -> Blame | None:
+    """Rule 2: the ranks that others wait for, and that wait in no collective themselves.
+
+    Beside a rank of which nobody knows whether it waits, only those are named that surely do not: it may be the cause,
+    and one that sleeps may look again and again for what that one should write.
+    """
     waited_for = {rank for wait in waits for rank in wait.missing if rank in views}
-    may_wait = {rank for rank in waited_for if views[rank].may_wait}
-    sources = [views[rank] for rank in sorted(waited_for - may_wait) if not views[rank].is_waiting]
+    found = [views[rank] for rank in sorted(waited_for) if not views[rank].is_waiting]
+    sources, in_doubt = _apart(found, all_ranks)
+    may_wait = {view.rank for view in in_doubt}
     by_recorder = {wait.rank for wait in waits}
     in_unknown = sorted(rank for rank in waited_for - by_recorder if views[rank].is_waiting or rank in may_wait)
-    if not sources:
+    if not sources or (may_wait and not all(view.scene.is_busy for view in sources)):
         if in_unknown:
             return Blame(Finding.UNKNOWN, text=_in_unseen_call(in_unknown))
         return None
@@ -370,19 +393,38 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | No
     return Blame(Finding.BEHIND, _ranks(sources), _never_entered(wait, views))
 
 
+def _apart(views: Sequence[RankView], all_ranks: bool) -> tuple[list[RankView], list[RankView]]:
+    """Returns those ranks, of some that are seen in no collective, that wait for no other rank, and those that may.
+
+    One that waits for a thread of its own may wait for what a rank does with that thread, so it is among the first only
+    where it is alone: then there is no other rank in the job that it could wait for.
+    """
+    is_alone = all_ranks and len(views) == 1
+    in_doubt = [view for view in views if view.may_wait or (view.scene.waits_in_python and not is_alone)]
+    return [view for view in views if view not in in_doubt], in_doubt
+
+
 def _in_unseen_call(ranks: Sequence[int]) -> str:
-    return f"{numbered(ranks)} may wait in a call that torch's flight recorder does not know (a send, a receive)"
+    where = "a call that torch's flight recorder does not know (a send, a receive), or for a thread"
+    return f"{numbered(ranks)} may wait in {where}"
 
 
 def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     """The one rank of the job that surely waits for nobody, where all others wait or may wait, and it is not ahead of
-    them: what they wait for can be it alone, whether the recorder knows the call or not."""
+    them: what they wait for can be it alone, whether the recorder knows the call or not. One that has ended can be
+    it, too."""
+    if any(view.ended for view in views.values()):
+        return None
     outside = [view for view in views.values() if not (view.is_waiting or view.may_wait or view.ended)]
     others = [view for view in views.values() if view.is_waiting or view.may_wait]
     # A program that has no process group, as far as is known, waits in a lock of its own.
     if not any(view.is_waiting or view.groups for view in others):
         return None
     if len(outside) != 1 or outside[0].scene.place is Whereabouts.UNKNOWN or not _reach_no_more(outside, others):
+        return None
+    # With a recorder `_behind` has seen this doubt; without one a rank that sleeps in its program is all there is.
+    is_in_doubt = outside[0].scene.waits_in_python or any(view.groups for view in views.values())
+    if any(view.may_wait for view in others) and is_in_doubt and not outside[0].scene.is_busy:
         return None
     return Blame(Finding.BEHIND, _ranks(outside), "")
 
@@ -486,21 +528,25 @@ def _transport(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame |
 def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     """Rule 5: by iterations and stacks. Names a rank only if it is the only one outside of any collective."""
     waiting = [view for view in views.values() if view.is_waiting]
-    may_wait = [view.rank for view in views.values() if view.may_wait]
-    elsewhere = [view for view in views.values() if not (view.is_waiting or view.may_wait or view.ended)]
-    outside = [view for view in elsewhere if view.scene.place is not Whereabouts.UNKNOWN]
+    elsewhere = [view for view in views.values() if not (view.is_waiting or view.ended)]
+    outside, in_doubt = _apart([view for view in elsewhere if view.scene.place is not Whereabouts.UNKNOWN], all_ranks)
+    may_wait = [view.rank for view in in_doubt]
     unseen = [view.rank for view in elsewhere if view.scene.place is Whereabouts.UNKNOWN]
+    ended = [view.rank for view in views.values() if view.ended]
     if not waiting and not may_wait:
         return Blame(Finding.UNKNOWN, text="no rank waits in a collective")
     if unseen:
         return Blame(Finding.UNKNOWN, text=f"{numbered(unseen)} gave no stack")
+    if ended:
+        return Blame(Finding.UNKNOWN, text=f"{numbered(ended)} {_has(ended)} ended, and may be waited for")
     if may_wait:
         return (all_ranks and _only_one_outside(views)) or Blame(Finding.UNKNOWN, text=_in_unseen_call(may_wait))
     if not outside:
         return Blame(Finding.UNKNOWN, text="all ranks wait in collectives, and nothing says in which")
     reached = [view.iteration for view in waiting if view.iteration != NO_ITERATION]
     late = [view for view in outside if reached and NO_ITERATION != view.iteration <= min(reached)]
-    if len(outside) == 1 and (all_ranks or late):
+    is_ahead = bool(reached) and outside[0].iteration > min(reached)
+    if len(outside) == 1 and (late or (all_ranks and not is_ahead)):
         return Blame(Finding.BEHIND, _ranks(outside), "")
     if late and len(late) == len(outside) and len(outside) <= len(waiting):
         return Blame(Finding.BEHIND, _ranks(outside), "")
@@ -518,6 +564,12 @@ def _kind(state: GroupState) -> tuple[str, str]:
     if any(name in state.operation for name in _SAME_SIZES):
         return (state.operation, state.shape)
     return (state.operation, "")
+
+
+def _has(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return "has"
+    return "have"
 
 
 def _ranks(views: Sequence[RankView]) -> tuple[int, ...]:

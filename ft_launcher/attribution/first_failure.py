@@ -111,13 +111,14 @@ def _blame(
     hang = _kind(earliest) is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
     if not hang:
         return None
+    blame = collective.find([_as_seen(rank, rank in own, stop_began) for rank in ranks], all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
-    if stopped:
-        faulty = stopped[0]
-        if earliest in stopped:
+    named = [rank for rank in stopped if blame.finding is Finding.GONE and rank.rank in blame.ranks]
+    if named:
+        faulty = named[0]
+        if earliest in named:
             faulty = earliest
         return Blame(Finding.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
-    blame = collective.find([_view(rank, rank in own, stop_began) for rank in ranks], all_ranks)
     if _collateral(earliest) < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
         # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
         return None
@@ -129,11 +130,16 @@ def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankV
     found = []
     for rank in ranks:
         by_itself = _as_by_itself(rank, stop_began)
-        view = _view(by_itself, _failed_by_itself(by_itself, stop_began), stop_began)
-        if rank.was_stopped:
-            view = replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
-        found.append(view)
+        found.append(_as_seen(by_itself, _failed_by_itself(by_itself, stop_began), stop_began))
     return found
+
+
+def _as_seen(rank: RankEvidence, failed_by_itself: bool, stop_began: float | None) -> RankView:
+    """Returns a rank as its monitor saw it, but for one that the launcher has found stopped since."""
+    view = _view(rank, failed_by_itself, stop_began)
+    if not rank.was_stopped:
+        return view
+    return replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
 
 
 def _view(rank: RankEvidence, failed_by_itself: bool, stop_began: float | None) -> RankView:

@@ -22,6 +22,11 @@ _STANDARD = re.compile(r"python3[.\dt]*/")
 _PASSED_THROUGH = re.compile(r"python3[.\dt]*/|torch/(_ops|_compile|utils/_contextlib|_dynamo/eval_frame)\.py")
 """Called by a collective on its way, so these may lie further in: locks, operators, decorators."""
 
+_WAITS_IN_PYTHON = re.compile(
+    r"python3[.\dt]*/((threading|queue|selectors|subprocess)\.py|concurrent/|multiprocessing/|asyncio/)"
+)
+"""Files of the standard library in which a rank waits for a thread, a queue, a connection or a process."""
+
 _OF_A_LOCK = "futex"
 """How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
 
@@ -69,6 +74,17 @@ class Scene:
         if in_lock and not _STANDARD.match(self.frames[0]):
             return Whereabouts.BLOCKED
         return Whereabouts.OUTSIDE
+
+    @property
+    def waits_in_python(self) -> bool:
+        """Whether it waits for a thread, a queue, a connection or a process: what is there may wait for a rank."""
+        innermost = next(iter(self.frames), "")
+        return self.place is Whereabouts.OUTSIDE and _WAITS_IN_PYTHON.match(innermost) is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its main thread runs, or is in an uninterruptible sleep: so it waits for no other rank."""
+        return str((self.process or {}).get("state", "")).startswith(("R", "D"))
 
     @property
     def own_frame(self) -> str:

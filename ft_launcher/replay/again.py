@@ -119,11 +119,23 @@ def views_in(evidence: Facts) -> list[RankView]:
     return [collective.of_record(collective.to_record(view)) for view in views]
 
 
-def blame_by(views: list[RankView], all_ranks: bool) -> dict[str, Any]:
-    """Returns those facts of a fault that follow from where the ranks of all nodes were."""
+def blame_by(views: list[RankView], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
+    """Returns those facts of a fault that follow from where the ranks of all nodes were.
+
+    Args:
+        fault: of the event `fault`.
+        evidence: of the event `evidence` of the node whose rank it names; None: its journal has none.
+
+    Raises:
+        ProtocolError: the evidence does not fit.
+    """
     blame = collective.find(views, all_ranks)
     found = {"finding": blame.finding.value, "blamed": list(blame.ranks), "waiting": len(blame.waiting)}
     if not blame.ranks:
+        return found
+    own = fault_by(evidence) if evidence is not None else None
+    if own is not None and own["rank"] == fault.get("rank") and own["rank"] in blame.ranks:
+        # Of several that are to blame the one that its own node found stands, with what that node says of it.
         return found
     view = next(view for view in views if view.rank == blame.ranks[0])
     return found | {"rank": view.rank, "what": f"hangs: it {collective.sentence(blame, view)}"}

@@ -110,7 +110,7 @@ class Replay:
         self._journal = _Journal()
         self._views: dict[_Key, dict[str, list[RankView]]] = {}
         self._kept_views = 0
-        self._by_views: list[tuple[_Key, Entry, int, int]] = []
+        self._by_views: list[tuple[_Key, Entry, Entry | None, int, int]] = []
 
     def take(self, journal: Iterable[Entry], name: str) -> None:
         """Replays one journal, all pieces of it in their order; `name` tells it from the others."""
@@ -126,13 +126,14 @@ class Replay:
 
     def finish(self) -> None:
         """Looks for the faults that the ranks of several nodes show together."""
-        for key, fault, with_views, nodes in self._by_views:
+        for key, fault, evidence, with_views, nodes in self._by_views:
             views = self._views.get(key, {})
             if len(views) != with_views:
                 self._leave_out(FAULT_OF_ALL, _OTHER_NODES)
                 continue
             ranks = [view for of_node in views.values() for view in of_node]
-            self._compare(FAULT_OF_ALL, fault, partial(again.blame_by, ranks, with_views >= nodes))
+            own = evidence.facts if evidence is not None else None
+            self._compare(FAULT_OF_ALL, fault, partial(again.blame_by, ranks, with_views >= nodes, fault.facts, own))
 
     def _on(self, entry: Entry, name: str) -> None:
         journal, facts = self._journal, entry.facts
@@ -209,7 +210,7 @@ class Replay:
         if isinstance(inputs, Mapping):
             by_views = _whole(inputs.get("by_views"))
         if fault is not None and by_views > 0:
-            self._by_views.append((self._key(entry), fault, by_views, journal.nodes))
+            self._by_views.append((self._key(entry), fault, evidence, by_views, journal.nodes))
         elif fault is not None and evidence is None:
             self._leave_out(FAULT, _NO_EVIDENCE)
         elif fault is not None and evidence is not None:

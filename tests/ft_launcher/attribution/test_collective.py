@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,8 +85,12 @@ def test_a_rank_that_returned_early(layout: str, rank: int) -> None:
 @pytest.mark.parametrize(("layout", "rank"), PLACES)
 def test_a_rank_that_does_not_come_and_no_recorder(layout: str, rank: int) -> None:
     groups = LAYOUTS[layout]
-    blame = find(hang(stuck_in_step(groups, rank, Stuck()), groups, recorder=False))
-    assert (blame.finding, blame.ranks) == (Finding.BEHIND, (rank,))
+    views = hang(stuck_in_step(groups, rank, Stuck()), groups, recorder=False)
+    blame = find(views)
+    if any(view.ended for view in views):  # the first stage of a pipeline has done its work, or is the cause
+        assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+    else:
+        assert (blame.finding, blame.ranks) == (Finding.BEHIND, (rank,))
 
 
 @pytest.mark.parametrize(("layout", "rank"), PLACES)
@@ -369,6 +375,117 @@ def test_a_circle_names_the_collectives_of_the_circle() -> None:
 def test_ranks_of_another_node_are_missing() -> None:
     views = [RankView(Scene(rank, IN_COLLECTIVE), {"world": GroupState(7, 6, "all_reduce")}) for rank in range(4)]
     assert find(views, all_ranks=False).finding is Finding.UNKNOWN
+
+
+# Scenes in which a healthy rank is not to be named.
+
+
+def waits_by_stack(rank: int, iteration: int = NO_ITERATION) -> RankView:
+    """A rank in a collective, without a recorder."""
+    return RankView(Scene(rank, IN_COLLECTIVE), iteration=iteration)
+
+
+def waits_in(rank: int, number: int, iteration: int = NO_ITERATION) -> RankView:
+    """A rank in this collective of all ranks, by the recorder."""
+    states = {"world": GroupState(number, number - 1, "all_reduce")}
+    return RankView(Scene(rank, IN_COLLECTIVE), states, iteration=iteration)
+
+
+def has_ended(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
+    """A rank that has returned from its program."""
+    return replace(outside(rank, iteration, **groups), ended=True)
+
+
+def waits_in_python(
+    rank: int, frame: str = "python3.11/threading.py:1119 in join", **groups: tuple[int, int]
+) -> RankView:
+    """A rank that waits for a thread, a queue or a process of its own."""
+    scene = Scene(rank, (frame, "train.py:9 in load"), {"state": "S (sleeping)", "wchan": "futex_do_wait"})
+    return replace(outside(rank, NO_ITERATION, **groups), scene=scene)
+
+
+def sleeps(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
+    """A rank that sleeps in its program: it may look again and again for what another should write."""
+    scene = Scene(rank, OUTSIDE, {"state": "S (sleeping)", "wchan": "hrtimer_nanosleep"})
+    return replace(outside(rank, iteration, **groups), scene=scene)
+
+
+def is_stopped(rank: int, **groups: tuple[int, int]) -> RankView:
+    return replace(outside(rank, NO_ITERATION, **groups), scene=Scene(rank, OUTSIDE, {"state": "T (stopped)"}))
+
+
+@pytest.mark.parametrize(("own", "ranks"), [(10, ()), (9, (1,)), (8, (1,)), (NO_ITERATION, (1,))])
+def test_without_recorder_one_that_is_ahead_is_not_named(own: int, ranks: tuple[int, ...]) -> None:
+    views = [waits_by_stack(0, 9), outside(1, own), waits_by_stack(2, 9), waits_by_stack(3, 9)]
+    blame = find(views)
+    assert blame.ranks == ranks
+    assert ranks or blame.finding is Finding.UNKNOWN
+
+
+def test_without_recorder_the_one_that_ended_may_be_waited_for() -> None:
+    blame = find([waits_by_stack(0), has_ended(1), outside(2), waits_by_stack(3)])
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+    assert blame.text.startswith("rank 1 has ended")
+
+
+def test_one_collective_too_many_while_others_ended() -> None:
+    views = [waits_in(rank, 4, 7) for rank in (0, 4)]
+    views += [has_ended(rank, 7, world=(3, 3)) for rank in (1, 2, 5)] + [outside(3, 7, world=(3, 3))]
+    blame = find(views)
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "python3.11/threading.py:1119 in join",
+        "python3.12/queue.py:171 in get",
+        "python3.11/concurrent/futures/_base.py:451 in result",
+        "python3.13t/multiprocessing/connection.py:1136 in wait",
+        "python3.11/selectors.py:415 in select",
+        "python3.11/subprocess.py:2011 in _try_wait",
+    ],
+)
+def test_who_waits_for_a_thread_may_wait_for_a_rank_in_a_lock(frame: str) -> None:
+    """Rank 0 is the cause: it is in a lock of its own."""
+    inside = [waits_in(rank, 10) for rank in (2, 3)]
+    blame = find([blocked(0, world=(9, 9)), waits_in_python(1, frame, world=(9, 9)), *inside])
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+    assert blame.text.startswith("ranks 0, 1 may wait")
+    without = [RankView(view.scene) for view in inside]
+    assert find([blocked(0), waits_in_python(1, frame), *without]).ranks == ()
+
+
+def test_who_waits_for_a_thread_is_named_where_it_is_the_only_one_missing() -> None:
+    """The data loader of one rank hangs, and all others of the job are in the collective."""
+    inside = [waits_in(rank, 10) for rank in (2, 3)]
+    assert find([waits_in_python(1, world=(9, 9)), *inside]).ranks == (1,)
+    assert find([waits_in_python(1), *(waits_by_stack(rank) for rank in (2, 3))]).ranks == (1,)
+    assert find([waits_in_python(1, world=(9, 9)), *inside], all_ranks=False).ranks == ()
+
+
+def test_of_two_that_are_missing_the_one_that_computes_is_named_not_the_one_that_waits_for_a_thread() -> None:
+    inside = [waits_in(rank, 10) for rank in (2, 3)]
+    assert find([outside(0, world=(9, 9)), waits_in_python(1, world=(9, 9)), *inside]).ranks == (0,)
+
+
+def test_who_sleeps_may_look_for_what_a_rank_in_a_lock_should_write() -> None:
+    views = [blocked(0, 3, world=(9, 9)), sleeps(1, 3, world=(9, 9)), waits_in(2, 10, 3), waits_in(3, 10, 3)]
+    assert (find(views).finding, find(views).ranks) == (Finding.UNKNOWN, ())
+    assert find([sleeps(0, 3, world=(9, 9)), *views[2:]]).ranks == (0,)
+    without = [blocked(0, 3), sleeps(1, 3), waits_by_stack(2, 3), waits_by_stack(3, 3)]
+    assert find(without).ranks == (1,)  # a recorder would show the doubt
+
+
+def test_a_stopped_rank_that_nobody_waits_for_is_not_named() -> None:
+    pair = {"pair": GroupState(10, 9, "all_reduce")}
+    inside = RankView(Scene(1, IN_COLLECTIVE), pair)
+    blame = find([outside(0, pair=(9, 9)), inside, is_stopped(2, world=(3, 3)), is_stopped(3, world=(3, 3))])
+    assert (blame.finding, blame.ranks) == (Finding.BEHIND, (0,))
+    assert find([is_stopped(0, pair=(9, 9)), inside, is_stopped(2, world=(3, 3))]).ranks == (0,)
+    assert find([outside(0), waits_by_stack(1), is_stopped(2)]).ranks == ()
+    assert find([waits_by_stack(0), waits_by_stack(1), is_stopped(2)]).ranks == (2,)
+    assert find([has_ended(0), waits_by_stack(1), is_stopped(2)]).ranks == ()
 
 
 @given(st.data())

@@ -267,6 +267,39 @@ def test_another_rank_holds_up_those_of_all_nodes() -> None:
     assert (found.source, found.what, found.fields) == ("1", FAULT_OF_ALL, {"rank": (2, 1)})
 
 
+def test_of_several_that_hold_up_all_nodes_the_first_that_its_node_found_stands() -> None:
+    """Ranks 1 and 3 of two nodes did not come; the limit of rank 3 passed first."""
+    first, second = hung(0, 4, WAITS, True), hung(3, 3, IDLE, True)
+    seconds = hung(2, 4, WAITS, False)
+    nodes = [
+        replace(first, ranks=[*first.ranks, *hung(1, 3, IDLE, False).ranks]),
+        replace(second, ranks=[*seconds.ranks, *second.ranks]),
+    ]
+    seen = {
+        str(node): [collective.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(nodes)
+    }
+    fault, life = fault_in(nodes[1]), CycleLife(60.0, 7)
+    hang = HangViews(seen, {node: f"host{node}" for node in seen}, True)
+    case = Case(fault_record(fault, life), {}, 0.0, False, hang=hang)
+    decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
+    guilty, decision = guilty_in(decided), decision_of(decided)
+    assert guilty is not None and decision is not None
+    assert (guilty[0].rank, guilty[0].blamed) == (3, (1, 3)) and "no sign of life" in guilty[0].what
+    journals = [
+        [START | {"node": f"host{node}"}, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(one)))]
+        for node, one in enumerate(nodes)
+    ]
+    journals[0].append(line(events.CycleEnd(0, "failed elsewhere")))
+    journals[1].append(line(events.Fault.of(guilty[0], cycle=0)))
+    journals[1].append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    found = replayed(*journals)
+    assert found.differences == [] and not found.left_out
+    assert found.same == {FAULT_OF_ALL: 1, DECISION: 1}
+    the(journals[1], "fault")["rank"] = 2
+    (difference,) = replayed(*journals).differences
+    assert difference.what == FAULT_OF_ALL and difference.fields["rank"] == (2, 1)
+
+
 def test_without_the_journals_of_all_nodes_it_is_left_out() -> None:
     found = replayed(*over_three_nodes()[:2])
     assert found.differences == [] and [what for what, _ in found.left_out] == [FAULT_OF_ALL]
