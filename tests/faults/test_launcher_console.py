@@ -24,7 +24,7 @@ FAILING_REPORTS = """
 import sys
 from ft_launcher import attribution, cli, composition
 from ft_launcher.agent import ranks as agent_ranks
-from ft_launcher.cycle import evidence
+from ft_launcher.attribution import cycle_evidence
 from ft_launcher.record import recorder, report
 
 def fails(*args, **kwargs):
@@ -35,7 +35,7 @@ def without_exceptions(ranks, *rest):
         fails()
     return attribution.attribute(ranks, *rest)
 
-evidence.attribute = without_exceptions
+cycle_evidence.attribute = without_exceptions
 report.block = agent_ranks.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """
