@@ -14,10 +14,11 @@ from rank_monitor.template import warm_up
 
 def test_nothing_is_left_of_the_warm_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = Log("INFO", "template")
-    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
         warm_up(MonitoredJob("tag-of-nobody", str(tmp_path)), log)
-    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    # Fewer is no leak: the collector closes what other tests of this process have left.
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
     assert tmp_path.is_dir()
     assert capfd.readouterr().err == ""
     assert log.name == "template"
