@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from tests.etcd_server import HOST
-from tests.faults.job import free_port
 from tests.patience import patient
+from tests.ports import free_port
 
 SIZE = 3
 _LIMIT_S = 60.0

@@ -20,8 +20,8 @@ from types import MappingProxyType
 
 import pytest
 
-from tests.faults.job import free_port
 from tests.patience import patient
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 _PROGRAM = "etcd"

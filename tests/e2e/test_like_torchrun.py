@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests import program
-from tests.faults.job import free_port
 from tests.ft_launcher.conftest import needs
+from tests.ports import free_port
 from tests.program import ONE_TRY, clean_environment
 
 LIMIT_S = 120

@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from tests.faults.conftest import start_job
-from tests.faults.job import free_port
 from tests.faults.training import Plan
 from tests.patience import patient
+from tests.ports import free_port
 from tests.program import ROOT, run
 
 CONFIGS = ROOT / "configs" / "prometheus"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import sys
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.program import ONE_TRY, clean_environment, ended, started
 
 LIMIT_S = 150
@@ -27,9 +27,7 @@ if count == "0":
 
 def test_both_nodes_restart_with_one_count_and_a_fresh_store(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = ["--nnodes=2", "--rdzv-backend=static", "--master-addr=LocalHost", f"--master-port={port}"]
     environ = clean_environment(OMP_NUM_THREADS="1", **ONE_TRY)
     launch = [sys.executable, "-m", "ft_launcher", *flags, "--max-restarts=2"]

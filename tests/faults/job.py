@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -229,13 +228,6 @@ class Job:
                 kill(pid)
             time.sleep(_POLL_S)
         self.process.wait()
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from ft_launcher.commands.validate import validate
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
-from tests.faults.job import free_port
 from tests.faults.learned_worker import Order
 from tests.faults.test_in_process import SCRIPT, ends_well, holding, say
 from tests.faults.training import Plan, Strike
 from tests.nodes.store_host import StoreHost
+from tests.ports import free_port
 from tests.program import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -11,8 +11,9 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
-from tests.faults.job import Job, Place, free_port
+from tests.faults.job import Job, Place
 from tests.faults.training import Plan
+from tests.ports import free_port
 
 LONG = 20_000
 SCRIPT = f"""

@@ -12,9 +12,10 @@ import pytest
 import torch.distributed
 
 from tests.faults.conftest import StartJob
-from tests.faults.job import Job, free_port
+from tests.faults.job import Job
 from tests.faults.test_status import command, get, job_id
 from tests.faults.training import Plan
+from tests.ports import free_port
 
 WORKER = Path(__file__).with_name("hang_worker.py")
 RANKS = 4

@@ -17,8 +17,9 @@ from rank_monitor.contract.iterations.iteration import joining
 from tests.faults.conftest import StartJob
 from tests.faults.in_process_worker import SAMPLES, STEPS
 from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left
-from tests.faults.job import Job, free_port
+from tests.faults.job import Job
 from tests.faults.training import Plan
+from tests.ports import free_port
 
 SCRIPT = Path(__file__).with_name("in_process_worker.py")
 LATE_SCRIPT = Path(__file__).with_name("late_restart_worker.py")

@@ -11,8 +11,9 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import holds, nothing_left, result_is_fault_free
-from tests.faults.job import Job, Place, free_port
+from tests.faults.job import Job, Place
 from tests.faults.training import Plan
+from tests.ports import free_port
 
 HOLD = 4
 ENDS_S = 20.0

@@ -16,9 +16,10 @@ import pytest
 
 from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
-from tests.faults.job import Job, free_port
+from tests.faults.job import Job
 from tests.faults.training import Plan, Strike
 from tests.patience import patient
+from tests.ports import free_port
 from tests.program import ROOT, clean_environment, run
 
 LIMIT_S = 60

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
-from tests.faults.job import Place, free_port
+from tests.faults.job import Place
 from tests.faults.training import Plan, Strike
+from tests.ports import free_port
 from tests.program import ROOT
 
 WORLD = 2

@@ -12,9 +12,10 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.faults.conftest import StartJob
-from tests.faults.job import Place, free_port
+from tests.faults.job import Place
 from tests.faults.training import Plan, Strike
 from tests.ft_launcher.status.test_node_status import CYCLE, START, ledger
+from tests.ports import free_port
 
 
 class Collector:

@@ -10,9 +10,10 @@ import pytest
 from ft_launcher.record.journal_reader import Findings, read_journals
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
-from tests.faults.job import Job, free_port
+from tests.faults.job import Job
 from tests.faults.test_attribution import script
 from tests.faults.training import Plan, Strike
+from tests.ports import free_port
 
 WORLD = 4
 STRUCK = 3

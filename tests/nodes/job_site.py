@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from tests.faults.job import HERE, Place, free_port
+from tests.faults.job import HERE, Place
 from tests.nodes.clock import Clock
 from tests.nodes.netns import Network
 from tests.nodes.slow_proxy import Line, SlowProxy
 from tests.nodes.store_host import StoreHost
+from tests.ports import free_port
 
 STORE = "store"
 NODE = "NODE_OF_TEST"

@@ -13,10 +13,10 @@ import pytest
 
 from rank_monitor.contract.exit_codes import ExitCode
 from tests import program
-from tests.faults.job import free_port
 from tests.faults.training import Plan, Strike
 from tests.nodes.agents import Agents
 from tests.nodes.conftest import StartAgents
+from tests.ports import free_port
 
 AGENTS = 4
 SCRIPT = """

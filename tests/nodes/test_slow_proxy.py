@@ -12,6 +12,7 @@ import pytest
 
 from tests.nodes.slow_proxy import Line, SlowProxy
 from tests.patience import patient
+from tests.ports import free_port
 
 DELAY_S = 0.05
 LIMIT_S = patient(20.0)
@@ -88,9 +89,7 @@ def test_a_broken_line_can_be_called_again(echo: int) -> None:
 
 
 def test_a_target_that_refuses_ends_the_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with SlowProxy(subprocess.Popen, "127.0.0.1", port, Line()) as proxy, call(proxy) as line:
+    with SlowProxy(subprocess.Popen, "127.0.0.1", free_port(), Line()) as proxy, call(proxy) as line:
         try:
             assert line.recv(1) == b""
         except ConnectionError:

@@ -25,8 +25,8 @@ from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
 from rank_monitor.contract.processes.wait import readable
 from scripts.bench import simulated_nodes
 from tests.etcd_server import EtcdServer, running_etcd
-from tests.faults.job import free_port
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from tests.ports import free_port
 
 BEAT_S, BEATS = 0.5, 8
 MOST_TO_FORM = 14

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.job import free_port
+from tests.ports import free_port
 from tests.program import ROOT, run
 
 SCRIPTS = ROOT / "scripts" / "slurm"

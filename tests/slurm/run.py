@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.faults.job import free_port
 from tests.patience import patient
+from tests.ports import free_port
 from tests.program import ONE_TRY, clean_environment, run
 from tests.slurm.cluster import SCRIPTS, marked
 

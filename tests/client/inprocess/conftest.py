@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from tests.client.inprocess.nursery import Nursery, nursery
+from tests.ports import free_port
 
 WAIT = datetime.timedelta(seconds=60)
 
@@ -31,8 +31,7 @@ def ranks(_nursery: Nursery) -> Iterator[Nursery]:
 @pytest.fixture
 def port() -> int:
     """A port that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from tests.patience import patient
+from tests.ports import free_port
 
 LIMIT_S = 120.0
 PRELOAD = ["torch.distributed", "ft_client.inprocess.wrapper"]
@@ -130,13 +130,6 @@ class Job:
                 told.notes.append(value)
             else:
                 setattr(told, kind, value)
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rank_monitor.contract.processes.sweep import processes_of
-from tests.client.inprocess.job import free_port
 from tests.patience import patient
+from tests.ports import free_port
 from tests.program import ONE_TRY, clean_environment, started
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "scripts" / "examples"

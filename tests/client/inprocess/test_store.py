@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, ranges_of, ranks_in, release
 from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, is_observed, observing, tidy
+from tests.ports import free_port
 
 WAIT = datetime.timedelta(seconds=60)
 SOON = datetime.timedelta(milliseconds=50)
@@ -26,10 +26,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TCPStore | FileStor
 
 
 def _server(libuv: bool = True) -> TCPStore:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return TCPStore("127.0.0.1", port, 1, is_master=True, use_libuv=libuv)
+    return TCPStore("127.0.0.1", free_port(), 1, is_master=True, use_libuv=libuv)
 
 
 def test_a_release_wakes_who_waits(store: TCPStore | FileStore) -> None:

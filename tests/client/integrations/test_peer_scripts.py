@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left
 from tests.faults.job import Job
 from tests.faults.training import Plan
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0
@@ -31,22 +31,10 @@ def run(start_job: StartJob, script: str, *flags: str) -> Job:
     return job
 
 
-def port_with_a_free_neighbour() -> int:
-    """A port for the ranks' store; the peer's documentation has the training's own store at the next one."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("", 0))
-            port: int = one.getsockname()[1]
-            try:
-                other.bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 @pytest.mark.timeout(200)
 def test_a_wrapper_with_all_callbacks_composed(start_job: StartJob, tmp_path: Path) -> None:
-    job = run(start_job, "peer_inprocess.py", f"--master-port={port_with_a_free_neighbour()}")
+    # The training's own store is at the port next to that of the ranks' store.
+    job = run(start_job, "peer_inprocess.py", f"--master-port={free_port(2)}")
     seen = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(2)]
     for one in seen:
         assert one["iterations"] == [0, 1, 2], job.tail()

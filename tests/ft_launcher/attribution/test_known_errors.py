@@ -18,6 +18,7 @@ from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.known_errors import is_about_peers, of_exception
 from rank_monitor import stacks
 from rank_monitor.contract.wire.messages import RankException
+from tests.ports import free_port
 
 USER, HANG, HARDWARE, MEMORY = FaultClass.USER_ERROR, FaultClass.HANG, FaultClass.HARDWARE, FaultClass.MEMORY
 TOLD, AROUND, UNSURE = FaultClass.PREEMPTION, FaultClass.INFRASTRUCTURE, FaultClass.UNKNOWN
@@ -188,11 +189,6 @@ def store(port: int = 0, server: bool = True) -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", port, 1, server, timeout=timedelta(seconds=1), wait_for_workers=False)
 
 
-def listening() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
 def port_in_use() -> None:
     with socket.create_server(("0.0.0.0", 0)) as one:
         store(one.getsockname()[1])
@@ -202,7 +198,7 @@ def port_in_use() -> None:
     ("call", "fault_class", "peers"),
     [
         (lambda: store().wait(["/k"], timedelta(milliseconds=50)), HANG, 1.0),
-        (lambda: store(listening(), server=False), AROUND, 1.0),
+        (lambda: store(free_port(), server=False), AROUND, 1.0),
         (port_in_use, AROUND, 0.0),
         (lambda: torch.empty(10**14), MEMORY, 0.0),
         (lambda: torch.ones(2, 3) @ torch.ones(2, 3), USER, 0.0),

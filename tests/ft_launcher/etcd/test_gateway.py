@@ -19,7 +19,7 @@ from ft_launcher.etcd.gateway import Refused
 from ft_launcher.etcd.v3 import EtcdV3Store, create_backend
 from rank_monitor.contract.errors import ConfigError
 from tests.etcd_server import HOST, EtcdServer, running_etcd
-from tests.faults.job import free_port
+from tests.ports import free_port
 from tests.program import python, run
 
 

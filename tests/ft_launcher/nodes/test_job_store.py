@@ -18,6 +18,7 @@ from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.store_connection import open_job_store
 from rank_monitor.contract.errors import StoreLost
 from tests.patience import patient
+from tests.ports import free_port
 
 PATIENT_S = patient(60.0)
 
@@ -249,8 +250,7 @@ def test_a_server_of_another_kind_is_no_store(backend: str, words: bytes) -> Non
 
 @pytest.mark.parametrize("backend", NO_HOST)
 def test_an_endpoint_that_refuses_is_named(backend: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     parameters = RendezvousParameters(backend, endpoint, "job", 2, 2, **NO_HOST[backend])
     with pytest.raises(RendezvousConnectionError, match=rf"nobody answers at {endpoint} \(Connection refused\)"):
         open_job_store(backend, parameters)

@@ -7,18 +7,13 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.rendezvous.cycle_store import FREE_AFTER, PortHolder, learn, publish
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 
 
 def client(port: int) -> TCPStore:
     return TCPStore(HOST, port, is_master=False, wait_for_workers=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("fixed", [False, True])

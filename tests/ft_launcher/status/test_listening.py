@@ -16,8 +16,8 @@ from ft_launcher.record.journal import Journal
 from ft_launcher.status.listening import SOCKET, answering
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import RecordSettings, Settings
-from tests.faults.job import free_port
 from tests.patience import patient
+from tests.ports import free_port
 
 TOKEN = "0123456789abcdef"
 START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})

@@ -22,8 +22,8 @@ from ft_launcher.status.node_status import NodeStatus, RankReading, Times
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations
 from tests.browser import Browser, chromium, needs_chromium
-from tests.faults.job import free_port
 from tests.ft_launcher.status.test_node_status import START, decision, fault
+from tests.ports import free_port
 
 RANKS = 1024
 HUNG, LATE = 700, 33
