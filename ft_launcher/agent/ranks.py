@@ -19,7 +19,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, collective, first_failure
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, first_failure, rank_view
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
@@ -408,7 +408,7 @@ class Ranks:
             self.parts.recorder.stacks_of_hang(self.cycle, gathered, self.monitors.stack_file)
             with contained("where the ranks were cannot be passed on to the other nodes"):
                 seen = zip(first_failure.views(evidence, stop_began), evidence, strict=True)
-                self.views = [collective.to_record(view) | {"pid": rank.pid} for view, rank in seen]
+                self.views = [rank_view.to_record(view) | {"pid": rank.pid} for view, rank in seen]
         known = CycleEvidence(
             evidence,
             of_node(self._oom_kills),

@@ -3,25 +3,21 @@
 `first_failure.py` asks it for the ranks of a cycle that hangs. It names a rank only where the evidence leaves no other:
 in doubt it says what is missing, since a wrong name costs more than none.
 
-The numbers are those of torch's flight recorder: each rank counts the collectives of each of its groups, so the n-th of
-a group is one collective for all its members. A rank waits in a group if it entered a collective that it has not
-finished; it waits for the members that have not entered it. These waits form a graph over the ranks. A rank that others
-wait for, and that itself waits for nobody, holds them up.
+The waits form a graph over the ranks (`wait_graph.py`). A rank that others wait for, and that itself waits for nobody,
+holds them up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
-from ft_launcher.attribution.scene import Scene, Whereabouts, numbered
-from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations.barrier import ranges_of
+from ft_launcher.attribution.rank_view import GroupState, RankView, group_text
+from ft_launcher.attribution.scene import Whereabouts, numbered
+from ft_launcher.attribution.wait_graph import Wait, by_collective, collective_text, cycle_of, never_entered, waits_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MOST_NAMED = 4
@@ -30,84 +26,8 @@ _MOST_NAMED = 4
 _MOST_TRIED = 16
 """Ranks of a circle of which each is left out in turn, to see whether one remains: 10 ms each for 2,048 ranks."""
 
-_MOST_FRAMES = 8
-"""Of a rank's stack for the coordinator: enough to see the collective that it is in, below torch's wrappers."""
-
-_WAITED = "waited in a collective until that failed"
-_MOST_PLACES = 16
-"""Different places of ranks in a fault, the ones with most ranks first; the console shows two of them."""
-
-_MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED)
-"""Places of a rank that does wait where it has not finished a collective."""
-
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter", "reduce")
 """Collectives in which all ranks pass tensors of one size. In a scatter, a gather and an all-to-all they differ."""
-
-
-@dataclass(frozen=True)
-class GroupState:
-    """How far one rank is in one process group.
-
-    Attributes:
-        entered: number of the last collective that it has entered, from 1; 0: none.
-        finished: number of the last one that it has finished.
-        operation: name of the first one that it has not finished, else of the last one.
-        shape: sizes and types of its tensors, as text.
-        description: the name that the program gave the group; may be empty.
-    """
-
-    entered: int
-    finished: int
-    operation: str = ""
-    shape: str = ""
-    description: str = ""
-
-    @property
-    def waits_in(self) -> int | None:
-        """Number of the collective that it waits in; None if it has finished all that it entered."""
-        if self.entered > self.finished:
-            return self.finished + 1
-        return None
-
-
-@dataclass(frozen=True)
-class RankView:
-    """One rank at the moment of a hang.
-
-    Attributes:
-        groups: by the group's name, which is the same on all its members; empty without a flight recorder.
-        members: global ranks of these groups where they are known; a group that is not in it has at least the ranks
-            whose `groups` name it.
-        ended: it has returned from its program.
-        gave_up: it waits in a collective, whatever its stack says: for instance it did until that timed out.
-    """
-
-    scene: Scene
-    groups: Mapping[str, GroupState] = field(default_factory=dict)
-    members: Mapping[str, Collection[int]] = field(default_factory=dict)
-    iteration: int = NO_ITERATION
-    ended: bool = False
-    gave_up: bool = False
-
-    @property
-    def rank(self) -> int:
-        """Its global rank."""
-        return self.scene.rank
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is in a collective, by the recorder or by its stack. The recorder knows no send and no receive of
-        gloo, nor what torch does while it makes a group: these show in the stack alone."""
-        pending = any(state.waits_in is not None for state in self.groups.values())
-        inside = self.gave_up or self.scene.place is Whereabouts.COLLECTIVE
-        # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
-        return inside or (pending and self.scene.place in _MAY_BE_INSIDE)
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether nothing says that it waits for another rank, and nothing that it does not: it may be in the `wait()`
-        of a send or a receive."""
-        return self.scene.place is Whereabouts.BLOCKED and not self.is_waiting and not self.ended
 
 
 class Finding(Enum):
@@ -158,90 +78,6 @@ def waiting_text(waiting: int) -> str:
     return f", and {waiting} ranks wait for it"
 
 
-def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:
-    """Describes where all ranks but the one that is `named` are: a line for those at the same place, most first, and
-    last those whose wait failed: they are at no place any more."""
-    places: dict[str, list[int]] = {}
-    for view in views:
-        if view.rank != named:
-            places.setdefault(_place(view), []).append(view.rank)
-    found = sorted(places.items(), key=lambda row: (row[0] == _WAITED, -len(row[1]), min(row[1])))
-    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MOST_PLACES])
-
-
-def _place(view: RankView) -> str:
-    pending = [name for name, state in view.groups.items() if state.waits_in is not None]
-    if view.ended:
-        return "has ended"
-    if view.gave_up and not pending and not view.scene.frames:
-        return _WAITED
-    if pending and view.scene.place is not Whereabouts.STOPPED:
-        state = view.groups[pending[0]]
-        text = f"in {state.operation or 'collective'} {state.waits_in} of {_named(pending[0], view)}"
-    else:
-        text = view.scene.place.value
-    if view.scene.own_frame:
-        text += f", at {view.scene.own_frame}"
-    if view.iteration != NO_ITERATION:
-        text += f" (iteration {view.iteration})"
-    return text
-
-
-def states_of(
-    groups: Mapping[str, Any],
-) -> tuple[dict[str, GroupState], dict[str, list[int]]]:
-    """Returns the states of a rank in its groups, and their members where these are known.
-
-    Args:
-        groups: as `rank_monitor/flight_recorder.py: groups_of` returns them.
-    """
-    states, members = {}, {}
-    for name, group in groups.items():
-        shown = [str(group.get(key, "")) for key in ("operation", "shape", "description")]
-        states[name] = GroupState(int(group.get("entered", 0)), int(group.get("finished", 0)), *shown)
-        if group.get("members"):
-            members[name] = list(group["members"])
-    return states, members
-
-
-def to_record(view: RankView) -> dict[str, Any]:
-    """Returns a rank as JSON values for the coordinator, about 1 KB: without the members of groups, each of which would
-    name every rank of the job."""
-    state = str((view.scene.process or {}).get("state", ""))
-    groups = {
-        name: [group.entered, group.finished, group.operation, group.shape, group.description]
-        for name, group in view.groups.items()
-    }
-    return {
-        "rank": view.rank,
-        "frames": list(view.scene.frames[:_MOST_FRAMES]),
-        "state": state,
-        "wchan": str((view.scene.process or {}).get("wchan", "")),
-        "groups": groups,
-        "iteration": view.iteration,
-        "ended": view.ended,
-        "gave_up": view.gave_up,
-    }
-
-
-def of_record(record: Any) -> RankView:
-    """Returns the rank in a record of another node.
-
-    Raises:
-        ProtocolError: it does not fit.
-    """
-    try:
-        groups = {
-            str(name): GroupState(int(entered), int(finished), str(operation), str(shape), str(description))
-            for name, (entered, finished, operation, shape, description) in record["groups"].items()
-        }
-        process = {"state": str(record["state"]), "wchan": str(record["wchan"])}
-        scene = Scene(int(record["rank"]), [str(frame) for frame in record["frames"]], process)
-        return RankView(scene, groups, {}, int(record["iteration"]), bool(record["ended"]), bool(record["gave_up"]))
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the scene of a rank does not fit: {error!r}") from None
-
-
 def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
     """Returns who holds up the others.
 
@@ -250,7 +86,7 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
         all_ranks: these are all ranks of the job; else the one that is missing may be among those not given.
     """
     views = {view.rank: view for view in sorted(ranks, key=lambda view: view.rank)}
-    waits = _waits(views, all_ranks)
+    waits = waits_of(views, all_ranks)
     for wait in waits:  # by the recorder, whatever its stack says
         views[wait.rank] = replace(views[wait.rank], gave_up=True)
     blame = _first_that_applies(views, waits, all_ranks)
@@ -259,7 +95,7 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
     return replace(blame, waiting=tuple(rank for rank in waiting if rank not in blame.ranks))
 
 
-def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[_Wait], all_ranks: bool) -> Blame:
+def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> Blame:
     for rule in (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport):
         blame = rule(views, waits)
         if blame is not None and blame.finding is Finding.UNKNOWN and all_ranks:
@@ -272,58 +108,7 @@ def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[_Wait], a
     return _without_recorder(views, all_ranks)
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """One rank waits in one collective of one group for the ranks `missing`, which have not entered it.
-
-    `is_complete`: all members of the group are known, so that without a missing rank all of them have entered it.
-    """
-
-    rank: int
-    group: str
-    number: int
-    missing: tuple[int, ...]
-    is_complete: bool
-
-
-def _waits(views: Mapping[int, RankView], all_ranks: bool) -> list[_Wait]:
-    """Returns what each rank waits in.
-
-    A rank whose stack is in the program may wait, too: NCCL's collectives run on the GPU, and it waits for them in
-    `loss.item()`. So its unfinished collectives count if a member has not entered them, or if one on another node may
-    not have. A collective that all have entered runs in the background, and ends by itself.
-    """
-    members: dict[str, set[int]] = {}
-    complete: dict[str, bool] = {}
-    for view in views.values():
-        for name, state in view.groups.items():
-            members.setdefault(name, set()).update({view.rank}, view.members.get(name, ()))
-            # A collective that its ranks have finished had all members in it, so each of them names the group.
-            complete[name] = name in view.members or (complete.get(name, True) and state.finished > 0)
-    found = []
-    missing: dict[tuple[str, int], tuple[int, ...]] = {}
-    """Looked for once for all ranks of a collective: with 2,048 ranks it would take seconds for each of them."""
-    for view in views.values():
-        if view.ended or view.scene.place is Whereabouts.STOPPED:
-            continue
-        for name, state in view.groups.items():
-            number = state.waits_in
-            if number is not None:
-                if (name, number) not in missing:
-                    late = [rank for rank in sorted(members[name]) if _entered(views.get(rank), name) < number]
-                    missing[name, number] = tuple(late)
-                if view.is_waiting or missing[name, number] or not all_ranks:
-                    found.append(_Wait(view.rank, name, number, missing[name, number], complete[name]))
-    return found
-
-
-def _entered(view: RankView | None, group: str) -> int:
-    if view is None or group not in view.groups:
-        return 0
-    return view.groups[group].entered
-
-
-def _gone(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
+def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     """Rule 1: a rank that is stopped, or has ended while others wait for it.
 
     Where nothing shows that one waits for a stopped rank, it is named only if no other rank can be what they wait for.
@@ -341,7 +126,7 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None
         wait = next(wait for wait in waits if blamed[0].rank in wait.missing)
         if len(blamed) > len({wait.rank for wait in waits}):
             return _one_too_many([wait for wait in waits if blamed[0].rank in wait.missing], blamed, views)
-        return Blame(Finding.GONE, _ranks(blamed), f"has ended, and {_never_entered(wait, views)}")
+        return Blame(Finding.GONE, _ranks(blamed), f"has ended, and {never_entered(wait, views)}")
     return None
 
 
@@ -355,21 +140,21 @@ def _is_elsewhere(view: RankView) -> bool:
     return is_seen and not (view.is_waiting or view.may_wait or view.ended)
 
 
-def _one_too_many(ahead: Sequence[_Wait], others: Sequence[RankView], views: Mapping[int, RankView]) -> Blame:
+def _one_too_many(ahead: Sequence[Wait], others: Sequence[RankView], views: Mapping[int, RankView]) -> Blame:
     """Handles a collective that few ranks wait in, and most never entered.
 
     One that is alone in it, while all others have passed that place, has a collective that the others do not have.
     Otherwise the others may be late together.
     """
     waiting = sorted({wait.rank for wait in ahead})
-    collective = _collective(ahead[0], views)
+    collective = collective_text(ahead[0], views)
     if len(waiting) == 1 and _further(others, [views[rank] for rank in waiting]):
         return Blame(Finding.BEHIND, _ranks([views[waiting[0]]]), f"is alone in {collective}")
     text = f"{numbered(waiting)} in {collective}, which most ranks never entered: they are late, or it is one too many"
     return Blame(Finding.UNKNOWN, text=text)
 
 
-def _behind(views: Mapping[int, RankView], waits: Sequence[_Wait], all_ranks: bool) -> Blame | None:
+def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> Blame | None:
     """Rule 2: the ranks that others wait for, and that wait in no collective themselves.
 
     Beside a rank of which nobody knows whether it waits, only those are named that surely do not: it may be the cause,
@@ -390,7 +175,7 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[_Wait], all_ranks: bo
     if len(sources) > len(waiting) and not _reach_less(sources, waiting):
         return _one_too_many([wait for wait in waits if blamed & set(wait.missing)], sources, views)
     wait = next(wait for wait in waits if sources[0].rank in wait.missing)
-    return Blame(Finding.BEHIND, _ranks(sources), _never_entered(wait, views))
+    return Blame(Finding.BEHIND, _ranks(sources), never_entered(wait, views))
 
 
 def _apart(views: Sequence[RankView], all_ranks: bool) -> tuple[list[RankView], list[RankView]]:
@@ -451,21 +236,21 @@ def _further(sources: Sequence[RankView], ahead: Sequence[RankView]) -> bool:
     return known and min(view.iteration for view in sources) > max(view.iteration for view in ahead)
 
 
-def _deadlock(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
+def _deadlock(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     """Rule 2, continued: a cycle in the graph, where ranks enter groups in different orders, or leave one out.
 
     Ranks that run their collectives in the same order cannot form a cycle, so a rank that is out of step is part of
     every cycle. Blames the ranks that are in all cycles; if there are none, those of one cycle.
     """
-    cycle = _cycle(waits, None)
+    cycle = cycle_of(waits, None)
     if not cycle:
         return None
     faulty = sorted(cycle)
     if len(cycle) <= _MOST_TRIED:
-        faulty = [rank for rank in faulty if not _cycle(waits, rank)] or faulty
+        faulty = [rank for rank in faulty if not cycle_of(waits, rank)] or faulty
     following = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
     edges = [next(wait for wait in waits if wait.rank == rank and other in wait.missing) for rank, other in following]
-    circle = ", ".join(f"rank {wait.rank} in {_collective(wait, views)}" for wait in edges[:_MOST_NAMED])
+    circle = ", ".join(f"rank {wait.rank} in {collective_text(wait, views)}" for wait in edges[:_MOST_NAMED])
     why = "an order of collectives differs, or one is left out or called once more"
     if len(faulty) == 1:
         text = f"is out of step ({why}), and ranks wait for each other: {circle}"
@@ -474,27 +259,9 @@ def _deadlock(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | 
     return Blame(Finding.DEADLOCK, _ranks([views[rank] for rank in faulty]), text)
 
 
-def _cycle(waits: Sequence[_Wait], without: int | None) -> list[int]:
-    """Returns the ranks of a cycle in the graph of waits, each waiting for the next; empty if there is none."""
-    # Through a node for each collective: from each rank to each that it waits for it would be a million edges.
-    graph: dict[int | tuple[str, int], set[int | tuple[str, int]]] = {}
-    for wait in waits:
-        if wait.rank != without:
-            graph.setdefault(wait.rank, set()).add((wait.group, wait.number))
-            if (wait.group, wait.number) not in graph:
-                graph[wait.group, wait.number] = {rank for rank in wait.missing if rank != without}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        # Each is a predecessor of the next, which is what waits for it; the first stands at the end again.
-        cycle: list[int | tuple[str, int]] = error.args[1]
-        return [node for node in cycle[:0:-1] if isinstance(node, int)]
-    return []
-
-
-def _mismatch(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
+def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     """Rule 3: same number, another operation or shape. Blames the minority; without one, both sides."""
-    for (group, number), inside in _by_collective(waits).items():
+    for (group, number), inside in by_collective(waits).items():
         known = [rank for rank in inside if views[rank].groups[group].operation]
         kinds = {rank: _kind(views[rank].groups[group]) for rank in known}
         counts = Counter(kinds.values())
@@ -507,20 +274,20 @@ def _mismatch(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | 
         else:
             faulty = known
         sides = [f"{_shown(kind)} ({numbered([rank for rank in known if kinds[rank] == kind])})" for kind in counts]
-        place = f"collective {number} of {_named(group, views[inside[0]])}"
+        place = f"collective {number} of {group_text(group, views[inside[0]])}"
         text = f"is in {place}, in which the ranks differ: {', '.join(sides)}"
         return Blame(Finding.MISMATCH, _ranks([views[rank] for rank in faulty]), text)
     return None
 
 
-def _transport(views: Mapping[int, RankView], waits: Sequence[_Wait]) -> Blame | None:
+def _transport(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     """Rule 4: all members have entered a collective, and none has finished it, wherever their stacks are."""
     for wait in waits:
         if wait.is_complete and not wait.missing:
             states = [view.groups[wait.group] for view in views.values() if wait.group in view.groups]
             inside = [state for state in states if state.waits_in == wait.number]
             if len(inside) == len(states) > 1:
-                text = f"all {len(inside)} ranks are in {_collective(wait, views)}, and it does not end"
+                text = f"all {len(inside)} ranks are in {collective_text(wait, views)}, and it does not end"
                 return Blame(Finding.TRANSPORT, (), f"{text}: the network, or a device")
     return None
 
@@ -553,13 +320,6 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     return Blame(Finding.UNKNOWN, text=f"{numbered([view.rank for view in outside])} are in no collective")
 
 
-def _by_collective(waits: Iterable[_Wait]) -> dict[tuple[str, int], list[int]]:
-    found: dict[tuple[str, int], list[int]] = {}
-    for wait in waits:
-        found.setdefault((wait.group, wait.number), []).append(wait.rank)
-    return found
-
-
 def _kind(state: GroupState) -> tuple[str, str]:
     if any(name in state.operation for name in _SAME_SIZES):
         return (state.operation, state.shape)
@@ -578,20 +338,3 @@ def _ranks(views: Sequence[RankView]) -> tuple[int, ...]:
 
 def _shown(kind: tuple[str, str]) -> str:
     return " of ".join(filter(None, kind))
-
-
-def _never_entered(wait: _Wait, views: Mapping[int, RankView]) -> str:
-    return f"never entered {_collective(wait, views)}"
-
-
-def _collective(wait: _Wait, views: Mapping[int, RankView]) -> str:
-    view = views[wait.rank]
-    operation = view.groups[wait.group].operation or "collective"
-    return f"{operation} {wait.number} of {_named(wait.group, view)}"
-
-
-def _named(group: str, view: RankView) -> str:
-    description = view.groups[group].description
-    if description:
-        return f"group {description}"
-    return f"group {group}"

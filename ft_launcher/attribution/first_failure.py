@@ -9,12 +9,13 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ft_launcher.attribution import collective, hints, known_errors
-from ft_launcher.attribution.collective import Blame, Finding, RankView
+from ft_launcher.attribution import collective, hints, known_errors, rank_view
+from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import NO_CAUSE, Cause, Fault, FaultClass, FaultKind
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
+from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Whereabouts
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
@@ -91,7 +92,7 @@ def attribute(
     # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
     collateral = fault.collateral or first.rank in blame.waiting
     if blame.finding is not Finding.UNKNOWN:
-        seen = collective.others([_view(rank, rank in own, stop_began) for rank in ranks], first.rank)
+        seen = rank_view.others([_view(rank, rank in own, stop_began) for rank in ranks], first.rank)
         fault = replace(fault, others=seen)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
@@ -144,7 +145,7 @@ def _as_seen(rank: RankEvidence, failed_by_itself: bool, stop_began: float | Non
 
 def _view(rank: RankEvidence, failed_by_itself: bool, stop_began: float | None) -> RankView:
     gave_up = failed_by_itself and _collateral(rank) == 1
-    groups, members = collective.states_of(rank.groups)
+    groups, members = rank_view.states_of(rank.groups)
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
     # because of the stop: its handler of the signal may save and exit with 0.
     has_returned = rank.exit_code == 0 and (stop_began is None or (rank.died_at or 0.0) <= stop_began)

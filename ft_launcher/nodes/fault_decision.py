@@ -43,7 +43,7 @@ class HangViews:
     """Where the ranks of the nodes were when a cycle ended by a hang, as the nodes report it.
 
     Attributes:
-        ranks: by node, JSON that `attribution/collective.py: of_record` reads.
+        ranks: by node, JSON that `attribution/rank_view.py: of_record` reads.
         names: of these nodes.
         is_complete: these are all nodes of the cycle.
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective, rank_view
 from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
 from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
@@ -154,7 +154,7 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
     try:
         for node, records in hang.ranks.items():
             for record in records:
-                views.append(collective.of_record(record))
+                views.append(rank_view.of_record(record))
                 node_of[views[-1].rank] = node
         blame = collective.find(views, hang.is_complete)
     except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
@@ -173,7 +173,7 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
             found = replace(found, what=fault.what.removesuffix(seen_there) + collective.waiting_text(found.waiting))
         if fault.collateral:  # the hint speaks of a wait for others
             found = replace(found, hint="", collateral=False)
-        return replace(found, others=collective.others(views, fault.rank)), node_of[fault.rank]
+        return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
     view = next(view for view in views if view.rank == blame.ranks[0])
     found = replace(
         found,
@@ -186,7 +186,7 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
         where="",
         hint="",
         detail=tuple(view.scene.frames[:4]),
-        others=collective.others(views, view.rank),
+        others=rank_view.others(views, view.rank),
         iteration=view.iteration,
         limit="",
         learned_limit=False,

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ft_launcher.attribution import Fault, collective, first_failure
-from ft_launcher.attribution.collective import RankView
+from ft_launcher.attribution import Fault, collective, first_failure, rank_view
 from ft_launcher.attribution.cycle_evidence import fault_of_json, find, of_record
+from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.health.reading import Reading
 from ft_launcher.health.repeated import changes
 from ft_launcher.policy import question
@@ -116,7 +116,7 @@ def views_in(evidence: Facts) -> list[RankView]:
     """
     found = of_record(evidence)
     views = first_failure.views(found.ranks, found.stop_began)
-    return [collective.of_record(collective.to_record(view)) for view in views]
+    return [rank_view.of_record(rank_view.to_record(view)) for view in views]
 
 
 def blame_by(views: list[RankView], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ft_launcher.attribution.collective import RankView
+from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.record import events
 from ft_launcher.record.journal_reader import Entry
 from ft_launcher.replay import again

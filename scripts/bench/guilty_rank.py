@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
-from ft_launcher.attribution.collective import GroupState, RankView
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, rank_view
+from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from ft_launcher.nodes.fault_decision import Case, HangViews
 from ft_launcher.policy.job_policy import fault_record, make_policy
@@ -49,7 +49,7 @@ def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
 
 
 def _text_of(ranks: range, guilty: int) -> str:
-    return json.dumps([collective.to_record(_view(rank, guilty)) for rank in ranks])
+    return json.dumps([rank_view.to_record(_view(rank, guilty)) for rank in ranks])
 
 
 def _view(rank: int, guilty: int) -> RankView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ft_launcher.attribution.collective import GroupState, RankView
+from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.messages import NO_ITERATION
 

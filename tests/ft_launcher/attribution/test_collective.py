@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution.collective import Finding, GroupState, RankView, find
+from ft_launcher.attribution.collective import Finding, find
+from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from tests.ft_launcher.attribution.simulated_collectives import IN_COLLECTIVE, OUTSIDE, Op, Stopped, Stuck, hang

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective
-from ft_launcher.attribution.collective import GroupState, RankView
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, rank_view
+from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from ft_launcher.nodes.fault_decision import Case, HangViews, PolicyAnswer
 from ft_launcher.policy.job_policy import (
@@ -158,7 +158,7 @@ HANG = Fault(FaultKind.HANG, 0, 0, 4711, -9, "hangs", "", "", fault_class=FaultC
 def ranks_of(rank: int, entered: int, frames: list[str]) -> list[Any]:
     """What a node with one rank brings after a hang in the fourth collective."""
     view = RankView(Scene(rank, frames), {"0": GroupState(entered, 3, "all_reduce", "[[4]]", "dp")}, iteration=7)
-    records: list[Any] = through_json({"ranks": [collective.to_record(view)]})["ranks"]
+    records: list[Any] = through_json({"ranks": [rank_view.to_record(view)]})["ranks"]
     return records
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import RankEvidence, collective
-from ft_launcher.attribution.collective import RankView
+from ft_launcher.attribution import RankEvidence, rank_view
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.first_failure import views
+from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.nodes.fault_decision import Case, HangViews
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, inputs_in, make_policy
 from ft_launcher.policy.restart_history import CycleLife
@@ -230,9 +230,7 @@ def hung(rank: int, entered: int, frames: list[str], condemned: bool) -> CycleEv
 def over_three_nodes() -> list[list[Line]]:
     """The ranks of two nodes wait for that of the third, which the coordinator finds."""
     found = [hung(0, 4, WAITS, True), hung(1, 3, IDLE, False), hung(2, 4, WAITS, True)]
-    seen = {
-        str(node): [collective.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(found)
-    }
+    seen = {str(node): [rank_view.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(found)}
     fault, life = fault_in(found[0]), CycleLife(60.0, 7)
     hang = HangViews(seen, {node: f"host{node}" for node in seen}, True)
     decided = make_policy(RestartSettings(), 3)(
@@ -275,9 +273,7 @@ def test_of_several_that_hold_up_all_nodes_the_first_that_its_node_found_stands(
         replace(first, ranks=[*first.ranks, *hung(1, 3, IDLE, False).ranks]),
         replace(second, ranks=[*seconds.ranks, *second.ranks]),
     ]
-    seen = {
-        str(node): [collective.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(nodes)
-    }
+    seen = {str(node): [rank_view.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(nodes)}
     fault, life = fault_in(nodes[1]), CycleLife(60.0, 7)
     hang = HangViews(seen, {node: f"host{node}" for node in seen}, True)
     case = Case(fault_record(fault, life), {}, 0.0, False, hang=hang)
@@ -309,7 +305,7 @@ def test_views_survive_the_journal() -> None:
     """As an agent sends them, and as they are made of its journal again."""
     one = hung(0, 4, WAITS, True)
     facts = json.loads(json.dumps(to_record(one)))
-    expected: list[RankView] = [collective.of_record(collective.to_record(view)) for view in views(one.ranks, 10.0)]
+    expected: list[RankView] = [rank_view.of_record(rank_view.to_record(view)) for view in views(one.ranks, 10.0)]
     assert views_in(facts) == expected
 
 

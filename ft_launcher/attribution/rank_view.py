@@ -1,0 +1,183 @@
+"""One rank at the moment of a hang: how far it is in each of its groups, and where its stack is. Pure.
+
+`collective.py` decides from these who holds up the others. Of other nodes they come as records through the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_launcher.attribution.scene import Scene, Whereabouts
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.iterations.barrier import ranges_of
+from rank_monitor.contract.wire.messages import NO_ITERATION
+
+_MOST_FRAMES = 8
+"""Of a rank's stack for the coordinator: enough to see the collective that it is in, below torch's wrappers."""
+
+_WAITED = "waited in a collective until that failed"
+_MOST_PLACES = 16
+"""Different places of ranks in a fault, the ones with most ranks first; the console shows two of them."""
+
+_MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED)
+"""Places of a rank that does wait where it has not finished a collective."""
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """How far one rank is in one process group.
+
+    Attributes:
+        entered: number of the last collective that it has entered, from 1; 0: none.
+        finished: number of the last one that it has finished.
+        operation: name of the first one that it has not finished, else of the last one.
+        shape: sizes and types of its tensors, as text.
+        description: the name that the program gave the group; may be empty.
+    """
+
+    entered: int
+    finished: int
+    operation: str = ""
+    shape: str = ""
+    description: str = ""
+
+    @property
+    def waits_in(self) -> int | None:
+        """Number of the collective that it waits in; None if it has finished all that it entered."""
+        if self.entered > self.finished:
+            return self.finished + 1
+        return None
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank at the moment of a hang.
+
+    Attributes:
+        groups: by the group's name, which is the same on all its members; empty without a flight recorder.
+        members: global ranks of these groups where they are known; a group that is not in it has at least the ranks
+            whose `groups` name it.
+        ended: it has returned from its program.
+        gave_up: it waits in a collective, whatever its stack says: for instance it did until that timed out.
+    """
+
+    scene: Scene
+    groups: Mapping[str, GroupState] = field(default_factory=dict)
+    members: Mapping[str, Collection[int]] = field(default_factory=dict)
+    iteration: int = NO_ITERATION
+    ended: bool = False
+    gave_up: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Its global rank."""
+        return self.scene.rank
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is in a collective, by the recorder or by its stack. The recorder knows no send and no receive of
+        gloo, nor what torch does while it makes a group: these show in the stack alone."""
+        pending = any(state.waits_in is not None for state in self.groups.values())
+        inside = self.gave_up or self.scene.place is Whereabouts.COLLECTIVE
+        # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
+        return inside or (pending and self.scene.place in _MAY_BE_INSIDE)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nothing says that it waits for another rank, and nothing that it does not: it may be in the `wait()`
+        of a send or a receive."""
+        return self.scene.place is Whereabouts.BLOCKED and not self.is_waiting and not self.ended
+
+
+def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:
+    """Describes where all ranks but the one that is `named` are: a line for those at the same place, most first, and
+    last those whose wait failed: they are at no place any more."""
+    places: dict[str, list[int]] = {}
+    for view in views:
+        if view.rank != named:
+            places.setdefault(_place(view), []).append(view.rank)
+    found = sorted(places.items(), key=lambda row: (row[0] == _WAITED, -len(row[1]), min(row[1])))
+    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MOST_PLACES])
+
+
+def _place(view: RankView) -> str:
+    pending = [name for name, state in view.groups.items() if state.waits_in is not None]
+    if view.ended:
+        return "has ended"
+    if view.gave_up and not pending and not view.scene.frames:
+        return _WAITED
+    if pending and view.scene.place is not Whereabouts.STOPPED:
+        state = view.groups[pending[0]]
+        text = f"in {state.operation or 'collective'} {state.waits_in} of {group_text(pending[0], view)}"
+    else:
+        text = view.scene.place.value
+    if view.scene.own_frame:
+        text += f", at {view.scene.own_frame}"
+    if view.iteration != NO_ITERATION:
+        text += f" (iteration {view.iteration})"
+    return text
+
+
+def group_text(group: str, view: RankView) -> str:
+    """Returns a group in words: by the name that the program gave it, else by torch's."""
+    description = view.groups[group].description
+    if description:
+        return f"group {description}"
+    return f"group {group}"
+
+
+def states_of(
+    groups: Mapping[str, Any],
+) -> tuple[dict[str, GroupState], dict[str, list[int]]]:
+    """Returns the states of a rank in its groups, and their members where these are known.
+
+    Args:
+        groups: as `rank_monitor/flight_recorder.py: groups_of` returns them.
+    """
+    states, members = {}, {}
+    for name, group in groups.items():
+        shown = [str(group.get(key, "")) for key in ("operation", "shape", "description")]
+        states[name] = GroupState(int(group.get("entered", 0)), int(group.get("finished", 0)), *shown)
+        if group.get("members"):
+            members[name] = list(group["members"])
+    return states, members
+
+
+def to_record(view: RankView) -> dict[str, Any]:
+    """Returns a rank as JSON values for the coordinator, about 1 KB: without the members of groups, each of which would
+    name every rank of the job."""
+    state = str((view.scene.process or {}).get("state", ""))
+    groups = {
+        name: [group.entered, group.finished, group.operation, group.shape, group.description]
+        for name, group in view.groups.items()
+    }
+    return {
+        "rank": view.rank,
+        "frames": list(view.scene.frames[:_MOST_FRAMES]),
+        "state": state,
+        "wchan": str((view.scene.process or {}).get("wchan", "")),
+        "groups": groups,
+        "iteration": view.iteration,
+        "ended": view.ended,
+        "gave_up": view.gave_up,
+    }
+
+
+def of_record(record: Any) -> RankView:
+    """Returns the rank in a record of another node.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    try:
+        groups = {
+            str(name): GroupState(int(entered), int(finished), str(operation), str(shape), str(description))
+            for name, (entered, finished, operation, shape, description) in record["groups"].items()
+        }
+        process = {"state": str(record["state"]), "wchan": str(record["wchan"])}
+        scene = Scene(int(record["rank"]), [str(frame) for frame in record["frames"]], process)
+        return RankView(scene, groups, {}, int(record["iteration"]), bool(record["ended"]), bool(record["gave_up"]))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the scene of a rank does not fit: {error!r}") from None

@@ -1,0 +1,104 @@
+"""Who waits for whom, by the collectives that each rank has entered and finished. Pure.
+
+The numbers are those of torch's flight recorder: each rank counts the collectives of each of its groups, so the n-th of
+a group is one collective for all its members. A rank waits in a group if it entered a collective that it has not
+finished; it waits for the members that have not entered it. These waits form a graph over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from ft_launcher.attribution.rank_view import RankView, group_text
+from ft_launcher.attribution.scene import Whereabouts
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank waits in one collective of one group for the ranks `missing`, which have not entered it.
+
+    `is_complete`: all members of the group are known, so that without a missing rank all of them have entered it.
+    """
+
+    rank: int
+    group: str
+    number: int
+    missing: tuple[int, ...]
+    is_complete: bool
+
+
+def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
+    """Returns what each rank waits in.
+
+    A rank whose stack is in the program may wait, too: NCCL's collectives run on the GPU, and it waits for them in
+    `loss.item()`. So its unfinished collectives count if a member has not entered them, or if one on another node may
+    not have. A collective that all have entered runs in the background, and ends by itself.
+    """
+    members: dict[str, set[int]] = {}
+    complete: dict[str, bool] = {}
+    for view in views.values():
+        for name, state in view.groups.items():
+            members.setdefault(name, set()).update({view.rank}, view.members.get(name, ()))
+            # A collective that its ranks have finished had all members in it, so each of them names the group.
+            complete[name] = name in view.members or (complete.get(name, True) and state.finished > 0)
+    found = []
+    missing: dict[tuple[str, int], tuple[int, ...]] = {}
+    """Looked for once for all ranks of a collective: with 2,048 ranks it would take seconds for each of them."""
+    for view in views.values():
+        if view.ended or view.scene.place is Whereabouts.STOPPED:
+            continue
+        for name, state in view.groups.items():
+            number = state.waits_in
+            if number is not None:
+                if (name, number) not in missing:
+                    late = [rank for rank in sorted(members[name]) if _entered(views.get(rank), name) < number]
+                    missing[name, number] = tuple(late)
+                if view.is_waiting or missing[name, number] or not all_ranks:
+                    found.append(Wait(view.rank, name, number, missing[name, number], complete[name]))
+    return found
+
+
+def _entered(view: RankView | None, group: str) -> int:
+    if view is None or group not in view.groups:
+        return 0
+    return view.groups[group].entered
+
+
+def cycle_of(waits: Sequence[Wait], without: int | None) -> list[int]:
+    """Returns the ranks of a cycle in the graph of waits, each waiting for the next; empty if there is none."""
+    # Through a node for each collective: from each rank to each that it waits for it would be a million edges.
+    graph: dict[int | tuple[str, int], set[int | tuple[str, int]]] = {}
+    for wait in waits:
+        if wait.rank != without:
+            graph.setdefault(wait.rank, set()).add((wait.group, wait.number))
+            if (wait.group, wait.number) not in graph:
+                graph[wait.group, wait.number] = {rank for rank in wait.missing if rank != without}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        # Each is a predecessor of the next, which is what waits for it; the first stands at the end again.
+        cycle: list[int | tuple[str, int]] = error.args[1]
+        return [node for node in cycle[:0:-1] if isinstance(node, int)]
+    return []
+
+
+def by_collective(waits: Iterable[Wait]) -> dict[tuple[str, int], list[int]]:
+    """Returns the ranks that wait in each collective, by group and number."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for wait in waits:
+        found.setdefault((wait.group, wait.number), []).append(wait.rank)
+    return found
+
+
+def never_entered(wait: Wait, views: Mapping[int, RankView]) -> str:
+    """Returns what those did for whom a rank waits, without the subject."""
+    return f"never entered {collective_text(wait, views)}"
+
+
+def collective_text(wait: Wait, views: Mapping[int, RankView]) -> str:
+    """Returns the collective in words: its operation, its number, its group."""
+    view = views[wait.rank]
+    operation = view.groups[wait.group].operation or "collective"
+    return f"{operation} {wait.number} of {group_text(wait.group, view)}"
