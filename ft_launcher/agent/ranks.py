@@ -192,7 +192,7 @@ class Ranks:
             self.group.workers,
             processes,
             self.monitors,
-            self.parts.recorder,
+            self.parts.recorder.in_process,
         )
 
     def forgive_learned_limit(self, limit: str) -> None:

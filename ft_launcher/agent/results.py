@@ -151,5 +151,6 @@ class Results:
         """Copies an error file out of the runtime folder, which is removed at the end; returns where it is then."""
         if not Path(failure.error_file).is_relative_to(self._parts.runtime.folder):
             return str(failure.error_file)
-        kept = self._parts.recorder.keep(self._ranks.cycle, failure.local_rank, Path(failure.error_file), "error.json")
+        files = self._parts.recorder.files
+        kept = files.copy(self._ranks.cycle, failure.local_rank, Path(failure.error_file), "error.json")
         return kept or NO_FILE

@@ -29,7 +29,7 @@ from ft_launcher.policy.restart_policy import final_codes
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
 from ft_launcher.record.contained import contained
-from ft_launcher.record.recorder import Recorder
+from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.zygote.pool import NoWarmStart
 from rank_monitor.contract import env
@@ -61,7 +61,7 @@ class InProcess:
         workers: Sequence[Any],
         ranks: RankContext,
         monitors: NodeMonitors,
-        recorder: Recorder,
+        recorder: InProcessRecorder,
     ) -> None:
         self._store, self._ports, self._workers, self._ranks = store, ports, workers, ranks
         self._monitors, self._recorder = monitors, recorder
@@ -127,8 +127,8 @@ class InProcess:
             else:
                 evidence = CycleEvidence([end], of_node(self._oom_kills))
                 fault = fault_in(evidence)
-                self._recorder.evidence(self._store.cycle, evidence, of_rank=end.rank)
-            self._recorder.lost_in_process(self._store.cycle, end, fault, ours)
+                self._recorder.evidence(self._store.cycle, evidence, end.rank)
+            self._recorder.lost(self._store.cycle, end, fault, ours)
         self._do(steps)
         if self._rungs.is_restarting or self._took_over is not None:
             self._open.add(local_rank)
@@ -209,7 +209,7 @@ class InProcess:
                 case Restarted(iteration, took_s):
                     self._open.clear()
                     why = self._records(step.prefix, step.failed)
-                    self._recorder.restarted_in_process(self._store.cycle, iteration, took_s, why)
+                    self._recorder.restarted(self._store.cycle, iteration, took_s, why)
                 case EndRank(local_rank, reason):
                     self._recorder.ends_late_rank(self._store.cycle, rank, reason)
                     self._killed.add(local_rank)
@@ -230,7 +230,7 @@ class InProcess:
         if found is None:
             return
         prefix, iteration, blame, text = found
-        self._recorder.blamed_in_process(self._store.cycle, iteration, blame.finding.value, blame.ranks, text)
+        self._recorder.blamed(self._store.cycle, iteration, blame.finding.value, blame.ranks, text)
         if self._store.server is not None and prefix and blame.ranks:
             record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
             Iteration(PrefixStore(prefix, self._store.server), iteration).set_blame(json.dumps(record))

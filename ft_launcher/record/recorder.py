@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -26,13 +25,12 @@ from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
 from ft_launcher.record import console, events, report, surroundings
 from ft_launcher.record.contained import contained
-from ft_launcher.record.journal import Journal
-from ft_launcher.record.logs import MOST_KEPT, RunFolder
+from ft_launcher.record.in_process_recorder import InProcessRecorder
+from ft_launcher.record.kept_files import KeptFiles
+from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.monitor_events import STALL, MonitorEvent, Replaced
-from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
-from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import (
     ControlRequest,
@@ -45,42 +43,28 @@ from rank_monitor.contract.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-# The console line stays one line; the journal has all reasons.
-_MOST_REASONS = 4
-_STACKS = "stacks.txt"
-
 
 class Recorder:
-    """Records the events of a run. One method for each event.
+    """Records the events of a run. One method for each event; those of rung 1 are at `in_process`.
 
     Args:
-        run: the run's folder; made at the first thing worth keeping.
-        settings: where the journal goes instead, how large it may become, and who reads it: with a log folder, a
-            folder for the journal or a port to ask at, it is kept from the start.
+        run, settings: what is kept of the run (`KeptFiles`).
     """
 
     def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
-        self.journal = Journal(settings.journal_max_mb)
-        self._run = run
-        self._node = socket.gethostname()
-        self._folder: Path | None = None
-        if settings.journal_dir:
-            self._folder = Path(settings.journal_dir)
+        self.files = KeptFiles(run, settings)
+        self.journal = self.files.journal
+        self.in_process = InProcessRecorder(self.files)
         self._store_reported = False
-        self._keep_failed = False
         self.shown: Fault | None = None
         """The last fault whose block was printed."""
-        self._counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
-        asked_at = settings.metrics_port is not None or settings.status_port is not None
-        if settings.journal_dir or run.exists or asked_at:
-            self._keep()
 
     def job_started(
         self, run_id: str, command: list[str], max_restarts: int, nprocs: int, monitor: MonitorSettings
     ) -> None:
         """The launcher has started."""
         self.journal.run_id = run_id
-        self.journal.node = self._node
+        self.journal.node = self.files.node
         limits = {
             "initial": monitor.initial_rank_heartbeat_timeout,
             "subsequent": monitor.rank_heartbeat_timeout,
@@ -89,7 +73,7 @@ class Recorder:
         }
         versions, environment = surroundings.versions(), surroundings.environment(os.environ)
         self.journal.write(
-            events.JobStart(run_id, self._node, command, max_restarts, nprocs, limits, versions, environment)
+            events.JobStart(run_id, self.files.node, command, max_restarts, nprocs, limits, versions, environment)
         )
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
@@ -118,10 +102,10 @@ class Recorder:
 
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
-        if self._counts["restarts_in_process"]:
-            report.show(f"ft_launcher: {report.of_rung_one(**self._counts)}")
+        if self.in_process.counts["restarts_in_process"]:
+            report.show(f"ft_launcher: {report.of_rung_one(**self.in_process.counts)}")
         dropped = console.dropped() or events.ABSENT
-        facts: dict[str, Any] = {**self._counts, "console_lines_dropped": dropped}
+        facts: dict[str, Any] = {**self.in_process.counts, "console_lines_dropped": dropped}
         if account is not None:
             facts["seconds"] = _rounded(account.seconds)
             facts["wall_s"] = round(account.wall_s, 6)
@@ -132,8 +116,7 @@ class Recorder:
 
     def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
         """The ranks of a cycle run; `ranks` maps local rank to global rank and pid."""
-        if self._run.exists:  # made for what the ranks print
-            self._keep()
+        self.files.follow_run()
         self.journal.write(
             events.CycleStart(
                 cycle=cycle,
@@ -152,7 +135,7 @@ class Recorder:
             if reading.state == "warning":
                 logger.warning("health check %s: %s; the node takes part", reading.check, reading.reason)
         if not node.healthy:
-            self._keep()
+            self.files.begin()
             report.show(f"ft_launcher: this node is unhealthy and takes no part: {node.reason}")
         if notable:
             self.journal.write(events.Health(cycle, node.healthy, notable))
@@ -162,7 +145,7 @@ class Recorder:
         """While ranks ran, a check of the node found another state than before."""
         self.journal.write(events.HealthChange.of(change, cycle=cycle))
         if change.state == "unhealthy":
-            self._keep()
+            self.files.begin()
             report.show(
                 f"ft_launcher: this node is unhealthy: {change.check}: {change.reason}. The ranks go on; it is checked "
                 "again before the next cycle"
@@ -195,7 +178,7 @@ class Recorder:
         """A message of a monitor."""
         match message:
             case Verdict():
-                stacks = self._keep_stacks(cycle, local_rank, stack_file)
+                stacks = self.files.copy_stacks(cycle, local_rank, stack_file)
                 if message.condemned or message.limit == STALL:
                     self.journal.write(events.Verdict.of(message, stacks=stacks))
                 else:
@@ -229,7 +212,7 @@ class Recorder:
     @contained("an event cannot be recorded")
     def bad_loss(self, cycle: int, rank: int, iteration: int, loss: str, is_fault: bool) -> None:
         """A rank printed a loss of nan or inf."""
-        self._keep()
+        self.files.begin()
         if not is_fault:
             logger.warning("rank %d printed a loss of %s (iteration %s); the training goes on", rank, loss, iteration)
         self.journal.report(events.NanLoss(cycle, rank, iteration, loss, is_fault))
@@ -248,7 +231,7 @@ class Recorder:
         self, cycle: int, stall: Verdict, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
     ) -> None:
         """Ranks stand still, and go on running; `scenes`: where each rank of this node is, by local rank."""
-        kept = [self._keep_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
+        kept = [self.files.copy_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
         text = about_stall(list(scenes.values()), stall.rank, round(stall.waited_s, 1))
         self.journal.write(events.Stall(cycle, text, [_plain(scene) for scene in scenes.values()]))
         if any(kept):
@@ -264,85 +247,18 @@ class Recorder:
             rank.scene for rank in ranks if rank.scene.place not in (Whereabouts.COLLECTIVE, Whereabouts.UNKNOWN)
         ]
         if missing:
-            report.show(f"ft_launcher: on {self._node}, where no rank failed: {listed(missing)}")
+            report.show(f"ft_launcher: on {self.files.node}, where no rank failed: {listed(missing)}")
 
     @contained("an event cannot be recorded")
     def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
         """Keeps where each rank was before the stop of a cycle that failed by a hang."""
         found = []
         for rank in ranks:
-            stacks = self._keep_stacks(cycle, rank.local_rank, stack_file(rank.local_rank))
+            stacks = self.files.copy_stacks(cycle, rank.local_rank, stack_file(rank.local_rank))
             if not stacks and rank.exception is not None:
-                stacks = self._keep_text(cycle, rank.local_rank, rank.exception.traceback)
+                stacks = self.files.write_stacks(cycle, rank.local_rank, rank.exception.traceback)
             found.append(_plain(rank.scene) | {"stacks": stacks, "groups": rank.groups})
         self.journal.write(events.Stacks(cycle, found))
-
-    @contained("an event cannot be recorded")
-    def lost_in_process(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
-        """A rank's process ended, and rung 1 handles it."""
-        self._keep()
-        if killed_by_us:
-            what = "was killed by the launcher"
-        else:
-            what = f"exited with code {end.exit_code}"
-        known = {"what": what, "where": "", "hint": "", "fault_class": ""}
-        if fault:
-            what = fault.what
-            known = {"what": what, "where": fault.where, "hint": fault.hint, "fault_class": fault.fault_class.value}
-        self.journal.write(events.InProcessFault(cycle, end.rank, end.pid, end.exit_code, **known))
-        place = "".join(f", {part}" for part in (known["where"], known["hint"] and f"likely: {known['hint']}") if part)
-        report.show(f"ft_launcher: rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
-
-    @contained("an event cannot be recorded")
-    def restarted_in_process(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
-        """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
-        self._keep()
-        self._counts["restarts_in_process"] += 1
-        self.journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why))
-        line = f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
-        reasons = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
-        if reasons:
-            line += f" ({reasons})"
-        report.show(line)
-
-    def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
-        """A rank that died was started again alone."""
-        self._counts["started_again"] += 1
-        self.journal.write(events.StartedAgain(cycle, rank, local_rank, pid))
-        report.show(f"ft_launcher: rank {rank} was started again (pid {pid}); it joins at the next restart in process")
-
-    def stays_away(self, cycle: int, rank: int, reason: str) -> None:
-        """A rank that died is not started again in this cycle."""
-        self.journal.write(events.StaysAway(cycle, rank, reason))
-        report.show(f"ft_launcher: rank {rank} is not started again: {reason}; the others go on")
-
-    @contained("an event cannot be recorded")
-    def blamed_in_process(self, cycle: int, iteration: int, finding: str, ranks: Sequence[int], text: str) -> None:
-        """Who held up the others, because of which the ranks restart in process."""
-        self.journal.write(events.InProcessBlame(cycle, iteration, finding, ranks, text))
-        if ranks:
-            report.show(f"ft_launcher: {text}; the ranks restart in process")
-
-    def joined(self, cycle: int, rank: int, iteration: int) -> None:
-        """A rank that was started again takes part."""
-        self.journal.write(events.Joined(cycle, rank, iteration))
-
-    def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
-        """A cycle succeeds, and these ranks are lost."""
-        self.journal.write(events.FinishedWithout(cycle, ranks))
-        report.show(f"ft_launcher: the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
-
-    def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
-        """A rank that the others went on without is killed."""
-        self.journal.write(events.LateRankEnded(cycle, rank, reason))
-        report.show(f"ft_launcher: {reason}; the others went on, and it is killed")
-
-    def took_over(self, cycle: int, rank: int, reason: str) -> None:
-        """Rung 1 cannot handle a fault: the cycle ends."""
-        self._keep()
-        self._counts["taken_over"] += 1
-        self.journal.write(events.TakenOver(cycle, rank, reason))
-        report.show(f"ft_launcher: no restart in process: {reason}")
 
     def asked(
         self, cycle: int, request: ControlRequest, decision: Decision, inputs: Mapping[str, Any] | None = None
@@ -354,14 +270,14 @@ class Recorder:
 
     def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
         """Writes a decision to the journal, before it is carried out."""
-        self._keep()
+        self.files.begin()
         self.journal.write(events.Decision.of(decision, cycle=cycle, inputs=inputs))
 
     @contained("an event cannot be recorded")
-    def evidence(self, cycle: int, found: CycleEvidence, of_rank: int | None = None) -> None:
-        """What a fault is found by; `of_rank`: of this rank alone, whose end rung 1 handles."""
+    def evidence(self, cycle: int, found: CycleEvidence) -> None:
+        """What a fault is found by."""
         # `report`: most of it is texts of ranks.
-        self.journal.report(events.Evidence(cycle, of_rank, **to_record(found)))
+        self.journal.report(events.Evidence(cycle, None, **to_record(found)))
 
     def failed(
         self,
@@ -377,7 +293,7 @@ class Recorder:
             life: how long the cycle ran and how far it came.
             inputs: what the restart policy decided by (`policy/question.py`); None: it was not asked.
         """
-        self._keep()
+        self.files.begin()
         with contained("the fault cannot be written to the journal"):
             self.journal.write(events.Fault.of(fault, cycle=cycle))
         with contained("the decision cannot be written to the journal"):
@@ -392,7 +308,7 @@ class Recorder:
             record = None
         with contained("the block of the fault cannot be shown"):
             colour = sys.stderr is not None and sys.stderr.isatty()
-            report.show_lines(report.block(fault, decision, cycle, self._node, record, colour), escape=False)
+            report.show_lines(report.block(fault, decision, cycle, self.files.node, record, colour), escape=False)
             self.shown = fault
 
     @contained("an event cannot be recorded")
@@ -411,7 +327,7 @@ class Recorder:
 
     def headline(self, fault: Fault) -> str:
         """Returns a fault of this node in one line, which other nodes show."""
-        return report.headline(fault, self._node)
+        return report.headline(fault, self.files.node)
 
     def failed_elsewhere(self, cycle: int, headline: str, decision: Decision) -> None:
         """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
@@ -475,52 +391,6 @@ class Recorder:
             self._store_reported = True
             logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
             self.journal.write(events.StoreSilent(str(error)))
-
-    def _keep(self) -> None:
-        """Makes the run's folder and opens the journal, once there is something to keep."""
-        if self._keep_failed or self.journal.path is not None:
-            return
-        try:
-            if self._folder is not None:
-                folder = self._folder
-            else:
-                folder = self._run.make()
-        except ConfigError as error:
-            self._keep_failed = True
-            logger.warning("nothing can be kept of this run: %s", error)
-            return
-        self.journal.open(folder / f"journal.{self._node}.jsonl", self._run.access)
-
-    def _keep_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
-        """Copies a rank's stacks to its log folder; returns the path, empty when there are none."""
-        return self.keep(cycle, local_rank, stack_file, _STACKS)
-
-    def keep(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
-        """Copies a file of a rank to its log folder; returns the path, empty when it cannot be read or written."""
-        self._keep()
-        try:
-            # The last stacks are the ones that explain the end.
-            content = read_file(file, MOST_KEPT, tail=True)
-            if not content or self._keep_failed:
-                return ""
-            kept = self._run.of_rank(cycle, local_rank) / name
-            self._write(kept, content)
-            return str(kept)
-        except (OSError, ConfigError):
-            return ""
-
-    def _keep_text(self, cycle: int, local_rank: int, text: str) -> str:
-        """Writes a traceback in the place of the stacks of a rank that has ended; returns the path."""
-        try:
-            file = self._run.of_rank(cycle, local_rank) / _STACKS
-            self._write(file, text.encode(errors="backslashreplace"))
-            return str(file)
-        except (OSError, ConfigError):
-            return ""
-
-    def _write(self, path: Path, content: bytes) -> None:
-        with open(path, "wb", opener=self._run.access.opener) as file:
-            file.write(content)
 
 
 def _plain(scene: Scene) -> dict[str, Any]:

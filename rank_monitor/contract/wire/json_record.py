@@ -83,7 +83,7 @@ def _fits(value: object, allowed: frozenset[type]) -> bool:
 
 
 def real(facts: Mapping[str, Any], name: str) -> float | None:
-    """Returns a finite number of an object; None: there is none of this name."""
+    """The finite number under a name; None: there is none."""
     value = facts.get(name)
     if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]

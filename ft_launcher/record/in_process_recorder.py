@@ -1,0 +1,101 @@
+"""Records what happens in a cycle whose ranks restart in process: journal lines and lines of the console.
+
+Called by the in-process engine of a cycle. Decides nothing, and nothing here can end a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ft_launcher.attribution import Fault, RankEvidence
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
+from ft_launcher.record import events, report
+from ft_launcher.record.contained import contained
+from ft_launcher.record.kept_files import KeptFiles
+
+# The console line stays one line; the journal has all reasons.
+_MOST_REASONS = 4
+
+
+class InProcessRecorder:
+    """Records the events of rung 1. One method for each event."""
+
+    def __init__(self, files: KeptFiles) -> None:
+        self._files = files
+        self._journal = files.journal
+        self.counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
+        """Of the whole run, by their names in the journal."""
+
+    @contained("an event cannot be recorded")
+    def evidence(self, cycle: int, found: CycleEvidence, rank: int) -> None:
+        """What the fault of a rank is found by, whose end rung 1 handles."""
+        # `report`: most of it is texts of ranks.
+        self._journal.report(events.Evidence(cycle, rank, **to_record(found)))
+
+    @contained("an event cannot be recorded")
+    def lost(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
+        """A rank's process ended, and rung 1 handles it."""
+        self._files.begin()
+        if killed_by_us:
+            what = "was killed by the launcher"
+        else:
+            what = f"exited with code {end.exit_code}"
+        known = {"what": what, "where": "", "hint": "", "fault_class": ""}
+        if fault:
+            what = fault.what
+            known = {"what": what, "where": fault.where, "hint": fault.hint, "fault_class": fault.fault_class.value}
+        self._journal.write(events.InProcessFault(cycle, end.rank, end.pid, end.exit_code, **known))
+        place = "".join(f", {part}" for part in (known["where"], known["hint"] and f"likely: {known['hint']}") if part)
+        report.show(f"ft_launcher: rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
+
+    @contained("an event cannot be recorded")
+    def restarted(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
+        """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
+        self._files.begin()
+        self.counts["restarts_in_process"] += 1
+        self._journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why))
+        line = f"ft_launcher: restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
+        reasons = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
+        if reasons:
+            line += f" ({reasons})"
+        report.show(line)
+
+    def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
+        """A rank that died was started again alone."""
+        self.counts["started_again"] += 1
+        self._journal.write(events.StartedAgain(cycle, rank, local_rank, pid))
+        report.show(f"ft_launcher: rank {rank} was started again (pid {pid}); it joins at the next restart in process")
+
+    def stays_away(self, cycle: int, rank: int, reason: str) -> None:
+        """A rank that died is not started again in this cycle."""
+        self._journal.write(events.StaysAway(cycle, rank, reason))
+        report.show(f"ft_launcher: rank {rank} is not started again: {reason}; the others go on")
+
+    @contained("an event cannot be recorded")
+    def blamed(self, cycle: int, iteration: int, finding: str, ranks: Sequence[int], text: str) -> None:
+        """Who held up the others, because of which the ranks restart in process."""
+        self._journal.write(events.InProcessBlame(cycle, iteration, finding, ranks, text))
+        if ranks:
+            report.show(f"ft_launcher: {text}; the ranks restart in process")
+
+    def joined(self, cycle: int, rank: int, iteration: int) -> None:
+        """A rank that was started again takes part."""
+        self._journal.write(events.Joined(cycle, rank, iteration))
+
+    def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
+        """A cycle succeeds, and these ranks are lost."""
+        self._journal.write(events.FinishedWithout(cycle, ranks))
+        report.show(f"ft_launcher: the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
+
+    def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
+        """A rank that the others went on without is killed."""
+        self._journal.write(events.LateRankEnded(cycle, rank, reason))
+        report.show(f"ft_launcher: {reason}; the others went on, and it is killed")
+
+    def took_over(self, cycle: int, rank: int, reason: str) -> None:
+        """Rung 1 cannot handle a fault: the cycle ends."""
+        self._files.begin()
+        self.counts["taken_over"] += 1
+        self._journal.write(events.TakenOver(cycle, rank, reason))
+        report.show(f"ft_launcher: no restart in process: {reason}")
