@@ -11,10 +11,12 @@ from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.durations import as_text, counted
 from ft_launcher.report.findings import JobFindings
 from ft_launcher.report.limits import Fit, WatchedSection
+from ft_launcher.report.spares import Spares
 from rank_monitor.contract.wire.rank_times import STEP
 
 FEWEST_FAULTS = 3
-"""With fewer the relative error of the time between faults, 1/sqrt(n), is above 0.7: no interval follows from that."""
+"""With fewer the relative error of the time between faults, 1/sqrt(n), is above 0.7: nothing follows from that."""
+_DAY_S = 86400.0
 _LEAST_SHARE = 0.01
 """Of the time: below it a category is not worth a change."""
 
@@ -55,7 +57,12 @@ class Advice:
 
 def advise(findings: JobFindings) -> list[Advice]:
     """Returns suggestions; none without what is needed to know it."""
-    suggestions = [_interval(findings), *(_limit(section) for section in findings.sections), _largest(findings)]
+    suggestions = [
+        _interval(findings),
+        *(_limit(section) for section in findings.sections),
+        _spares(findings),
+        _largest(findings),
+    ]
     return [advice for advice in suggestions if advice is not None]
 
 
@@ -137,6 +144,74 @@ def _limit(section: WatchedSection) -> Advice | None:
         case _:
             return None
     return Advice(f"limit of section {section.name}", text, numbers)
+
+
+def _spares(findings: JobFindings) -> Advice | None:
+    """Returns whether one more spare pays; None: no node was lost, and none waited in vain."""
+    spares = findings.spares
+    if spares is None or not (spares.losses or spares.idle_rank_s):
+        return None
+    numbers = {
+        "losses": float(spares.losses),
+        "by_spare": float(spares.by_spare),
+        "saved_rank_s": spares.saved_rank_s,
+        "cost_rank_s": spares.cost_rank_s,
+        "idle_rank_s": spares.idle_rank_s,
+        "goodput_allocated": findings.goodput * spares.active,
+    }
+    sentences = []
+    if spares.losses:
+        sentences = [_losses(spares, numbers), _one_more(spares)]
+    if spares.idle_rank_s:
+        idle, places = _rank_hours(spares.idle_rank_s), counted(spares.by_spare, "place")
+        of_all = numbers["goodput_allocated"]
+        sentences.append(
+            f"The nodes that waited cost {idle}, and took {places}: steps that count were {of_all:.1%} of the time of "
+            f"all ranks, instead of {findings.goodput:.1%}"
+        )
+    if not spares.losses:
+        # The rule of three: with a probability of 95 % an event that was not seen is rarer than that.
+        sentences.append(
+            f"No node was lost in {as_text(spares.ran_s)}, so less than one in {as_text(spares.ran_s / 3)}"
+        )
+    return Advice("spares", ". ".join(sentences), numbers)
+
+
+def _losses(spares: Spares, numbers: dict[str, float]) -> str:
+    """Returns how often nodes were lost, and for how long; adds both to `numbers`."""
+    mtbf_s = spares.mtbf_s or 0.0
+    numbers["mtbf_s"] = mtbf_s
+    text = f"A node was lost {counted(spares.losses, 'time')} in {as_text(spares.ran_s)}"
+    if spares.losses >= FEWEST_FAULTS and mtbf_s > 0:
+        numbers["a_day"] = _DAY_S / mtbf_s
+        text += f", one in {as_text(mtbf_s)} ({_DAY_S / mtbf_s:.2g} a day)"
+    if spares.back_s is not None:
+        numbers["back_s"] = spares.back_s
+        text += f"; without a spare as many nodes ran again after {as_text(spares.back_s)}"
+    return text
+
+
+def _one_more(spares: Spares) -> str:
+    """Returns what one more spare would have saved and cost, and which is more."""
+    saved, cost = _rank_hours(spares.saved_rank_s), _rank_hours(spares.cost_rank_s)
+    beside = f"One more spare would have saved {saved}, and cost {cost}"
+    if spares.losses < FEWEST_FAULTS:
+        return f"{beside}: so few losses do not say whether it pays"
+    error = 1 / math.sqrt(spares.losses)
+    if spares.saved_rank_s * (1 - error) > spares.cost_rank_s:
+        judged = "it pays"
+    elif spares.saved_rank_s * (1 + error) < spares.cost_rank_s:
+        judged = "it does not pay"
+    else:
+        judged = f"with {spares.losses} losses, an error of {error:.0%}, it cannot be said whether it pays"
+    return f"{beside}: {judged}"
+
+
+def _rank_hours(rank_s: float) -> str:
+    hours = rank_s / 3600
+    if hours >= 100:
+        return f"{hours:,.0f} rank-hours"
+    return f"{hours:.3g} rank-hours"
 
 
 def _largest(findings: JobFindings) -> Advice | None:

@@ -49,11 +49,13 @@ class NodeCycle:
     Attributes:
         began: when its ranks ran.
         ranks: how many they were on this node.
+        nodes: how many took part.
         ended: None: its end is not in the journal.
     """
 
     began: float
     ranks: int
+    nodes: int = 1
     ended: float | None = None
     end_reason: str = ""
 
@@ -192,7 +194,8 @@ class Collection:
         count = 0
         if isinstance(ranks, list):
             count = len(ranks)
-        launch.cycles[cycle] = NodeCycle(entry.t, count)
+        nodes = whole(entry.facts, "nodes") or 1
+        launch.cycles[cycle] = NodeCycle(entry.t, count, min(nodes, _MAX_RANKS))
 
     def _cycle_end(self, launch: Launch, entry: Entry) -> None:
         cycle, reason = whole(entry.facts, "cycle"), text(entry.facts, "how")

@@ -16,6 +16,7 @@ from ft_launcher.ledger.attempts import account_of
 from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
 from ft_launcher.report.limits import WatchedSection
+from ft_launcher.report.spares import Spares, find_spares
 
 VERSION = 1
 """Of the findings as JSON. It grows where a key goes or changes its meaning."""
@@ -125,6 +126,7 @@ class JobFindings:
         saves: None: no checkpoint is known.
         sections: how long they took, beside their limits.
         cycles: in the order of time.
+        spares: nodes that were lost or waited; None: no cycle of several nodes is known.
     """
 
     run_ids: Sequence[str]
@@ -150,6 +152,7 @@ class JobFindings:
     slowest: Sequence[SlowRank] = ()
     sections: Sequence[WatchedSection] = ()
     cycles: Sequence[Cycle] = ()
+    spares: Spares | None = None
 
     @property
     def cost_s(self) -> float:
@@ -194,6 +197,7 @@ def find(collection: Collection) -> JobFindings | None:
         "slowest": _slowest(collection),
         "sections": collection.sections.found(),
         "cycles": _cycles(joined),
+        "spares": find_spares(collection.launches, joined.attempts),
     }
     if faults:
         nodes = Counter(fault.node for fault in faults if fault.node)

@@ -5,12 +5,27 @@ from __future__ import annotations
 import math
 
 from ft_launcher.ledger.attempts import merge_attempts
+from ft_launcher.record.journal_reader import Findings, read_journals
+from ft_launcher.report.collection import Collection
+from ft_launcher.report.findings import find
+from ft_launcher.report.spares import Spares
 from tests.faults.training import Plan
+from tests.nodes.agents import Agents
 from tests.nodes.conftest import StartAgents
 
 HOLD = 4
 QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 ROUNDED = 1e-3
+
+
+def spares(agents: Agents) -> Spares:
+    """What a report on the job says of lost and waiting nodes."""
+    collection = Collection()
+    for entry in read_journals([agent.journal_folder for agent in agents], Findings()):
+        collection.add(entry)
+    findings = find(collection)
+    assert findings is not None and findings.spares is not None, agents.tail()
+    return findings.spares
 
 
 def test_a_lost_coordinator_loses_no_time(on_nodes: StartAgents) -> None:
@@ -31,6 +46,7 @@ def test_a_lost_coordinator_loses_no_time(on_nodes: StartAgents) -> None:
     assert math.isclose(found.wall_s, end - begin, abs_tol=ROUNDED), agents.tail()
     assert found.seconds["step"] > 0 and found.seconds["custom:waiting"] > 0, agents.tail()
     assert "reschedule" not in found.seconds and found.seconds.get("unknown", 0.0) < found.wall_s / 2, agents.tail()
+    assert spares(agents).losses == 1, agents.tail()
 
 
 def test_growing_is_membership(on_nodes: StartAgents) -> None:
@@ -45,3 +61,6 @@ def test_growing_is_membership(on_nodes: StartAgents) -> None:
     shrunk, grown = (line for line in agents[0].journal("ledger") if line["cycle"] in (1, 2))
     assert shrunk["recovery"] and not grown["recovery"], agents.tail()
     assert grown["seconds"]["membership"] > 0 and "membership" not in agents[0].journal("ledger")[0]["seconds"]
+    missed = spares(agents)
+    assert (missed.losses, missed.by_spare) == (1, 0), agents.tail()
+    assert missed.back_s and missed.saved_rank_s >= 2 * shrunk["seconds"]["step"], agents.tail()

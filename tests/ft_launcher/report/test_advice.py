@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ft_launcher.report.advice import Advice, advise, best_interval_s
 from ft_launcher.report.findings import Fault, JobFindings, Saves
 from ft_launcher.report.limits import WatchedSection
+from ft_launcher.report.spares import Spares
 
 
 def findings(
@@ -134,3 +136,78 @@ def test_limits(sections: Sequence[WatchedSection], text: str) -> None:
 )
 def test_no_advice_on_limits(sections: Sequence[WatchedSection]) -> None:
     assert advise(findings(0, None, sections)) == []
+
+
+def with_spares(losses: int, saved_rank_h: float, by_spare: int = 0, idle_rank_h: float = 0.0) -> Advice | None:
+    """What is said of ten days on 8 nodes of 8 ranks."""
+    ran_s = 10 * 86400.0
+    known = Spares(
+        losses=losses,
+        by_spare=by_spare,
+        mtbf_s=ran_s / losses if losses else None,
+        back_s=5400.0 if losses > by_spare else None,
+        saved_rank_s=saved_rank_h * 3600,
+        cost_rank_s=8 * ran_s,
+        idle_rank_s=idle_rank_h * 3600,
+        active=1 - idle_rank_h / 17280,
+        ran_s=ran_s,
+    )
+    suggestions = advise(replace(findings(0, None), spares=known))
+    if not suggestions:
+        return None
+    (advice,) = suggestions
+    assert advice.topic == "spares"
+    return advice
+
+
+@pytest.mark.parametrize(
+    ("losses", "saved_rank_h", "text"),
+    [
+        (
+            1,
+            96.0,
+            "A node was lost 1 time in 10 d; without a spare as many nodes ran again after 1 h 30 min. One more spare "
+            "would have saved 96 rank-hours, and cost 1,920 rank-hours: so few losses do not say whether it pays",
+        ),
+        (
+            4,
+            384.0,
+            "A node was lost 4 times in 10 d, one in 2 d 12 h (0.4 a day); without a spare as many nodes ran again "
+            "after 1 h 30 min. One more spare would have saved 384 rank-hours, and cost 1,920 rank-hours: it does not "
+            "pay",
+        ),
+    ],
+)
+def test_a_spare_beside_its_cost(losses: int, saved_rank_h: float, text: str) -> None:
+    advice = with_spares(losses, saved_rank_h)
+    assert advice is not None and advice.text == text
+
+
+@pytest.mark.parametrize(
+    ("losses", "saved_rank_h", "judged"),
+    [
+        (2, 9999.0, "do not say whether it pays"),
+        (16, 1500.0, "it does not pay"),  # at most 1875
+        (16, 1600.0, "an error of 25%, it cannot be said whether it pays"),
+        (16, 2500.0, "it cannot be said whether it pays"),
+        (16, 2600.0, "it pays"),  # at least 1950
+    ],
+)
+def test_whether_a_spare_pays(losses: int, saved_rank_h: float, judged: str) -> None:
+    advice = with_spares(losses, saved_rank_h)
+    assert advice is not None and advice.text.endswith(judged)
+
+
+def test_spares_that_waited() -> None:
+    advice = with_spares(1, 0.0, by_spare=1, idle_rank_h=1728.0)
+    assert advice is not None
+    assert "cost 1,728 rank-hours, and took 1 place" in advice.text
+    assert "steps that count were 90.0% of the time of all ranks, instead of 100.0%" in advice.text
+    assert advice.numbers["goodput_allocated"] == pytest.approx(0.9)
+    unused = with_spares(0, 0.0, idle_rank_h=1728.0)
+    assert unused is not None
+    assert unused.text.endswith("No node was lost in 10 d, so less than one in 3 d 8 h")
+
+
+def test_without_losses_and_spares_nothing_is_said_of_them() -> None:
+    assert with_spares(0, 0.0) is None
