@@ -66,6 +66,10 @@ class LogFeed:
         # The cycle has ended already, well or for another reason: a bad loss is no fault of it any more.
         for local_rank, item in watch.stop():
             self._pass_on(local_rank, item, may_fail=False)
+        intervals = watch.intervals()
+        if intervals is not None:
+            local_rank, durations = intervals
+            self._recorder.steps_printed(self._ranks.cycle, self._ranks.global_rank(local_rank), durations)
         if watch.has_steps:
             self._misses_steps = False
         if self._misses_steps:

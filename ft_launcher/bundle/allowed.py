@@ -51,6 +51,7 @@ FIELDS: dict[str, str] = {
     "interruption": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
     "exception": "cycle rank type traceback wall_time",
     "nan_loss": "cycle rank iteration loss fault",
+    "printed_steps": "cycle rank durations",
     "monitor_replaced": "cycle rank",
     "limits": "cycle rank initial subsequent sections out_of_section learned",
     "interrupted_again": "cycle rank iteration waited_s",

@@ -16,6 +16,8 @@ from rank_monitor.contract.wire.rank_times import BUCKETS, MAX_NAMES, Durations,
 
 MAX_POINTS = 64
 """Of one cycle, in an account and in the journal: 1 KB. Between two of them steps are taken to be equally long."""
+PRINTED_STEP = "printed step"
+"""The name, beside those of sections, of what is from one step that a rank prints to the next (`--ft-watch-log`)."""
 _MAX_READ_POINTS = 256
 _MAX_NAMES = 256
 _MAX_NAME = 128

@@ -19,7 +19,7 @@ from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
 from ft_launcher.health.reading import NodeState, Reading
 from ft_launcher.health.repeated import HealthChange
-from ft_launcher.ledger.account import Account, CycleTimes, durations_as_json
+from ft_launcher.ledger.account import PRINTED_STEP, Account, CycleTimes, durations_as_json
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
@@ -40,6 +40,7 @@ from rank_monitor.contract.wire.messages import (
     ResultInDoubt,
     SectionTimes,
 )
+from rank_monitor.contract.wire.rank_times import Durations
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Recorder:
             "subsequent": monitor.rank_heartbeat_timeout,
             "sections": dict(monitor.rank_section_timeouts),
             "out_of_section": monitor.rank_out_of_section_timeout,
+            "log": monitor.watch_log_timeout,
         }
         versions, environment = surroundings.versions(), surroundings.environment(os.environ)
         self.journal.write(
@@ -216,6 +218,10 @@ class Recorder:
         if not is_fault:
             logger.warning("rank %d printed a loss of %s (iteration %s); the training goes on", rank, loss, iteration)
         self.journal.report(events.NanLoss(cycle, rank, iteration, loss, is_fault))
+
+    def steps_printed(self, cycle: int, rank: int, intervals: Durations) -> None:
+        """How long it was from one step that a rank printed to the next, in a cycle that is over."""
+        self.journal.write(events.PrintedSteps(cycle, rank, durations_as_json({PRINTED_STEP: intervals})))
 
     def no_steps_printed(self, cycle: int, watch_log: str) -> None:
         """No line of a whole cycle was one of a step."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ft_launcher.ledger.account import PRINTED_STEP
 from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.durations import as_text, counted
 from ft_launcher.report.findings import JobFindings
@@ -59,7 +60,7 @@ def advise(findings: JobFindings) -> list[Advice]:
     """Returns suggestions; none without what is needed to know it."""
     suggestions = [
         _interval(findings),
-        *(_limit(section) for section in findings.sections),
+        *(_limit(section, findings.sections) for section in findings.sections),
         _spares(findings),
         _largest(findings),
     ]
@@ -117,10 +118,19 @@ def _interval(findings: JobFindings) -> Advice | None:
     return Advice("checkpoint interval", text, numbers)
 
 
-def _limit(section: WatchedSection) -> Advice | None:
-    """Returns what to do about the limit of a section; None: it fits, or too little is known."""
+def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advice | None:
+    """Returns what to do about the limit of a section; None: it fits, or too little is known.
+
+    Args:
+        sections: all of them. Steps that a rank prints are watched by the limit from one to the next.
+    """
+    has_printed = any(other.name == PRINTED_STEP for other in sections)
+    topic = f"limit of section {section.name}"
     if section.name == STEP:
         seen = f"in {section.times:,} steps"
+    elif section.name == PRINTED_STEP:
+        topic = "limit from one printed step to the next (--ft-watch-log-timeout)"
+        seen = f"in {section.times:,} printed steps"
     else:
         seen = f"in the {section.times:,} times that the section was open"
     longest = f"the longest took {as_text(section.max_s)}"
@@ -130,7 +140,7 @@ def _limit(section: WatchedSection) -> Advice | None:
     if section.limit_s is not None:
         numbers |= {"limit_s": limit_s, "fired": float(section.fired)}
     match section.fit:
-        case Fit.UNWATCHED if section.name == STEP:
+        case Fit.UNWATCHED if section.name == PRINTED_STEP or (section.name == STEP and not has_printed):
             text = f"no limit watches it; {proposed}"
         case Fit.LONG:
             sooner = as_text(limit_s - section.proposed_s)
@@ -143,7 +153,7 @@ def _limit(section: WatchedSection) -> Advice | None:
                 text += f". The limit fired in {counted(section.fired, 'cycle')}: look whether these were hangs"
         case _:
             return None
-    return Advice(f"limit of section {section.name}", text, numbers)
+    return Advice(topic, text, numbers)
 
 
 def _spares(findings: JobFindings) -> Advice | None:

@@ -147,6 +147,8 @@ class Collection:
                 self.faults.append(_fault(launch, entry))
             case "section_times":
                 self._section_times(facts)
+            case "printed_steps":
+                self.sections.printed(facts)
             case "limits":
                 self.sections.limits(facts)
             case "verdict" | "interruption":

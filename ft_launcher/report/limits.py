@@ -2,7 +2,8 @@
 
 The journal's events `ledger` have the durations of one rank of each node, cycle by cycle; here they become one
 histogram for each section. Limits are those of the settings (`job_start`), then those that a training set or learned
-(`limits`); what they did is in `verdict` and `interruption`.
+(`limits`); what they did is in `verdict` and `interruption`. Beside sections there is `PRINTED_STEP`: how long it was
+from one step that a rank printed to the next, from `printed_steps`, with the limit `log`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ft_launcher.ledger.account import durations_of
+from ft_launcher.ledger.account import PRINTED_STEP, durations_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.rank_times import STEP, Durations
 
@@ -26,7 +27,7 @@ _IS_LONG = 2.0
 _IS_TIGHT = 1.5
 """A limit below this many times the longest observed time is called tight."""
 _MAX_NAMES = 256
-_SECTION = "section:"
+_SECTION, _LOG = "section:", "log"
 _NS_PER_S = 1e9
 
 
@@ -44,7 +45,7 @@ class Fit(str, Enum):
 
 @dataclass(frozen=True)
 class WatchedSection:
-    """A section: how long it took, and its limit.
+    """A section, or `PRINTED_STEP`: how long it took, and its limit.
 
     Attributes:
         times: how often it occurred, on one rank of each node.
@@ -108,21 +109,28 @@ class SectionLimits:
     def limits(self, facts: Mapping[str, Any]) -> None:
         """Takes limits of sections, as in the event `limits`."""
         sections, learned = facts.get("sections"), facts.get("learned")
-        if not isinstance(sections, Mapping):
-            return
         if not isinstance(learned, list):
             learned = []
-        for name, limit_s in sections.items():
-            if name in self._limits or len(self._limits) < _MAX_NAMES:
-                self._limits.pop(name, None)
-                # The comparison also refuses what is no number of seconds: NaN, infinity.
-                if type(limit_s) in (int, float) and 0 < limit_s < 1e9:
-                    self._limits[name] = (float(limit_s), _SECTION + name in learned)
+        if isinstance(sections, Mapping):
+            for name, limit_s in sections.items():
+                self._limit(name, limit_s, _SECTION + name in learned)
+        if _LOG in facts:
+            self._limit(PRINTED_STEP, facts[_LOG], False)
+
+    def printed(self, facts: Mapping[str, Any]) -> None:
+        """Takes an event `printed_steps`."""
+        self._fold(facts)
 
     def fired(self, cycle: Hashable, limit: str) -> None:
         """Notes that a limit ended or interrupted a rank in a cycle."""
-        if limit.startswith(_SECTION) and len(self._fired) < _MAX_NAMES * _MAX_NAMES:
-            self._fired.add((limit.removeprefix(_SECTION), cycle))
+        if limit == _LOG:
+            name = PRINTED_STEP
+        elif limit.startswith(_SECTION):
+            name = limit.removeprefix(_SECTION)
+        else:
+            return
+        if len(self._fired) < _MAX_NAMES * _MAX_NAMES:
+            self._fired.add((name, cycle))
 
     def found(self) -> list[WatchedSection]:
         """Returns the sections that occurred: those with limits first, then `step`, then the most frequent."""
@@ -145,6 +153,14 @@ class SectionLimits:
             learned=learned,
             fired=sum(known == name for known, _ in self._fired),
         )
+
+    def _limit(self, name: str, limit_s: object, is_learned: bool) -> None:
+        if name not in self._limits and len(self._limits) >= _MAX_NAMES:
+            return
+        self._limits.pop(name, None)
+        # The comparison also refuses what is no number of seconds: NaN, infinity.
+        if isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool) and 0 < limit_s < 1e9:
+            self._limits[name] = (float(limit_s), is_learned)
 
     def _fold(self, facts: Mapping[str, Any]) -> None:
         for name, more in durations_of(facts).items():

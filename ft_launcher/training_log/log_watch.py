@@ -22,6 +22,7 @@ from ft_launcher.training_log.lines import Lines
 from ft_launcher.training_log.rank_log import NS_PER_S, News, RankLog
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import open_regular
+from rank_monitor.contract.wire.rank_times import Durations
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,14 @@ class LogWatch:
     def has_steps(self) -> bool:
         """Whether any rank has printed a step."""
         return any(log.has_steps for log in self._logs.values())
+
+    def intervals(self) -> tuple[int, Durations] | None:
+        """Returns the local rank that printed most steps, and how long it was from one to the next; None: no rank did.
+
+        To be called after `stop`.
+        """
+        found = [(local_rank, log.intervals) for local_rank, log in self._logs.items() if log.intervals.count]
+        return max(found, key=lambda item: (item[1].count, -item[0]), default=None)
 
     def stop(self) -> list[tuple[int, News]]:
         """Reads what is left, or the end of it, without judging it, and ends the thread; returns the last news."""

@@ -19,6 +19,7 @@ from ft_launcher.training_log.log_line import LogLine
 from ft_launcher.training_log.presets import HAVE_BARS, reader
 from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import NO_ITERATION
+from rank_monitor.contract.wire.rank_times import Durations
 
 NS_PER_S = 1_000_000_000
 # What a message can hold: it fits into 64 bits.
@@ -58,6 +59,10 @@ class RankLog:
         self._news: list[News] = []
         self.has_steps = False
         """Whether any line was one of a step."""
+        self.intervals = Durations()
+        """From one line of a step to the next, where the limit counts or would. As exact as the lines are read; without
+        those of which a part was not read, or that the limit ended."""
+        self._has_read_all = True
 
     def take(self, lines: Iterable[str], open_line: str, now_ns: int) -> None:
         """Takes the lines of one stream that were read at `now_ns`, and the line there that has no end yet."""
@@ -70,6 +75,7 @@ class RankLog:
         """Some of what the rank printed was not read, and may have had steps: the limit counts anew."""
         if self._since_ns is not None:
             self._since_ns = now_ns
+            self._has_read_all = False
 
     def due_ns(self) -> int | None:
         """When `judge` should be called; None: no step is expected."""
@@ -98,10 +104,13 @@ class RankLog:
         self.has_steps = self.has_steps or line.iteration != NO_ITERATION or line.steps > 0
         if not self.has_steps:
             return
+        if self._since_ns is not None and self._has_read_all and not self._is_overdue:
+            self.intervals.add(now_ns - self._since_ns)
         if line.is_complete:
             self._since_ns = None
         else:
             self._since_ns = now_ns
+        self._has_read_all = True
         self._is_overdue = False
         self._at_ns = now_ns
         self._steps = min(self._steps + line.steps, _MOST_STEPS)

@@ -57,6 +57,45 @@ def test_at_a_hang_every_node_keeps_its_stacks(start_job: StartJob, tmp_path: Pa
     assert "where no rank failed: rank 1 is in no call of torch.distributed at train.py:7 in load" in sleeps.output
 
 
+PRINTS = """
+import os, sys, time
+import torch, torch.distributed as dist
+
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+dist.init_process_group("gloo")
+for step in range(4 if again else 0, 10):
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        sys.stdout.write(f"iter {step}: loss 1.5, time 50.00ms, mfu 1.00%\\n")
+        if step == 6 and not again:
+            time.sleep(600)
+"""
+"""nanoGPT's lines, from one rank alone, which then stands still: the other one waits for it."""
+
+
+def test_no_new_step_on_one_node_restarts_both(start_job: StartJob, tmp_path: Path) -> None:
+    port = free_port()
+    flags = (
+        *("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair"),
+        *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--max-restarts=1"),
+        *("--ft-watch-log=nanogpt", "--ft-watch-log-timeout=6"),
+    )
+    nodes = [start_job(Plan(), 1, *flags, name=name, script=script(tmp_path, PRINTS)) for name in ("first", "second")]
+    assert [node.finish(120) for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
+    waits, prints = sorted(nodes, key=lambda node: min(global_ranks(node)))
+    assert waits.journal("verdict", "fault", "printed_steps") == [], waits.tail()
+    (verdict,) = prints.journal("verdict")
+    assert (verdict["rank"], verdict["limit"], verdict["iteration"]) == (1, "log", 6), prints.tail()
+    (fault,) = prints.journal("fault")
+    assert (fault["rank"], fault["kind"], fault["limit"]) == (1, "hang", "log"), prints.tail()
+    assert [line["rank"] for line in prints.journal("printed_steps")] == [1, 1], prints.tail()
+    for node in nodes:
+        assert [line["cycle"] for line in node.journal("cycle_start")] == [0, 1], node.tail()
+        assert [line["how"] for line in node.journal("cycle_end")][-1] == "succeeded", node.tail()
+        assert "rank 1 on " in node.output and "printed no new step for" in node.output, node.tail()
+    assert "iter 9: loss 1.5" in prints.output and "iter " not in waits.output
+
+
 @pytest.mark.parametrize("what", ["exit 3", "SIGKILL"])
 def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
     port = free_port()

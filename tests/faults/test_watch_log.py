@@ -82,6 +82,19 @@ def test_no_new_step_is_a_verdict_with_stacks(start_job: StartJob, tmp_path: Pat
     assert Path(verdict["stacks"]).read_text()
     assert "printed no new step for" in job.output and "(watch_log_timeout)" in job.output
     assert printed(job)[-1:] == expected(STEPS - 1)
+    first, second = job.journal("printed_steps")
+    assert (first["rank"], first["durations"]["printed step"]["count"]) == (0, STRIKES_AT), job.tail()
+    assert second["durations"]["printed step"]["count"] == STEPS - RESUMED - 1
+    assert said_in_report(job) == ["printed step", str(STRIKES_AT + STEPS - RESUMED - 1), "4.0 s, fired in 1 cycle"]
+
+
+def said_in_report(job: Job) -> list[str]:
+    """The name, the number and the limit of what was printed."""
+    ended = run([sys.executable, "-m", "ft_launcher", "report", str(job.journal_folder)], limit_s=60)
+    (found,) = re.findall(
+        r"^  (printed step): (\d+) times, .*limit ([\d.]+ s, fired in 1 cycle)", ended.stdout, re.MULTILINE
+    )
+    return list(found)
 
 
 def _line(frame: str) -> int:

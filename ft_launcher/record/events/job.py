@@ -24,7 +24,8 @@ class JobStart(Event, name="job_start"):
     nprocs: int
     """Ranks on this node."""
     limits: Mapping[str, Any]
-    """The limits of the settings: `initial`, `subsequent`, `sections` and `out_of_section`, as in `limits`."""
+    """The limits of the settings: `initial`, `subsequent`, `sections` and `out_of_section`, as in `limits`, and `log`,
+    that of `--ft-watch-log-timeout`."""
     versions: Mapping[str, str] | Absent = ABSENT
     """The versions of `launcher`, `torch`, `numpy`, `python`, `system`, and the `machine`."""
     environment: Mapping[str, str] | Absent = ABSENT

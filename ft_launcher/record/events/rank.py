@@ -103,6 +103,22 @@ class NanLoss(Event, name="nan_loss"):
 
 
 @dataclass(frozen=True)
+class PrintedSteps(Event, name="printed_steps"):
+    """How long it was from one printed step to the next in a cycle that is over (`--ft-watch-log`).
+
+    Written for the rank of this node that printed most steps, if any printed two.
+    """
+
+    cycle: int
+    """The cycle that is over."""
+    rank: int
+    """The rank."""
+    durations: Mapping[str, Mapping[str, Any]]
+    """Of `printed step`, with the fields of `durations` in `ledger`. To a quarter of a second, as lines are read;
+    without those that the limit or the end of the rank cut off, or of which the launcher has not read all."""
+
+
+@dataclass(frozen=True)
 class MonitorReplaced(Event, name="monitor_replaced"):
     """The monitor of a rank was lost, and another took its place; the training goes on."""
 

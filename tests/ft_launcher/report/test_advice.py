@@ -120,12 +120,25 @@ def watched(limit_s: float | None, fired: int = 0, name: str = "step", times: in
             watched(None),
             "no limit watches it; 12.0 s would never have fired in 41,000 steps, of which the longest took 2.4 s",
         ),
+        (
+            [*watched(60.0, name="printed step"), *watched(None)],
+            "the limit of 1 min is long; 12.0 s would never have fired in 41,000 printed steps, of which the longest "
+            "took 2.4 s: a hang would be seen 48.0 s sooner",
+        ),
+        (
+            [*watched(None, name="printed step"), *watched(None)],
+            "no limit watches it; 12.0 s would never have fired in 41,000 printed steps, of which the longest took "
+            "2.4 s",
+        ),
     ],
-    ids=["long", "long and fired", "tight", "no limit"],
+    ids=["long", "long and fired", "tight", "no limit", "printed", "printed and no limit"],
 )
 def test_limits(sections: Sequence[WatchedSection], text: str) -> None:
     advice = only(findings(0, None, sections))
-    assert (advice.topic, advice.text) == (f"limit of section {sections[0].name}", text)
+    topic = f"limit of section {sections[0].name}"
+    if sections[0].name == "printed step":
+        topic = "limit from one printed step to the next (--ft-watch-log-timeout)"
+    assert (advice.topic, advice.text) == (topic, text)
     assert (advice.numbers["max_s"], advice.numbers["proposed_s"]) == (2.4, 12.0)
 
 

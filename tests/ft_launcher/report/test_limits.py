@@ -88,6 +88,18 @@ def test_how_a_limit_fits(times: int, max_s: float, limit_s: float | None, fit: 
     assert WatchedSection("step", times, None, max_s, limit_s, False, 0).fit is fit
 
 
+def test_printed_steps_beside_their_limit() -> None:
+    configured = line("job_start", 0, run_id="job", node="a", limits={"sections": {}, "log": 60.0})
+    printed = [
+        line("printed_steps", t, cycle=cycle, rank=0, durations={"printed step": durations(600, longest_s)})
+        for cycle, (t, longest_s) in enumerate(((10, 4.0), (20, 2.0)))
+    ]
+    lines = [configured, begins(1, 0), printed[0], limits(11), verdict(12, 1, "log"), printed[1], end(30)]
+    (section,) = found(lines).sections
+    assert (section.name, section.times, section.max_s) == ("printed step", 1200, 4.0)
+    assert (section.limit_s, section.fired, section.fit) == (60.0, 1, Fit.LONG)
+
+
 def test_sections_with_limits_come_first() -> None:
     seen = {"data": durations(900, 1.0), "step": durations(500, 1.0), "save": durations(5, 1.0)}
     sections = found([start(0), begins(1, 0), limits(2, save=9), part(0, 0, 10, durations=seen), end(11)]).sections

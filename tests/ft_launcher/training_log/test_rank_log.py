@@ -47,6 +47,22 @@ def test_a_bar_that_is_not_whole_waits_for_its_end() -> None:
     assert log.has_steps
 
 
+def test_intervals_are_those_that_the_limit_judges() -> None:
+    """Not the one that it ended, not one with output that was not read, and no rest."""
+    log = RankLog("tqdm", 10.0)
+    for at_s, done in ((0, 1), (1, 2), (4, 3)):
+        bar(log, at_s, done)
+    log.judge(20 * S)
+    bar(log, 30, 4)
+    log.skipped(31 * S)
+    bar(log, 32, 5)
+    bar(log, 34, 100)
+    bar(log, 90, 1)
+    bar(log, 91, 2)
+    assert (log.intervals.count, log.intervals.first_ns, log.intervals.most_ns) == (3, 3 * S, 2 * S)
+    assert log.intervals.whole_ns == (3 + 2 + 1) * S
+
+
 def test_a_line_without_an_end_is_no_line() -> None:
     log = RankLog("nanogpt", None)
     log.take([], "iter 10: loss 1.0, time 5.00ms, mfu [1]", S)
