@@ -177,6 +177,11 @@ class FunctionContext(RankContext):
             try:
                 start(pairs)
             except BaseException:
+                # Those that were started: a copy of this process has its environment, by which nobody finds it later.
+                for local_rank in pairs:
+                    process = self._processes.get(local_rank)
+                    if process is not None and process.poll() is None:
+                        process.give_up()
                 for ours, _ in pairs.values():
                     ours.close()
                 raise

@@ -144,6 +144,30 @@ def test_one_function_after_the_other_in_one_program(tmp_path: Path, method: str
     assert lock[0] == 1 and "the function returned a lock that cannot be sent back" in lock[3]
 
 
+THE_SECOND_CANNOT_START = """
+from multiprocessing.process import BaseProcess
+started, start = [], BaseProcess.start
+
+def start_one(process):
+    if started:
+        raise BlockingIOError(11, "no more processes")
+    started.append(process)
+    start(process)
+
+BaseProcess.start = start_one
+try:
+    launch(time.sleep, LaunchConfig(nproc_per_node=2, start_method=method))(600)
+except BlockingIOError as error:
+    told.append(str(error))
+started[0].join()
+told.append(started[0].exitcode)
+"""
+
+
+def test_if_a_fork_cannot_be_made_those_before_it_are_ended(tmp_path: Path) -> None:
+    assert told_by(tmp_path, THE_SECOND_CANNOT_START, "fork") == ["[Errno 11] no more processes", -signal.SIGKILL]
+
+
 def test_spawn_takes_the_zygote_where_it_may(tmp_path: Path) -> None:
     told = told_by(
         tmp_path,

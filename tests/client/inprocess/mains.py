@@ -296,11 +296,11 @@ def in_group(note: Note, iterations: int = 3, hang: bool = False, early: bool = 
 
 
 def many(note: Note, restarts: int = 200) -> Any:
-    """Restarts in a row, and what the process has before and after them."""
+    """Restarts in a row, and what the process has in five calls before most of them and in the last five."""
     entry = me()[0]
 
     def function(call: CallWrapper) -> int:
-        if call.iteration in (20, restarts):
+        if 20 <= call.iteration < 25 or call.iteration > restarts - 5:
             tasks, descriptors = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))  # noqa: PTH208
             pages = int(open("/proc/self/statm").read().split()[1])  # noqa: PTH123, SIM115
             note((call.iteration, tasks, descriptors, pages))

@@ -185,7 +185,9 @@ def test_two_hundred_restarts_leave_nothing_behind() -> None:
         keys = made.store.num_keys()
     for one in told.values():
         assert one.result == 200
-        (_, tasks, descriptors, pages), (_, tasks_then, descriptors_then, pages_then) = one.notes
+        # The fewest of five calls: in one of them a thread of the restart before may still be ending.
+        early, late = ([min(counts) for counts in zip(*notes, strict=True)] for notes in (one.notes[:5], one.notes[5:]))
+        (_, tasks, descriptors, pages), (_, tasks_then, descriptors_then, pages_then) = early, late
         assert (tasks_then, descriptors_then) == (tasks, descriptors)
         assert pages_then - pages < 2048, "8 MiB"
     assert keys < 40 + 3 * 100, "three marks each of the last hundred iterations"
