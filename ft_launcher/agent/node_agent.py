@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from ft_launcher.agent.cycle_loop import CycleLoop
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.health_watch import HealthWatch
+from ft_launcher.agent.job_nodes import JobNodes
 from ft_launcher.agent.log_feed import LogFeed
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
@@ -48,6 +49,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._ranks = Ranks(parts, group, lease if lease >= 0 else None, follows_requests=True)
             self.results = Results(self._ranks, self._ending, self._monitor_workers)
             self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
+            parts.asking.other_nodes = JobNodes(parts, handler)
         else:
             # torch's own rendezvous cannot pass a request on to other nodes.
             self._ranks = Ranks(parts, group, None, follows_requests=not parts.several_nodes)

@@ -31,13 +31,13 @@ class RunningJob:
     socket_path: Path
     status: dict[str, Any]
 
-    def ask(self, path: str) -> dict[str, Any]:
+    def ask(self, path: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
         """Returns its answer.
 
         Raises:
-            OSError: it does not answer, or not with JSON.
+            OSError: it does not answer within the limit (seconds), or not with JSON.
         """
-        return _ask(self.socket_path, path)
+        return _ask(self.socket_path, path, limit_s)
 
 
 def find(run: str | None) -> list[RunningJob]:
@@ -79,8 +79,8 @@ def _sockets() -> Iterator[Path]:
                 yield path
 
 
-def _ask(path: Path, target: str) -> dict[str, Any]:
-    connection = _Connection(path)
+def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
+    connection = _Connection(path, limit_s)
     try:
         connection.request("GET", target)
         response = connection.getresponse()
@@ -100,8 +100,8 @@ def _ask(path: Path, target: str) -> dict[str, Any]:
 class _Connection(http.client.HTTPConnection):
     """A connection to a socket in the file system."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_LIMIT_S)
+    def __init__(self, path: Path, limit_s: float) -> None:
+        super().__init__("localhost", timeout=limit_s)
         self._path = path
 
     def connect(self) -> None:

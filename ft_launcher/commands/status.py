@@ -21,6 +21,9 @@ from rank_monitor.contract.iterations.barrier import ranges_of
 UNWELL = 3
 """The exit code where a job hangs or restarts."""
 _UNWELL = {JobState.TROUBLED.value, JobState.RESTARTING.value}
+_ALL_NODES_S = 60.0
+"""For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
+_MOST_NAMED = 16
 RUN = click.argument("run", required=False, metavar="[RUN]")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
 
@@ -53,8 +56,9 @@ def status(run: str | None, as_json: bool) -> None:
     "group. RUN is the run id, or its beginning; none is needed where one job runs. The ranks go on."
 )
 @RUN
+@click.option("--all-nodes", is_flag=True, help="Asks the other nodes of the job, too; names those that do not answer.")
 @_AS_JSON
-def stacks(run: str | None, as_json: bool) -> None:
+def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
     """Prints stacks to stdout, the smallest group of ranks first.
 
     Raises:
@@ -63,7 +67,10 @@ def stacks(run: str | None, as_json: bool) -> None:
     """
     job = running_job(run)
     try:
-        found = job.ask("/stacks")
+        if all_nodes:
+            found = job.ask("/stacks?all=1", _ALL_NODES_S)
+        else:
+            found = job.ask("/stacks")
     except OSError as error:
         print(printable(f"ft_launcher: {error}"), file=sys.stderr)
         sys.exit(NOBODY)
@@ -75,6 +82,8 @@ def stacks(run: str | None, as_json: bool) -> None:
             print(printable(line))
     for line in collective_lines(found.get("collectives")):
         print(printable(line))
+    for line in _missing_lines(found):
+        print(printable(line), file=sys.stderr)
 
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
@@ -135,6 +144,17 @@ def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
         if row["started"]:
             text += f", started up to {row['started']}"
         yield text
+
+
+def _missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Returns which nodes are not in an answer about all of them, in lines."""
+    silent = found.get("silent", [])
+    if silent:
+        named = ", ".join(f"{node['node']} (node {node['node_rank']})" for node in silent[:_MOST_NAMED])
+        more = len(silent) - _MOST_NAMED
+        yield f"ft_launcher: no answer in time from {named}{f' and {more} more' if more > 0 else ''}"
+    if found.get("problem"):
+        yield f"ft_launcher: the ranks of this node only: {found['problem']}"
 
 
 def _ranks_line(ranks: list[dict[str, Any]]) -> str:

@@ -27,6 +27,7 @@ from ft_launcher.nodes.messages import (
     JobOver,
     JoinRequest,
     Left,
+    Members,
     RankAssigned,
     Reply,
     ToCoordinator,
@@ -90,6 +91,17 @@ class Coordinator:
         if self.phase is Phase.OVER:
             return self._notified - {self._me}
         return set()
+
+    def standing(self) -> tuple[int, frozenset[str]] | None:
+        """Returns the number of the cycle that runs and the nodes that wait meanwhile; None: no cycle runs."""
+        if self.phase is not Phase.RUNNING:
+            return None
+        return self._roster.cycle, frozenset(self._roster.waiting)
+
+    def members(self) -> Members:
+        """Returns the names of the nodes of the current or last cycle, and of those that wait."""
+        active = [arrival.name for arrival in self._roster.members.values()]
+        return Members(self._roster.cycle, active, [arrival.name for arrival in self._roster.waiting.values()])
 
     def formed(self) -> Formed:
         """Returns what another coordinator needs to take over."""

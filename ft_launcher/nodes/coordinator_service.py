@@ -19,7 +19,20 @@ from ft_launcher.nodes.beat_schedule import BeatReader, look_every
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.failures import Failures
 from ft_launcher.nodes.job_store import MOST_SENT, ForeignCounter, Head, JobStore
-from ft_launcher.nodes.messages import CycleEnd, Ended, Formed, JoinRequest, Left, Reply, Work, decode, encode
+from ft_launcher.nodes.messages import (
+    NO_CYCLE,
+    CycleEnd,
+    Ended,
+    Formed,
+    JoinRequest,
+    Left,
+    Members,
+    Reply,
+    Work,
+    decode,
+    encode,
+)
+from ft_launcher.nodes.questions import MEMBERS, waits_key
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -95,6 +108,9 @@ class Coordination:
         self._kept = range(machine.read + 1, machine.read + 1)
         self._given_up: set[int] = set()
         self._todo: list[Work] = []
+        self._standing: tuple[int, frozenset[str]] = (NO_CYCLE, frozenset())
+        self.members: Members | None = None
+        """The nodes of the current or last cycle, as the nodes can read them; None: no cycle has begun."""
         self._first = store
         self._turned_at = time.monotonic()
         self._slack_s = timeout_s / 2 + beat_s
@@ -317,8 +333,14 @@ class Coordination:
                     texts |= {host_key(item.cycle): "", end_key(item.cycle): encode(item)}
         if formed is not None:
             self._agree(store, formed)
+        standing = self._machine.standing() or self._standing
+        if standing != self._standing:
+            texts |= {waits_key(node): str(standing[0]) for node in standing[1] - self._standing[1]}
+            self.members = self._machine.members()
+            texts[MEMBERS] = encode(self.members)
         if texts:
             store.publish(texts)
+        self._standing = standing
         self._todo = []
         if self._machine.phase is Phase.OVER:
             self._left.notify_all()

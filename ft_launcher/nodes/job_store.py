@@ -187,12 +187,16 @@ class JobStore:
                 return bytes(self._store.get(key))
             return None
 
+    def count(self, key: str) -> int:
+        """Increases a counter by one; returns the count."""
+        with _lost():
+            return int(self._store.add(key, 1))
+
     # Beats.
 
     def beat(self, key: str) -> int:
         """Counts one more beat; returns the count."""
-        with _lost():
-            return int(self._store.add(f"beat/{key}", 1))
+        return self.count(f"beat/{key}")
 
     def counters(self, keys: Sequence[str], more: Sequence[str] = ()) -> tuple[dict[str, int | None], list[bytes]]:
         """Returns the counts of beats, None for a node without any, and the values of `more`, empty where missing."""

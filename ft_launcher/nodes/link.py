@@ -31,6 +31,7 @@ from ft_launcher.nodes.messages import (
     decode,
     encode,
 )
+from ft_launcher.nodes.questions import Questions
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -44,6 +45,9 @@ _QUICK = 4
 """A beat that takes more than a period divided by this is slow: then none is left out."""
 _LOOK_EVERY = 4
 """In node timeouts: how often an awaited key is read by another thread than the one that waits for it."""
+
+_QUESTIONS_EVERY = 2
+"""In beats: how often a node looks whether another asks something; a beat is left out for it."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class Link:
         self._beat_schedule = BeatSchedule()
         self._find_coordinator(store)
         self._connections = Connections(store, min(beat_s, 1.0))
+        self.questions = Questions(self._connections, _QUESTIONS_EVERY * beat_s)
         self._answers = Box(ours=True)
         self._hosts_of_cycles = Box()
         self._ends = RingingBox()
@@ -293,6 +298,7 @@ class Link:
 
         After that message this node writes nothing more: the last reader removes all that the job has written.
         """
+        self.questions.close()
         if not self._coordinates():
             self._stop_beats()
         self._outbox.put(last)
@@ -398,6 +404,9 @@ class Link:
             self._next_look = time.monotonic() + _LOOK_EVERY * self._timeout_s
             self._beat_schedule.looked()
             self._connections.once(self._look_for_awaited, "the look for answers")
+        if self.questions.is_due():
+            self._beat_schedule.looked()
+            self.questions.look()
 
     def _look_after_coordinator(self, store: JobStore) -> None:
         term = self._watch.lost_term(store)

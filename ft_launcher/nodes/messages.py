@@ -2,7 +2,7 @@
 
 An agent sends `JoinRequest`, `Ended` and `Left` to the inbox; the coordinator answers a request by `RankAssigned` or
 `JobOver`, and notifies all members of a cycle of its end by `CycleEnd`. `Formed` is its record for a node that takes
-over from it.
+over from it, `Members` its record for nodes that ask each other something.
 """
 
 from __future__ import annotations
@@ -151,6 +151,15 @@ class Formed:
 
 
 @dataclass(frozen=True)
+class Members:
+    """The nodes of a cycle that runs: names by node rank, and the names of those that wait for a place."""
+
+    cycle: int
+    active: list[str]
+    waiting: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Reply:
     """Answers a node's arrival number `seq`."""
 
@@ -163,9 +172,9 @@ ToCoordinator: TypeAlias = "JoinRequest | Ended | Left"
 Answer: TypeAlias = "RankAssigned | JobOver"
 Work: TypeAlias = "Formed | Reply | CycleEnd"
 """What the coordinator wants done, in order. `Formed` must be agreed on before anything after it is done."""
-NodeMessage: TypeAlias = "JoinRequest | Ended | Left | RankAssigned | JobOver | CycleEnd | Formed"
+NodeMessage: TypeAlias = "JoinRequest | Ended | Left | RankAssigned | JobOver | CycleEnd | Formed | Members"
 
-_CLASSES = (JoinRequest, Ended, Left, RankAssigned, JobOver, CycleEnd, Formed)
+_CLASSES = (JoinRequest, Ended, Left, RankAssigned, JobOver, CycleEnd, Formed, Members)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _CLASSES}
 
 

@@ -31,7 +31,18 @@ from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.link import Cut, Link
-from ft_launcher.nodes.messages import CycleEnd, Ended, EndReason, JobOver, JoinRequest, Left, RankAssigned, decode
+from ft_launcher.nodes.messages import (
+    CycleEnd,
+    Ended,
+    EndReason,
+    JobOver,
+    JoinRequest,
+    Left,
+    Members,
+    RankAssigned,
+    decode,
+)
+from ft_launcher.nodes.questions import Questions, Topic
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
@@ -76,6 +87,9 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         settings: the rules and times of the job.
         ports: hosts the store of a cycle if this node has rank 0.
         first_store: the ranks' store of the first cycle, where the user gave its address.
+
+    Attributes:
+        heard: called when another node asks something (`nodes/questions.py`), by a thread that must not be blocked.
     """
 
     def __init__(
@@ -93,6 +107,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self._link: Link | None = None
         self._closed = False
+        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
         self.cycle_store: CycleStore | None = None
 
@@ -141,6 +156,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                 self._link = Link(
                     self._me.node, store, self._coordinate, self.lease, settings.beat_s, settings.timeout_s
                 )
+                self._link.questions.heard = self.heard
                 # A signal may have ended the agent meanwhile: the thread with this call was left behind.
                 if self._closed:  # by another thread, while this one connected
                     self._link.close(Left(self._me.node, "its launcher ends"), settings.beat_s)
@@ -159,6 +175,20 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     def node(self) -> str:
         """This node's id."""
         return self._me.node
+
+    @property
+    def questions(self) -> Questions | None:
+        """Asks the other nodes; None: this node is not linked to them."""
+        if self._link is None or self._closed:
+            return None
+        return self._link.questions
+
+    def members(self) -> Members | None:
+        """Returns the nodes of the current or last cycle; None: this node is not the coordinator, or there was none."""
+        coordination = self._link.coordination if self._link is not None else None
+        if coordination is None or not coordination.at_work:
+            return None
+        return coordination.members
 
     def descriptors(self) -> set[int]:
         """Readable when `take_end` may have something."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from ft_launcher.status import summary
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.fault_scene import merged_stacks
-from ft_launcher.status.node_status import NodeStatus, Times
+from ft_launcher.status.node_status import NodeStatus, RankReading, Times
+from ft_launcher.status.other_nodes import OtherStacks
 from ft_launcher.status.server import Answer
 
 _ASK_S = 0.3
@@ -21,6 +23,7 @@ _STACKS_S = 2.0
 _TURN_S = 5.0
 """How long `/healthz` waits for the agent's thread, which is never busy for long while ranks run (seconds). Kubernetes
 waits one second by default; docs/operations.md says what to set."""
+_NOT_OURS = "the job's rendezvous is not one over which nodes can be asked (docs/nodes.md)"
 _EVENTS_S = 1.0
 _LAST_S = 0.3
 """How long the end of the launcher waits until those who follow `/events` have the last state (seconds)."""
@@ -99,18 +102,40 @@ class Answers:
     def of_user(self, path: str, query: Mapping[str, str]) -> Answer:
         """Answers at the socket in the file system, which only this user can reach."""
         if path == "/stacks":
-            if self._asking.ask(_STACKS_S, stacks=True) is None:
-                return _text(f"{self._sentence()}: no rank runs\n", 409)
-            groups = [
-                {"ranks": ranks, "frames": list(one.frames), "process": dict(one.process)}
-                for ranks, one in merged_stacks(self._status.readings)
-            ]
-            table = summary.collectives(self._status.readings, time.monotonic())
-            return Answer(summary.encoded({"v": summary.VERSION, "groups": groups, "collectives": table}), _JSON)
+            return self._stacks("all" in query)
         if path == "/journal":
             file = self._journal()
             return Answer(summary.encoded({"v": summary.VERSION, "path": file and str(file)}), _JSON)
         return self.of_everything(path, query)
+
+    def _stacks(self, of_all_nodes: bool) -> Answer:
+        """Where the ranks of this node are, or those of all nodes."""
+        others = None
+        if of_all_nodes and self._asking.other_nodes is not None:
+            others = self._asking.other_nodes.ask_stacks()
+        has_ranks = self._asking.ask(_STACKS_S, stacks=True) is not None
+        found = OtherStacks()
+        if others is not None:
+            found = others()
+        elif of_all_nodes and self._status.facts().nodes > 1:
+            found = OtherStacks(problem=_NOT_OURS)
+        readings: Sequence[RankReading] = ()
+        if has_ranks:
+            readings = self._status.readings
+        here = {reading.rank for reading in readings}
+        readings = [*readings, *(reading for reading in found.readings if reading.rank not in here)]
+        if not readings and not found.silent:
+            return _text(f"{self._sentence()}: no rank runs\n", 409)
+        groups = [
+            {"ranks": ranks, "frames": list(one.frames), "process": dict(one.process)}
+            for ranks, one in merged_stacks(readings)
+        ]
+        table = summary.collectives(readings, time.monotonic())
+        answer: dict[str, Any] = {"v": summary.VERSION, "groups": groups, "collectives": table}
+        if of_all_nodes:
+            answer["silent"] = [asdict(node) for node in found.silent]
+            answer["problem"] = found.problem
+        return Answer(summary.encoded(answer), _JSON)
 
     def _sentence(self) -> str:
         return summary.sentence(self._status.facts(), self._times())

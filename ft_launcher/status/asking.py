@@ -6,6 +6,8 @@ import os
 import threading
 import time
 
+from ft_launcher.status.other_nodes import OtherNodes
+
 _FRESH_S = 0.2
 """Who asks so soon after another gets what that one got: a thousand clients cost no more than a few."""
 _COLLECTIVES_FRESH_S = 2.0
@@ -13,9 +15,14 @@ _COLLECTIVES_FRESH_S = 2.0
 
 
 class Asking:
-    """One launcher's. `ask` is for the threads of servers, everything else for the agent's thread."""
+    """One launcher's. `ask` is for the threads of servers, everything else for the agent's thread.
+
+    Attributes:
+        other_nodes: by which the other nodes of the job can be asked; None: there are none, or they cannot be asked.
+    """
 
     def __init__(self) -> None:
+        self.other_nodes: OtherNodes | None = None
         self._condition = threading.Condition()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._asked = self._answered = 0

@@ -18,6 +18,7 @@ from ft_launcher.nodes.messages import (
     JobOver,
     JoinRequest,
     Left,
+    Members,
     NodeMessage,
     RankAssigned,
     arrivals_of,
@@ -36,6 +37,7 @@ messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(JoinRequest, words, numbers, words, words, numbers, words, numbers, words, numbers, objects),
     st.builds(Ended, words, numbers, words, words, numbers),
     st.builds(Left, words, words),
+    st.builds(Members, numbers, st.lists(words), st.lists(words)),
     st.builds(RankAssigned, numbers, numbers, numbers, words, st.booleans(), objects, words),
     st.builds(JobOver, numbers, words, objects, words),
     st.builds(CycleEnd, numbers, words, words, st.none() | numbers),
@@ -55,7 +57,7 @@ def test_any_bytes_are_a_message_or_a_protocol_error(text: bytes) -> None:
 
 
 kinds = st.sampled_from(
-    ["JoinRequest", "Ended", "Left", "RankAssigned", "JobOver", "CycleEnd", "Formed", "Other", None]
+    ["JoinRequest", "Ended", "Left", "RankAssigned", "JobOver", "CycleEnd", "Formed", "Members", "Other", None]
 )
 
 

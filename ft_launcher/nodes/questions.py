@@ -1,0 +1,144 @@
+"""What the agents of a job ask each other while it runs, through the job's store. Decides nothing.
+
+Who asks increases the counter of a topic; each node reads the counters in place of every second beat. So a question
+costs nothing while nobody asks, and is heard within two beats. The answer of a node is at a key of its own, by its node
+rank, with the number of the question; the next one replaces it.
+
+Nothing is tried again here, and no failure counts as trouble of this node's link: nobody but the asker is concerned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import TypeVar
+
+from ft_launcher.nodes.connections import Connections
+from ft_launcher.nodes.job_store import MOST_SENT, JobStore
+from ft_launcher.nodes.messages import Members, decode
+from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.wire.foreign import whole_number
+
+MEMBERS = "members"
+"""The key of the coordinator's `Members`."""
+_END_S = 0.5
+"""How long `close` waits for an operation that is under way (seconds)."""
+_T = TypeVar("_T")
+
+
+class Topic(str, Enum):
+    """What can be asked."""
+
+    __str__ = str.__str__
+
+    STACKS = "stacks"
+    """Where each rank is, and how far in its process groups."""
+    RANKS = "ranks"
+    """A line about each rank."""
+
+
+def counter_key(topic: Topic) -> str:
+    """Returns the key of the number of questions about a topic."""
+    return f"asked_{topic}"
+
+
+def answer_key(topic: Topic, rank: int) -> str:
+    """Returns the key of the answer of the node with this node rank."""
+    return f"{topic}/{rank}"
+
+
+def waits_key(node: str) -> str:
+    """Returns the key that exists once the coordinator has let a node wait while the others run."""
+    return f"waits/{node}"
+
+
+class Questions:
+    """One node's end. Any thread may ask and answer; the link's thread calls `look`.
+
+    Args:
+        connections: of this node, of which the shared one is used.
+        look_s: the time between two looks for questions (seconds).
+
+    Attributes:
+        heard: called by the thread that looks, with a topic and the number of the latest question about it. Must not
+            block.
+    """
+
+    def __init__(self, connections: Connections, look_s: float) -> None:
+        self.look_s = look_s
+        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
+        self._connections = connections
+        self._known: dict[Topic, int] = {}
+        self._next_look = time.monotonic() + look_s
+        self._one_at_a_time = threading.Lock()
+        self._closed = False
+
+    def is_due(self) -> bool:
+        """Whether it is time to look."""
+        return time.monotonic() >= self._next_look
+
+    def look(self) -> None:
+        """Looks whether somebody has asked since the last look."""
+        self._next_look = time.monotonic() + self.look_s
+        found = self._try(lambda store: store.counters([], [counter_key(topic) for topic in Topic])[1])
+        if found is None:
+            return
+        for topic, text in zip(Topic, found, strict=True):
+            number = whole_number(text or b"0", MOST_SENT) or 0
+            is_new = number > self._known.get(topic, 0)
+            self._known[topic] = number
+            if is_new:
+                self.heard(topic, number)
+
+    def ask(self, topic: Topic) -> int | None:
+        """Asks all nodes. Returns the number of the question; None: the store does not answer."""
+        return self._try(lambda store: store.count(counter_key(topic)))
+
+    def answer(self, topic: Topic, rank: int, text: str) -> None:
+        """Writes the answer of this node, whose node rank is `rank`."""
+        self._try(lambda store: store.publish({answer_key(topic, rank): text}))
+
+    def answers(self, topic: Topic, ranks: Iterable[int]) -> Mapping[int, bytes]:
+        """Returns what the nodes with these node ranks have answered last, those that have."""
+        wanted = list(ranks)
+        found = self._try(lambda store: store.counters([], [answer_key(topic, rank) for rank in wanted])[1])
+        return {rank: text for rank, text in zip(wanted, found or [b""] * len(wanted), strict=True) if text}
+
+    def members(self) -> Members | None:
+        """Returns the nodes of the last cycle; None: none has begun, or the store does not answer."""
+        text = self._try(lambda store: store.receive(MEMBERS, 0))
+        if text is None:
+            return None
+        try:
+            found = decode(text)
+        except ProtocolError:
+            return None
+        if isinstance(found, Members):
+            return found
+        return None
+
+    def waits(self, node: str) -> bool:
+        """Returns whether the coordinator has let this node wait while others run."""
+        return self._try(lambda store: store.receive(waits_key(node), 0)) is not None
+
+    def close(self) -> None:
+        """Ends all use of the store: the last node that leaves removes what the job has written."""
+        is_free = self._one_at_a_time.acquire(timeout=_END_S)
+        self._closed = True
+        if is_free:
+            self._one_at_a_time.release()
+
+    def _try(self, work: Callable[[JobStore], _T]) -> _T | None:
+        with self._one_at_a_time:
+            if self._closed:
+                return None
+            store: JobStore | None = None
+            try:
+                store = self._connections.shared.open()
+                return work(store)
+            except StoreLost:
+                if store is not None:
+                    self._connections.shared.drop(store)
+                return None

@@ -1,0 +1,103 @@
+"""What one node writes for the others about its ranks, of bounded size, and how it is read. Pure.
+
+A reader takes a record as a stranger's: whatever is wrong in it, it is no record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.status.node_status import RankReading
+from rank_monitor.contract.wire.foreign import parse_json
+
+VERSION = 1
+MOST_BYTES = 64 * 1024
+"""Of one record: 16 MB for 256 nodes at the very most. Most stacks of a node are equal, and are in it once."""
+_LESS = ((32, True), (8, True), (8, False), (1, False))
+"""Frames of each stack, and whether process groups are in: of the first of these that fits into a record."""
+_MOST_TEXT = 200
+_MOST_RANKS = 4096
+_GROUP_NUMBERS, _GROUP_TEXTS = ("entered", "started", "finished"), ("description", "operation", "shape")
+
+
+@dataclass(frozen=True)
+class StacksRecord:
+    """Where the ranks of a node are: the answer to question `number`."""
+
+    number: int
+    readings: tuple[RankReading, ...] = ()
+
+
+def stacks_as_record(number: int, readings: Sequence[RankReading]) -> str:
+    """Returns a record of where these ranks are and how far in their process groups, those that are equal together.
+
+    Where that is too large for a record, outer frames, then process groups, and at last ranks are left out.
+    """
+    text = ""
+    for most, with_groups in _LESS:
+        scenes = _scenes(readings, most, with_groups)
+        text = _encoded(number, scenes)
+        if len(text) <= MOST_BYTES:
+            return text
+    while len(text) > MOST_BYTES:
+        scenes = scenes[: len(scenes) // 2]
+        text = _encoded(number, scenes)
+    return text
+
+
+def stacks_of_record(text: bytes, now: float) -> StacksRecord | None:
+    """Returns what a record says; None: it is not one.
+
+    Args:
+        now: monotonic seconds.
+    """
+    if len(text) > MOST_BYTES:
+        return None
+    try:
+        found = parse_json(text)
+        if found["v"] != VERSION:
+            return None
+        readings = [_reading(int(rank), scene, now) for scene in found["scenes"] for rank in scene["ranks"]]
+        return StacksRecord(int(found["number"]), tuple(readings[:_MOST_RANKS]))
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+        return None
+
+
+def _scenes(readings: Sequence[RankReading], most_frames: int, with_groups: bool) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for reading in readings:
+        scene: dict[str, Any] = {
+            "frames": [str(frame)[:_MOST_TEXT] for frame in reading.frames[:most_frames]],
+            "why": str(reading.process.get("stacks", ""))[:_MOST_TEXT],
+            "groups": {},
+        }
+        if with_groups:
+            scene["groups"] = {str(name)[:_MOST_TEXT]: _group(state) for name, state in reading.groups.items()}
+        found.setdefault(json.dumps(scene), scene | {"ranks": []})["ranks"].append(reading.rank)
+    return list(found.values())
+
+
+def _group(state: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: str(state.get(key, ""))[:_MOST_TEXT] for key in _GROUP_TEXTS}
+    return texts | {key: int(state.get(key, 0)) for key in _GROUP_NUMBERS}
+
+
+def _reading(rank: int, scene: Mapping[str, Any], now: float) -> RankReading:
+    groups = {str(name)[:_MOST_TEXT]: _group(state) for name, state in scene["groups"].items()}
+    return RankReading(
+        rank,
+        local_rank=-1,
+        pid=0,
+        read_at=now,
+        frames=tuple(str(frame)[:_MOST_TEXT] for frame in scene["frames"][: _LESS[0][0]]),
+        process={"stacks": str(scene["why"])[:_MOST_TEXT]},
+        groups=groups,
+        groups_at=now if groups else None,
+    )
+
+
+def _encoded(number: int, scenes: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps({"v": VERSION, "number": number, "scenes": scenes}, separators=(",", ":"))

@@ -1,0 +1,55 @@
+"""Two launchers of one job on loopback: what is said of the ranks of all nodes, asked at one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+from tests.faults.conftest import StartJob
+from tests.faults.job import Job
+from tests.faults.test_status import command
+from tests.faults.test_two_nodes import WORLD, global_ranks
+from tests.faults.training import Plan
+from tests.ports import free_port
+
+
+def test_each_node_shows_where_all_ranks_are(start_job: StartJob) -> None:
+    """The stacks of all nodes, asked at either; and at one while the other's launcher stands still."""
+    port = free_port()
+    flags = (
+        *("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair"),
+        *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--ft-node-beat=0.5", "--ft-node-timeout=600"),
+    )
+    host = start_job(Plan(hold=4), WORLD // 2, *flags, name="host")
+    host.until(lambda: host.listening({port}), "its store")
+    other = start_job(Plan(hold=4), WORLD // 2, *flags, name="other")
+    host.until(lambda: host.trained(3, 0, WORLD), "the ranks to come to iteration 4")
+    for node in (host, other):
+        done = command(node, "stacks", "pair", "--all-nodes", "--json")
+        assert done.returncode == 0, done
+        found = json.loads(done.stdout)
+        assert sorted(rank for group in found["groups"] for rank in group["ranks"]) == list(range(WORLD)), found
+        assert all(group["frames"] for group in found["groups"]) and found["silent"] == [] and found["problem"] == ""
+    done = stacks_while_it_stands_still(other, asked=host)
+    (place,) = {line["node_rank"] for line in other.journal("cycle_start")}
+    assert re.search(rf"no answer in time from \S+ \(node {place}\)", done.stderr), done
+    done = stacks_while_it_stands_still(host, asked=other)
+    assert "the ranks of this node only: the rendezvous' store does not answer" in done.stderr, done
+    host.go()
+    assert [node.finish(120) for node in (host, other)] == [0, 0], host.tail() + other.tail()
+
+
+def stacks_while_it_stands_still(still: Job, asked: Job) -> subprocess.CompletedProcess[str]:
+    """What `stacks --all-nodes` says on a node while the launcher of the other is stopped: its own ranks at least."""
+    os.kill(still.process.pid, signal.SIGSTOP)
+    try:
+        done = command(asked, "stacks", "pair", "--all-nodes", "--json")
+        assert done.returncode == 0, done
+        groups = json.loads(done.stdout)["groups"]
+        assert {rank for group in groups for rank in group["ranks"]} == global_ranks(asked), groups
+        return command(asked, "stacks", "pair", "--all-nodes")
+    finally:
+        os.kill(still.process.pid, signal.SIGCONT)

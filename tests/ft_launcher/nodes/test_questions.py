@@ -1,0 +1,66 @@
+"""What nodes ask each other, over a real store: every node hears it, and each has its own answer."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+
+from ft_launcher.nodes.messages import EndReason, Members
+from ft_launcher.nodes.questions import Questions, Topic
+from ft_launcher.rendezvous.handler import NoPlace
+from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until
+
+both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
+
+
+def questions(made: Site, name: str) -> Questions:
+    found = made.nodes[name].questions
+    assert found is not None
+    return found
+
+
+@both
+def test_every_node_hears_a_question_and_answers_for_itself(hosted: bool) -> None:
+    with site(3, 3, hosted) as made:
+        made.form("abc", begin=True)
+        heard: queue.SimpleQueue[tuple[str, Topic, int]] = queue.SimpleQueue()
+        for name in "abc":
+            questions(made, name).heard = lambda topic, number, name=name: heard.put((name, topic, number))  # type: ignore[misc]
+        assert questions(made, "b").ask(Topic.STACKS) == 1
+        assert {heard.get(timeout=PATIENT_S) for _ in "abc"} == {(name, Topic.STACKS, 1) for name in "abc"}
+        asker = questions(made, "b")
+        questions(made, "c").answer(Topic.STACKS, 2, "here")
+        assert asker.answers(Topic.STACKS, [0, 2]) == {2: b"here"}
+        questions(made, "c").answer(Topic.STACKS, 2, "still here")
+        assert asker.answers(Topic.STACKS, [0, 1, 2]) == {2: b"still here"}
+        assert asker.answers(Topic.RANKS, [0, 1, 2]) == {}
+
+
+@both
+def test_who_takes_part_and_who_waits_can_be_read(hosted: bool) -> None:
+    with site(2, 2, hosted) as made:
+        made.form("ab", begin=True)
+        first = questions(made, "a").members()
+        assert first is not None and (first.cycle, len(first.active), first.waiting) == (0, 2, [])
+        spare = made.begin("s")
+        node = made.nodes["s"].node
+        until(lambda: (found := made.nodes["s"].questions) is not None and found.waits(node))
+        later = questions(made, "b").members()
+        assert isinstance(later, Members) and (later.active, len(later.waiting)) == (first.active, 1)
+        assert made.nodes[made.coordinator()].members() == later
+        assert not questions(made, "a").waits(made.nodes["a"].node)
+        for name in "ab":
+            made.nodes[name].report_end(EndReason.SUCCEEDED, "")
+        with pytest.raises(NoPlace):
+            spare.result(PATIENT_S)
+
+
+def test_a_node_that_has_left_touches_the_store_no_more() -> None:
+    with site(2, 2, hosted=False) as made:
+        made.form("ab", begin=True)
+        left = questions(made, "b")
+        made.nodes["b"].leave("the test ends", 1.0)
+        left.answer(Topic.STACKS, 1, "late")
+        assert made.nodes["b"].questions is None and left.ask(Topic.STACKS) is None and left.members() is None
+        assert questions(made, "a").answers(Topic.STACKS, [1]) == {}

@@ -1,0 +1,77 @@
+"""What is answered of the whole job by a launcher that can ask the other nodes, and by one that cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ft_launcher.record import events
+from ft_launcher.status.answers import Answers
+from ft_launcher.status.asking import Asking
+from ft_launcher.status.node_status import NodeStatus, RankReading
+from ft_launcher.status.other_nodes import OtherStacks, SilentNode
+from rank_monitor.contract.processes.wait import readable
+
+STILL = ("train.py:5 in step",)
+
+
+class Others:
+    """One node that answers, and one that does not."""
+
+    def ask_stacks(self) -> Callable[[], OtherStacks]:
+        readings = [RankReading(rank, -1, 0, frames=STILL) for rank in (1, 2, 3)]
+        return lambda: OtherStacks(readings, [SilentNode(2, "host-c")])
+
+
+@contextlib.contextmanager
+def launcher(nodes: int, others: Others | None) -> Iterator[Answers]:
+    """Of a node with the ranks 0 and 1, whose agent's thread attends to what is asked."""
+    status, asking = NodeStatus(), Asking()
+    asking.other_nodes = others
+    status.on_event(events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
+    status.on_event(events.CycleStart(0, 0, nodes, "host-a:1", []), 1001.0)
+    status.read([RankReading(rank, rank, 10 + rank, frames=STILL) for rank in range(2)])
+    asking.attend(True)
+    over = threading.Event()
+
+    def attend() -> None:
+        while not over.is_set():
+            if readable([asking.fileno()], 0.1):
+                asking.answer(asking.take()[0])
+
+    thread = threading.Thread(target=attend)
+    thread.start()
+    try:
+        yield Answers(status, asking, lambda: None, {}, "1", lambda: None)
+    finally:
+        over.set()
+        thread.join()
+        asking.close()
+
+
+def stacks(answers: Answers, **query: str) -> dict[str, Any]:
+    answer = answers.of_user("/stacks", query)
+    assert answer.code == 200, answer.body
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+def test_stacks_of_all_nodes_are_merged_and_silent_nodes_are_named() -> None:
+    with launcher(3, Others()) as answers:
+        found = stacks(answers, all="1")
+        assert [group["ranks"] for group in found["groups"]] == [[0, 1, 2, 3]], "each rank is in it once"
+        assert (found["silent"], found["problem"]) == ([{"node_rank": 2, "node": "host-c"}], "")
+        assert [group["ranks"] for group in stacks(answers)["groups"]] == [[0, 1]]
+
+
+@pytest.mark.parametrize(("nodes", "problem"), [(1, ""), (2, "the job's rendezvous is not one over which")])
+def test_a_node_that_cannot_ask_others_shows_its_own_ranks(nodes: int, problem: str) -> None:
+    with launcher(nodes, None) as answers:
+        found = stacks(answers, all="1")
+        assert [group["ranks"] for group in found["groups"]] == [[0, 1]] and found["silent"] == []
+        assert found["problem"].startswith(problem) and bool(found["problem"]) == bool(problem)

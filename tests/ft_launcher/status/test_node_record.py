@@ -1,0 +1,80 @@
+"""What a node writes for the others: it comes back as it was, has a bound, and anything else is no record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ft_launcher.status.fault_scene import merged_stacks
+from ft_launcher.status.node_record import MOST_BYTES, stacks_as_record, stacks_of_record
+from ft_launcher.status.node_status import RankReading
+from ft_launcher.status.summary import collectives
+
+STATE = {"description": "dp0", "entered": 7, "started": 0, "finished": 6, "operation": "all_reduce", "shape": "[[4]]"}
+
+
+def reading(rank: int, *frames: str, **groups: Any) -> RankReading:
+    return RankReading(rank, rank, 100 + rank, 5.0, frames=frames, groups=groups, groups_at=5.0 if groups else None)
+
+
+def test_stacks_and_collectives_of_two_nodes_are_merged() -> None:
+    here = [reading(0, "train.py:5 in step", g=STATE), reading(1, "train.py:5 in step", g=STATE)]
+    there = [reading(2, "train.py:5 in step", g=STATE), reading(3, "load.py:9 in fetch", g=STATE | {"entered": 6})]
+    record = stacks_of_record(stacks_as_record(4, there).encode(), 9.0)
+    assert record is not None and record.number == 4
+    readings = [*here, *record.readings]
+    assert [(ranks, list(first.frames)) for ranks, first in merged_stacks(readings)] == [
+        ([3], ["load.py:9 in fetch"]),
+        ([0, 1, 2], ["train.py:5 in step"]),
+    ]
+    table = collectives(readings, 9.0)
+    assert table is not None and table["age_s"] == 4.0
+    assert [(row["group"], list(row["ranks"]), row["entered"]) for row in table["rows"]] == [
+        ("dp0", [3], 6),
+        ("dp0", [0, 1, 2], 7),
+    ]
+
+
+def test_a_rank_without_a_stack_says_why() -> None:
+    silent = RankReading(3, 3, 1, process={"stacks": "it is stopped"})
+    record = stacks_of_record(stacks_as_record(1, [silent]).encode(), 0.0)
+    assert record is not None and record.readings[0].process == {"stacks": "it is stopped"}
+
+
+@pytest.mark.parametrize("ranks", [8, 1024])
+def test_a_record_has_a_bound_whatever_ranks_write(ranks: int) -> None:
+    frames = ["\x07" * 150 + str(number) for number in range(100)]
+    groups = {"\u00e9" * 300 + str(number): STATE | {"shape": "\U0001f600" * 300} for number in range(20)}
+    text = stacks_as_record(1, [reading(rank, f"own.py:{rank}", *frames, **groups) for rank in range(ranks)])
+    assert len(text.encode()) <= MOST_BYTES
+    record = stacks_of_record(text.encode(), 0.0)
+    assert record is not None and record.readings[0].frames[0] == "own.py:0"
+
+
+@given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_anything_else_is_no_record(found: bytes | str) -> None:
+    assert stacks_of_record(found if isinstance(found, bytes) else found.encode(), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2},
+        {"number": None},
+        {"scenes": 5},
+        {"scenes": [{"ranks": [1]}]},
+        {"scenes": [{"ranks": [1], "frames": 5, "why": "", "groups": {}}]},
+        {"scenes": [{"ranks": ["x"], "frames": [], "why": "", "groups": {}}]},
+        {"scenes": [{"ranks": [1], "frames": [], "why": "", "groups": {"g": {"entered": "many"}}}]},
+        {"scenes": [{"ranks": [1], "frames": [], "why": "", "groups": [1]}]},
+    ],
+    ids=str,
+)
+def test_a_record_with_something_wrong_is_none(change: dict[str, Any]) -> None:
+    found = json.loads(stacks_as_record(1, [reading(1, "a.py:1 in f")]))
+    assert stacks_of_record(json.dumps(found).encode(), 0.0) is not None
+    assert stacks_of_record(json.dumps(found | change).encode(), 0.0) is None
