@@ -174,6 +174,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         for local_rank, pid in self.pids().items():
             self.pidfds[local_rank] = end_of(pid)
         self._pump.start()
+        self._spooled.start()
         if self._together is not None:
             self._together.start()
 

@@ -254,6 +254,39 @@ def test_teed_and_redirected_output_is_read_too(start_job: StartJob, tmp_path: P
     assert file.read_text().splitlines() == expected(*range(STEPS))
 
 
+STUBBORN = """
+import os, signal, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[-1])
+if os.environ["RANK"] == "0":
+    while not (folder / "ready").exists():
+        time.sleep(0.01)
+    os._exit(3)
+
+def flood(number, frame):
+    for _ in range(24):
+        os.write(1, b"x" * (2 << 20))
+    while os.fstat(1).st_blocks * 512 > 17 << 20:
+        time.sleep(0.01)
+    (folder / "bounded").touch()
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, flood)
+(folder / "ready").touch()
+while True:
+    signal.pause()
+"""
+
+
+def test_what_a_rank_prints_while_it_is_stopped_is_bounded(start_job: StartJob, tmp_path: Path) -> None:
+    """Its stream is not shown, so nobody reads it between the end of the cycle and its own."""
+    flags = ("--ft-watch-log=nanogpt", "--local-ranks-filter=0", "--max-restarts=0", "--workers-stop-timeout=60")
+    job = start_job(Plan(), 2, *flags, script=script(tmp_path, STUBBORN))
+    assert job.finish(120) == 3, job.tail()
+    assert (tmp_path / "bounded").exists(), job.tail()
+
+
 def test_no_step_at_all_is_said(start_job: StartJob, tmp_path: Path) -> None:
     job = start(start_job, tmp_path, "", "--ft-watch-log=megatron")
     assert job.finish() == 0, job.tail()

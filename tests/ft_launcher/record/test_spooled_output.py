@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ft_launcher.record import log_pump
 from ft_launcher.record.log_pump import LogPump
 from ft_launcher.record.spool import MOST_BEHIND, Spool
 from ft_launcher.record.spooled_output import SpooledOutput
+from tests.patience import patient
 
 PRINTED = b"\r 0%| | \xff\xfe \x1b[31mred\x1b[0m\r\n no end"
 
@@ -86,6 +88,43 @@ def test_what_one_reader_has_not_read_is_kept_within_limits() -> None:
     spool.give_back("fast", 20 << 20)
     assert held(spool) == 0
     spool.close()
+
+
+def test_where_nobody_reads_only_the_end_is_kept() -> None:
+    spool = Spool("test")
+    spool.join("gone")
+    spool.leave("gone")
+    write(spool.path, b"x" * (20 << 20))
+    spool.trim()
+    assert (held(spool), spool.begin) == (MOST_BEHIND, 4 << 20)
+    Path(spool.path).write_bytes(b"")
+    write(spool.path, b"x" * (3 << 20))
+    spool.trim()
+    assert (held(spool), spool.begin) == (3 << 20, 0)
+    write(spool.path, b"x" * (20 << 20))
+    spool.trim()
+    # A reader that notices only now that it was emptied begins where there is still text.
+    spool.begin_anew("late")
+    assert (held(spool), spool.begin) == (MOST_BEHIND, 7 << 20)
+    spool.close()
+    spool.trim()
+
+
+def test_a_rank_that_prints_unread_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between the end of a cycle and the end of its ranks, where the stream is not shown."""
+    console_in(tmp_path, monkeypatch)
+    stdouts, stderrs = {0: os.devnull}, {0: os.devnull}
+    output = SpooledOutput.instead_of_console(stdouts, stderrs)
+    spools = output.spools
+    output.start()
+    for path in spools:
+        write(path, b"x" * (MOST_BEHIND * 2))
+    by = time.monotonic() + patient(10)
+    while not all(held(spool) <= MOST_BEHIND for spool in spools.values()):
+        assert time.monotonic() < by, "a spool keeps all"
+        time.sleep(0.01)
+    output.close()
+    output.close()
 
 
 def test_a_rank_that_empties_its_stream_is_shown_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
