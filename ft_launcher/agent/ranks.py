@@ -19,11 +19,12 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, first_failure, rank_view
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, first_failure, nccl_view, rank_view
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
 from ft_launcher.cycle.in_process import InProcess
+from ft_launcher.cycle.nccl_ras import NcclRas
 from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import is_known
@@ -54,6 +55,10 @@ _FIRST_ASK_S, _ASK_S = 1.0, 10.0
 """How often the monitors are asked for time ledgers (seconds), at first and at most: so much a monitor that is lost can
 take with it. An answer has 3 KB and costs the monitor 0.05 ms."""
 
+_ASKING_NODES = 3
+"""So many nodes, the first ones, ask NCCL, whose answer is about the whole job: one of them may be the one that is cut
+off, and an answer to each of hundreds would be much to send."""
+
 
 class Ranks:
     """The ranks of this node, through all cycles of the job.
@@ -69,6 +74,7 @@ class Ranks:
         self.parts = parts
         self.group = group
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, group.spec.local_world_size, lease)
+        self._nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
         self.store: CycleStore | None = None
         """The store of the cycle, which the agent sets before the start."""
         self.relocation = Relocation()
@@ -77,6 +83,8 @@ class Ranks:
         """The first request of this cycle that can be followed, with the global rank that made it."""
         self.views: list[dict[str, Any]] = []
         """Where each rank of this node was when the last cycle ended by a hang; empty: it did not."""
+        self.nccl_view: dict[str, Any] | None = None
+        """What NCCL said of the job then, as `nccl_view.to_record` has it; None: nothing."""
         self._follows_requests = follows_requests
         self._multipliers: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
@@ -135,6 +143,7 @@ class Ranks:
             if isinstance(kwargs["entrypoint"], str) and not self.parts.is_script:
                 rank_env.update(printing_environment(settings.record, os.environ))
             rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.relocation))
+            rank_env.update(self._nccl.variables())
             socket_path, stack_file = self.monitors.socket_path(local_rank), self.monitors.stack_file(local_rank)
             rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
             recorder_socket = self.monitors.recorder_socket(local_rank)
@@ -169,7 +178,8 @@ class Ranks:
         self._oom_kills = oom_kills()
         self._zombies = Zombies()
         self._warnings.begin_cycle()
-        self.views = []
+        self._nccl.begin_cycle()
+        self.views, self.nccl_view = [], None
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -287,11 +297,18 @@ class Ranks:
                 self._warnings.made_group(local_rank, message)
             case Restarter():
                 self.in_process.heard(local_rank, message)
-            case Suspected(interrupts=interrupts):
-                self.in_process.suspected(interrupts)
+            case Suspected(interrupts=interrupts, is_wrapped=is_wrapped):
+                self._ask_nccl()
+                if is_wrapped:
+                    self.in_process.suspected(interrupts)
             case ControlRequest():
                 return self._take_request(local_rank, message)
         return []
+
+    def _ask_nccl(self) -> None:
+        """Asks NCCL which ranks it reaches, where this is a node that does. Does not block."""
+        if self.group.group_rank < _ASKING_NODES:
+            self._nccl.ask(time.monotonic())
 
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
@@ -362,6 +379,7 @@ class Ranks:
         self.stop()
         self.monitors.close()
         self.take_times()
+        self._nccl.close()
 
     # End of a cycle that failed.
 
@@ -395,15 +413,22 @@ class Ranks:
         """
         stop_began = time.monotonic()
         tree = self.tree()
+        if hung:
+            self._ask_nccl()
         # The processes are looked for while the monitors answer: both take time in a large job.
         self.monitors.snapshots(meanwhile=tree.find, stacks=hung)
         # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
         stopped = {rank for rank, pid in self.processes.pids().items() if is_stopped(pid)}
+        nccl = None
+        if hung:
+            nccl = self._nccl.view()
         stopping = self.stop(tree=tree)
         self.hear(is_over=True)
         gathered = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
         evidence = self.in_process.of_the_end(gathered)
-        self.views = []
+        self.views, self.nccl_view = [], None
+        if nccl is not None:
+            self.nccl_view = nccl_view.to_record(nccl)
         if hung:
             self.parts.recorder.stacks_of_hang(self.cycle, gathered, self.monitors.stack_file)
             with contained("where the ranks were cannot be passed on to the other nodes"):
@@ -419,6 +444,7 @@ class Ranks:
             otherwise=self.in_process.fault(evidence) or self._zombies.fault(evidence),
             suspect_results=self.monitors.suspect_results(),
             on_purpose=self.parts.injected.struck(self.cycle),
+            nccl=nccl,
         )
         fault = fault_in(known)
         if fault is not None or hung:

@@ -26,6 +26,9 @@ _MOST_NAMED = 4
 _MOST_TRIED = 16
 """Ranks of a circle of which each is left out in turn, to see whether one remains: 10 ms each for 2,048 ranks."""
 
+NETWORK_OR_DEVICE = ", and it does not end: the network, or a device"
+"""The end of what TRANSPORT says."""
+
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter", "reduce")
 """Collectives in which all ranks pass tensors of one size. In a scatter, a gather and an all-to-all they differ."""
 
@@ -52,8 +55,8 @@ class Blame:
 
     Attributes:
         ranks: the faulty ranks, in order; empty where none can be named.
-        text: what they did, without the subject: "never entered ..."; empty where only their stacks say it. For UNKNOWN
-            and TRANSPORT a sentence of its own.
+        text: what they did, without the subject: "never entered ..."; empty where only their stacks say it. A sentence
+            of its own for UNKNOWN, and for TRANSPORT where no rank is named.
         waiting: the ranks that wait, directly or not, or may do so, without those.
     """
 
@@ -287,8 +290,8 @@ def _transport(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | 
             states = [view.groups[wait.group] for view in views.values() if wait.group in view.groups]
             inside = [state for state in states if state.waits_in == wait.number]
             if len(inside) == len(states) > 1:
-                text = f"all {len(inside)} ranks are in {collective_text(wait, views)}, and it does not end"
-                return Blame(Finding.TRANSPORT, (), f"{text}: the network, or a device")
+                text = f"all {len(inside)} ranks are in {collective_text(wait, views)}"
+                return Blame(Finding.TRANSPORT, (), f"{text}{NETWORK_OR_DEVICE}")
     return None
 
 

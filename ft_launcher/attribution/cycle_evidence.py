@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ft_launcher.attribution import nccl_view
 from ft_launcher.attribution.fault import Fault, FaultClass, FaultKind
 from ft_launcher.attribution.first_failure import attribute
 from ft_launcher.attribution.hints import NodeEvidence
+from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence
 from ft_launcher.attribution.suspect_result import about_suspect_result
 from rank_monitor.contract.errors import ProtocolError
@@ -38,6 +40,7 @@ class CycleEvidence:
         otherwise: the fault where no rank failed by itself: a restart in process failed, or all ranks were zombies.
         suspect_results: by local rank.
         on_purpose: by local rank, the fault on purpose that struck it in this cycle, in words.
+        nccl: what NCCL says of the ranks of the job, after a hang; None: it was not asked, or did not answer in time.
     """
 
     ranks: Sequence[RankEvidence]
@@ -47,11 +50,12 @@ class CycleEvidence:
     otherwise: Fault | None = None
     suspect_results: Mapping[int, ResultInDoubt] = field(default_factory=dict)
     on_purpose: Mapping[int, str] = field(default_factory=dict)
+    nccl: NcclView | None = None
 
     def without_texts(self) -> CycleEvidence:
         """Returns what remains without anything that ranks wrote: exit codes and verdicts."""
         ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in self.ranks]
-        return replace(self, ranks=ends, suspect_results={})
+        return replace(self, ranks=ends, suspect_results={}, nccl=None)
 
 
 def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fault | None:
@@ -68,7 +72,8 @@ def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fa
 
 
 def _find(evidence: CycleEvidence) -> Fault | None:
-    fault = attribute(evidence.ranks, evidence.node, evidence.stop_began, evidence.all_ranks) or evidence.otherwise
+    fault = attribute(evidence.ranks, evidence.node, evidence.stop_began, evidence.all_ranks, evidence.nccl)
+    fault = fault or evidence.otherwise
     if fault is None:
         return None
     fault = about_suspect_result(fault, evidence.ranks, evidence.suspect_results)
@@ -80,6 +85,9 @@ def to_record(evidence: CycleEvidence) -> dict[str, Any]:
     otherwise = None
     if evidence.otherwise is not None:
         otherwise = fault_as_json(evidence.otherwise)
+    nccl = None
+    if evidence.nccl is not None:
+        nccl = nccl_view.to_record(evidence.nccl)
     return {
         "ranks": [_rank_record(rank) for rank in evidence.ranks],
         "node_evidence": asdict(evidence.node),
@@ -88,6 +96,7 @@ def to_record(evidence: CycleEvidence) -> dict[str, Any]:
         "otherwise": otherwise,
         "suspect_results": {str(rank): asdict(result) for rank, result in evidence.suspect_results.items()},
         "on_purpose": {str(rank): text for rank, text in evidence.on_purpose.items()},
+        "nccl": nccl,
     }
 
 
@@ -104,6 +113,9 @@ def of_record(record: Mapping[str, Any]) -> CycleEvidence:
         stop_began = record["stop_began"]
         if stop_began is not None:
             stop_began = float(stop_began)
+        nccl = None
+        if record.get("nccl") is not None:  # journals of earlier releases have none
+            nccl = nccl_view.of_record(record["nccl"])
         return CycleEvidence(
             ranks=[_rank_of(rank) for rank in record["ranks"]],
             node=from_json(NodeEvidence, record["node_evidence"]),
@@ -112,6 +124,7 @@ def of_record(record: Mapping[str, Any]) -> CycleEvidence:
             otherwise=otherwise,
             suspect_results={int(rank): from_json(ResultInDoubt, r) for rank, r in record["suspect_results"].items()},
             on_purpose={int(rank): str(text) for rank, text in record["on_purpose"].items()},
+            nccl=nccl,
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"the evidence of a cycle does not fit: {error!r}") from None

@@ -9,11 +9,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ft_launcher.attribution import collective, hints, known_errors, rank_view
+from ft_launcher.attribution import collective, hints, known_errors, nccl_view, rank_view
 from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import NO_CAUSE, Cause, Fault, FaultClass, FaultKind
 from ft_launcher.attribution.hints import NodeEvidence
+from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
 from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Whereabouts
@@ -34,7 +35,11 @@ _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 
 
 def attribute(
-    ranks: Sequence[RankEvidence], node: NodeEvidence, stop_began: float | None = None, all_ranks: bool = True
+    ranks: Sequence[RankEvidence],
+    node: NodeEvidence,
+    stop_began: float | None = None,
+    all_ranks: bool = True,
+    nccl: NcclView | None = None,
 ) -> Fault | None:
     """Returns the fault that ended a cycle.
 
@@ -43,6 +48,7 @@ def attribute(
         node: evidence of the node.
         stop_began: when the launcher began to stop the ranks; what came later is no cause.
         all_ranks: these are all ranks of the job. Else one that others waited for may be on another node.
+        nccl: what NCCL says of the ranks of the job; None: nothing.
 
     Returns:
         The fault of the rank that failed first; None when no rank failed by itself.
@@ -53,6 +59,8 @@ def attribute(
         return None
     earliest = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
     blame = _blame(earliest, own, ranks, node, all_ranks, stop_began)
+    if blame is not None and nccl is not None:
+        blame = nccl_view.refined(blame, [nccl], {rank.rank: rank.pid for rank in ranks})
     missing = None
     if blame is not None:
         missing = next((rank for rank in ranks if rank.rank in blame.ranks), None)
@@ -64,7 +72,9 @@ def attribute(
     else:
         first, kind, cause = earliest, _kind(earliest), _cause(earliest, ranks, node, blame)
     hint = cause.hint
-    if hint and _collateral(first) == 1:
+    # Where all are in one collective, none of them is one that the others may have waited for.
+    is_transport = blame is not None and blame.finding is Finding.TRANSPORT
+    if hint and _collateral(first) == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
     fault = Fault(
         kind=kind,
@@ -91,6 +101,8 @@ def attribute(
     waiting = len(blame.waiting)
     # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
     collateral = fault.collateral or first.rank in blame.waiting
+    if blame.finding is Finding.TRANSPORT and first.rank in blame.ranks:
+        collateral = False  # it is in the collective as the others are, and NCCL cannot reach it
     if blame.finding is not Finding.UNKNOWN:
         seen = rank_view.others([_view(rank, rank in own, stop_began) for rank in ranks], first.rank)
         fault = replace(fault, others=seen)
@@ -278,7 +290,7 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
     waits = _collateral(rank) == 1 or (blame is not None and rank.rank in blame.waiting)
     if not cause.hint and waits and len(ranks) > 1:
-        if blame is not None and blame.finding is Finding.TRANSPORT:
+        if blame is not None and blame.finding is Finding.TRANSPORT and not blame.ranks:
             return Cause(FaultClass.HANG, blame.text)
         if blame is not None and rank.rank in blame.ranks:
             return Cause(FaultClass.HANG)

@@ -124,6 +124,10 @@ class Evidence(Event, name="evidence"):
     """Local rank -> its suspect result, with the fields of `result_in_doubt`."""
     on_purpose: Mapping[str, str]
     """Local rank -> the fault on purpose that struck it in this cycle."""
+    nccl: Mapping[str, Any] | None
+    """After a hang, what NCCL's RAS said of the job ([hangs.md](hangs.md)): `processes` it knows, of which `missing`
+    (`missing_count` in all) it did not reach, each with `host`, `pid`, `is_dead` (it has given it up), and `rank` in a
+    communicator of `size`; and ranks that have launched fewer operations than others, `late`. null: it said nothing."""
 
 
 @dataclass(frozen=True)

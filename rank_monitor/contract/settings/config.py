@@ -42,7 +42,9 @@ class MonitorSettings:
     termination_grace_time: float = setting(5.0, kinds.SECONDS, "from that signal to SIGKILL")
     dump_stacks: bool = setting(True, kinds.BOOLEAN, "write the stacks of a hung rank before it dies")
     flight_recorder: str = setting(
-        "auto", kinds.choice("auto", "off"), "ask torch's flight recorder at a hang which rank the others wait for"
+        "auto",
+        kinds.choice("auto", "off"),
+        "ask torch's flight recorder, and NCCL's RAS, at a hang which rank the others wait for",
     )
     stall_warning: float | None = setting(
         600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"

@@ -164,15 +164,16 @@ class Verdict(Message):
 
 @dataclass(frozen=True)
 class Suspected(Message):
-    """A rank in an in-process wrapper is about to exceed a limit: where the others are is to be asked now. Once it is
-    asked to restart, all of them are interrupted, and no stack says any more who waited for whom.
+    """A rank is about to exceed a limit: what can be asked of ranks only as long as all run is to be asked now.
 
-    `interrupts`: it is asked to restart as soon as this is sent.
+    `is_wrapped`: it is in an in-process wrapper. Once it is asked to restart, all ranks are interrupted, and no stack
+    says any more who waited for whom. `interrupts`: it is asked to restart as soon as this is sent.
     """
 
     cycle: int
     rank: int
     interrupts: bool = False
+    is_wrapped: bool = False
 
 
 @dataclass(frozen=True)

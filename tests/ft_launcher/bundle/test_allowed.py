@@ -19,7 +19,7 @@ from rank_monitor.contract.settings.config import RestartSettings
 
 NEVER = {
     "job_start": {"command"},
-    "evidence": {"otherwise", "suspect_results", "on_purpose"},
+    "evidence": {"otherwise", "suspect_results", "on_purpose", "nccl"},
     "lingers": {"processes"},
     "verdict": {"line", "stacks"},
     "interruption": {"line", "stacks"},

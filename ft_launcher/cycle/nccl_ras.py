@@ -1,0 +1,175 @@
+"""Asks NCCL's own watch (RAS) which ranks it reaches, at a hang: a port of this job for it, and the question.
+
+`agent/ranks.py` asks when a rank is about to exceed a limit, and takes the answer before it stops the ranks; what it
+says is read in `attribution/ras_answer.py`. The RAS threads of all ranks of a node listen at one address, and the
+kernel gives a connection to any of them; where no rank uses NCCL, it refuses it. Where torch has no NCCL, nothing is
+set, held or asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch.distributed import is_nccl_available
+
+from ft_launcher.attribution import ras_answer
+from ft_launcher.attribution.nccl_view import NcclView
+
+logger = logging.getLogger(__name__)
+
+ADDRESS, ENABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"  # NCCL's own names
+_DEFAULT_PORT = 28028
+"""NCCL's, where its variable names none."""
+_REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n"
+"""Sent at once: NCCL reads line by line, and answers with one line each; a release without JSON refuses that line, and
+answers with text. TIMEOUT: so many seconds it waits for each of its peers, a second being the least."""
+_CONNECTIONS = 3
+"""The kernel may give a connection to a rank that is stopped: it takes it, and says nothing."""
+_FIRST_BYTES_S = 0.5
+"""NCCL answers the first line at once, from a thread of its own."""
+_LIMIT_S = 5.0
+"""Of all connections to one question: an answer that is later comes when the ranks are gone."""
+_WAIT_S = 0.5
+"""From the question on. By this much at most a restart is delayed where NCCL does not answer; it takes milliseconds
+where it has long given up those that it does not reach (5 to 60 s)."""
+_AGAIN_S = 5.0
+"""All ranks exceed their limits at nearly the same moment: the first question is for all of them."""
+
+
+@dataclass
+class _Question:
+    """One question and its answer, which another thread brings."""
+
+    asked_at: float
+    is_answered: threading.Event = field(default_factory=threading.Event)
+    view: NcclView | None = None
+
+
+class NcclRas:
+    """NCCL's RAS of the ranks of this node, for the whole job.
+
+    Args:
+        environ: the launcher's own environment: what the user set there is used and left as it is.
+        is_wanted: whether hangs are explained by what ranks wait for (`--ft-flight-recorder`).
+    """
+
+    def __init__(self, environ: Mapping[str, str], is_wanted: bool) -> None:
+        self._held: socket.socket | None = None
+        self._address: tuple[str, int] | None = None
+        self._question: _Question | None = None
+        if not is_wanted or not is_nccl_available() or environ.get(ENABLE, "").strip() == "0":
+            return
+        if ADDRESS in environ:
+            self._address = address_in(environ[ADDRESS])
+        else:
+            self._held = _hold_port()
+        if self._held is not None:
+            self._address = self._held.getsockname()
+
+    def variables(self) -> dict[str, str]:
+        """Returns what the ranks get; nothing if the user has set it, or NCCL cannot be asked."""
+        if self._held is None or self._address is None:
+            return {}
+        host, port = self._address
+        return {ADDRESS: f"{host}:{port}"}
+
+    def begin_cycle(self) -> None:
+        """Forgets the last cycle."""
+        self._question = None
+
+    def ask(self, now: float) -> None:
+        """Sends a question, unless one was sent a moment ago. Does not block."""
+        if self._address is None:
+            return
+        if self._question is not None and now < self._question.asked_at + _AGAIN_S:
+            return
+        self._question = _Question(now)
+        threading.Thread(target=_answer, args=(self._question, self._address), daemon=True, name="ft_nccl_ras").start()
+
+    def view(self) -> NcclView | None:
+        """Returns the answer to the last question of this cycle. Waits for it, up to 0.5 s after the question.
+
+        None: there is none in time, or nothing was asked.
+        """
+        if self._question is None:
+            return None
+        self._question.is_answered.wait(max(0.0, self._question.asked_at + _WAIT_S - time.monotonic()))
+        return self._question.view
+
+    def close(self) -> None:
+        """Releases the port."""
+        if self._held is not None:
+            self._held.close()
+
+
+def address_in(text: str) -> tuple[str, int] | None:
+    """Returns host and port of a text of the user (`host:port`, `[address]:port`); None: NCCL does not take it."""
+    host, _, port = text.strip().rpartition(":")
+    if not host:
+        host, port = port, str(_DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _hold_port() -> socket.socket | None:
+    """Returns a socket that keeps a port of loopback for this job: only processes of this user that share it, as NCCL
+    does (SO_REUSEPORT), can listen there. It does not listen itself, so that no connection comes to it."""
+    held = socket.socket()
+    try:
+        # Set after the bind: the kernel might give a port that is shared already.
+        held.bind(("127.0.0.1", 0))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        held.close()
+        logger.warning("no port for NCCL's RAS: %s; it has its default", error)
+        return None
+    return held
+
+
+def _answer(question: _Question, address: tuple[str, int]) -> None:
+    """Asks until there is an answer. Runs in a thread of its own."""
+    deadline = time.monotonic() + _LIMIT_S
+    try:
+        for _ in range(_CONNECTIONS):
+            try:
+                view = ras_answer.view_in(_received(address, deadline))
+            except (OSError, ValueError, RecursionError) as error:
+                logger.debug("NCCL's RAS at %s does not answer: %s", address, error)
+                continue
+            question.view = replace(view, answered_at=time.monotonic())
+            return
+    finally:
+        question.is_answered.set()
+
+
+def _received(address: tuple[str, int], deadline: float) -> bytes:
+    """Returns all that comes after the request until the connection is closed.
+
+    Raises:
+        OSError: it is refused, silent or too late, or too much comes.
+    """
+    received = bytearray()
+    with socket.create_connection(address, _left(deadline, _FIRST_BYTES_S)) as connection:
+        connection.sendall(_REQUEST)
+        while len(received) <= ras_answer.MOST_BYTES:
+            if received:
+                connection.settimeout(_left(deadline, _LIMIT_S))
+            data = connection.recv(1 << 18)
+            if not data:
+                return bytes(received)
+            received += data
+    raise OSError("the answer is too long")
+
+
+def _left(deadline: float, most: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("no time is left")
+    return min(left_s, most)

@@ -1,0 +1,249 @@
+"""Asking NCCL's RAS, of servers over TCP that speak its protocol or do not. The real one needs a GPU: tests/gpu/."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ft_launcher.attribution import ras_answer
+from ft_launcher.cycle import nccl_ras
+from ft_launcher.cycle.nccl_ras import NcclRas, address_in
+from tests.patience import patient
+from tests.ports import free_port
+
+ANSWERS = Path(__file__).parents[2] / "data" / "nccl_ras"
+DEAD = "dead.json"
+Serve = Callable[[socket.socket], object]
+
+
+@pytest.fixture(autouse=True)
+def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with NCCL, and a machine on which an answer may take longer than a restart would wait for it."""
+    monkeypatch.setattr(nccl_ras, "is_nccl_available", lambda: True)
+    for name in ("_WAIT_S", "_LIMIT_S", "_FIRST_BYTES_S"):
+        monkeypatch.setattr(nccl_ras, name, patient(30))
+
+
+def asked(ras: NcclRas) -> NcclRas:
+    ras.ask(time.monotonic())
+    return ras
+
+
+class Server:
+    """NCCL's side at an address: each connection is served by the next of some functions, the last one again."""
+
+    def __init__(self, address: tuple[str, int], *serve: Serve) -> None:
+        self.connections = 0
+        self._serve = serve
+        self._listener = socket.socket()
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # as NCCL's sockets
+            self._listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        self._listener.bind(address)
+        self._listener.listen()
+        self._kept: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._kept.append(connection)
+                serve = self._serve[min(self.connections, len(self._serve) - 1)]
+                self.connections += 1
+                with suppress(OSError):
+                    serve(connection)
+
+    def close(self) -> None:
+        for open_one in [self._listener, *self._kept]:
+            with suppress(OSError):
+                open_one.shutdown(socket.SHUT_RDWR)
+            open_one.close()
+        self._thread.join(patient(20))
+
+
+def status(name: str) -> Serve:
+    """Answers as NCCL does: line by line, then the status, then it closes the connection."""
+    body = (ANSWERS / name).read_bytes()
+    knows_json = name.endswith(".json")
+    start = body.index(b"{") if knows_json else body.index(b"NCCL version")
+
+    def serve(connection: socket.socket) -> None:
+        with connection.makefile("rb") as lines:
+            for line in lines:
+                command = line.strip().upper()
+                if command == b"VERBOSE STATUS":
+                    break
+                if command.startswith(b"CLIENT PROTOCOL "):
+                    connection.sendall(b"SERVER PROTOCOL 2\n")
+                elif command.startswith(b"TIMEOUT ") or (knows_json and command == b"SET FORMAT JSON"):
+                    connection.sendall(b"OK\n")
+                else:
+                    connection.sendall(b"ERROR: Unknown command " + line)
+        connection.sendall(body[start:])
+        connection.shutdown(socket.SHUT_RDWR)
+
+    return serve
+
+
+def silent(connection: socket.socket) -> None:
+    """A rank that is stopped: its kernel takes the connection."""
+
+
+def torn(connection: socket.socket) -> None:
+    """A rank that ends while it answers."""
+    connection.sendall((ANSWERS / DEAD).read_bytes()[:400])
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def endless(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b" " * 65536)
+
+
+def one_byte_at_a_time(connection: socket.socket) -> None:
+    stop = time.monotonic() + patient(60)
+    while time.monotonic() < stop:
+        connection.sendall(b" ")
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def ras() -> Iterator[NcclRas]:
+    one = NcclRas({}, True)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def serve(ras: NcclRas) -> Iterator[Callable[..., Server]]:
+    """Starts a server where the ranks' RAS would listen."""
+    servers: list[Server] = []
+
+    def start(*functions: Serve) -> Server:
+        host, port = ras.variables()[nccl_ras.ADDRESS].split(":")
+        servers.append(Server((host, int(port)), *functions))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("name", ["dead.json", "dead.txt"])
+def test_the_answer_of_a_new_and_of_an_old_release(name: str, ras: NcclRas, serve: Callable[..., Server]) -> None:
+    serve(status(name))
+    view = asked(ras).view()
+    assert view is not None and [(peer.pid, peer.is_dead) for peer in view.missing] == [(101, True)]
+    assert view.answered_at > 0
+
+
+def test_another_rank_answers_where_one_is_stopped_or_ends(
+    ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", patient(1))
+    serve(silent, torn, status(DEAD))
+    view = asked(ras).view()
+    assert view is not None and view.processes == 4
+
+
+@pytest.mark.parametrize("function", [silent, torn, endless, one_byte_at_a_time])
+def test_no_answer(
+    function: Serve, ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.05)
+    monkeypatch.setattr(nccl_ras, "_LIMIT_S", 0.5)
+    monkeypatch.setattr(ras_answer, "MOST_BYTES", 1 << 20)
+    serve(function)
+    assert asked(ras).view() is None
+
+
+def test_nobody_listens(ras: NcclRas) -> None:
+    assert asked(ras).view() is None
+
+
+def test_a_restart_does_not_wait_for_one_that_is_silent(
+    ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_ras, "_WAIT_S", 0.0)
+    server = serve(silent)
+    assert asked(ras).view() is None
+    server.close()
+
+
+def test_one_question_stands_for_all_ranks(ras: NcclRas, serve: Callable[..., Server]) -> None:
+    server = serve(status(DEAD))
+    now = time.monotonic()
+    ras.ask(now)
+    ras.ask(now + 1.0)
+    assert ras.view() is not None and server.connections == 1
+    ras.ask(now + 10.0)
+    assert ras.view() is not None and server.connections == 2
+    ras.begin_cycle()
+    assert ras.view() is None
+
+
+def test_each_job_has_a_port_that_its_ranks_alone_can_share(ras: NcclRas) -> None:
+    other = NcclRas({}, True)
+    assert other.variables() != ras.variables()
+    host, port = ras.variables()[nccl_ras.ADDRESS].split(":")
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind((host, int(port)))
+    servers = [Server((host, int(port)), silent) for _ in range(2)]  # two ranks
+    for server in servers:
+        server.close()
+    other.close()
+
+
+def test_an_address_of_the_user_is_used_and_left_as_it_is() -> None:
+    port = free_port()
+    server = Server(("127.0.0.1", port), status(DEAD))
+    ras = NcclRas({nccl_ras.ADDRESS: f"localhost:{port}"}, True)
+    assert ras.variables() == {}
+    assert asked(ras).view() is not None
+    ras.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_wanted", "has_nccl"),
+    [
+        ({nccl_ras.ENABLE: "0"}, True, True),
+        ({}, False, True),
+        ({}, True, False),
+        ({nccl_ras.ADDRESS: "x:y"}, True, True),
+    ],
+    ids=["switched off in NCCL", "--ft-flight-recorder=off", "no NCCL", "no address"],
+)
+def test_nothing_is_set_nor_asked(
+    environ: dict[str, str], is_wanted: bool, has_nccl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_ras, "is_nccl_available", lambda: has_nccl)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("it is asked"))
+    ras = NcclRas(environ, is_wanted)
+    assert ras.variables() == {}
+    assert asked(ras).view() is None
+    ras.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost:12345", ("localhost", 12345)),
+        (" 10.0.0.1:80 ", ("10.0.0.1", 80)),
+        ("[::1]:12345", ("::1", 12345)),
+        ("node7", ("node7", 28028)),
+        ("", None),
+        ("host:port", None),
+        ("host:0", None),
+        (f"host:{'9' * 5000}", None),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int] | None) -> None:
+    assert address_in(text) == address
