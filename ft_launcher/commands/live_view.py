@@ -20,6 +20,8 @@ from ft_launcher.status.summary import JobState, RankState
 
 _LATE = 2
 """Steps behind the foremost rank; one is usual while the ranks are asked one after the other."""
+_OLD_S = 20.0
+"""What another node has said is up to 10 s old, as often as nodes are asked and look for questions."""
 _MOST_FAULTS = 8
 _STYLE_OF = {
     JobState.RUNNING.value: "bold green",
@@ -49,7 +51,8 @@ def live_view() -> Iterator[Show]:
 
 
 def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
-    """Returns a character for each rank, coloured."""
+    """Returns a character for each rank of a node, coloured. Steps are compared within the node: what other nodes have
+    said was true at other moments."""
     foremost = max((rank["iteration"] or 0 for rank in ranks), default=0)
     text = Text()
     for rank in ranks:
@@ -86,15 +89,24 @@ def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str]) -> Iterat
 
 
 def _nodes(found: Mapping[str, Any]) -> Table:
-    """A row for the node that was asked: each launcher knows its own ranks."""
+    """A row for the node that was asked; where that is the coordinator, one for each node."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("node", overflow="fold", max_width=32)
     table.add_column("ranks", overflow="fold")
     table.add_column("most silent", overflow="fold")
-    ranks = found["ranks"]
-    silent = max(ranks, key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
-    about = ""
-    if silent is not None and silent["sign_age_s"] is not None:
-        about = f"rank {silent['rank']}, {silent['sign_age_s']:.1f} s"
-    table.add_row(Text(printable(str(found["node"]))), strip(ranks), Text(about))
+    nodes = [{**found, "age_s": 0.0}, *(found.get("other_nodes") or [])]
+    for node in sorted(nodes, key=lambda node: int(node["node_rank"])):
+        table.add_row(Text(printable(str(node["node"]))), strip(node["ranks"]), Text(_about(node)))
     return table
+
+
+def _about(node: Mapping[str, Any]) -> str:
+    """How old what is known of a node is, and which of its ranks is the most silent one."""
+    if node["age_s"] is None:
+        return "not heard of yet"
+    if node["age_s"] > _OLD_S:
+        return f"not heard of for {node['age_s']:.0f} s"
+    silent = max(node["ranks"], key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
+    if silent is None or silent["sign_age_s"] is None:
+        return ""
+    return f"rank {silent['rank']}, {silent['sign_age_s']:.1f} s"

@@ -147,7 +147,11 @@ class Answers:
             self._asking.ask(_ASK_S)
         now, wall = time.monotonic(), time.time()
         facts, readings = self._status.facts(), self._status.readings
-        return summary.as_json(facts, readings, self._times(), now, wall, self._version)
+        seen = None
+        if self._asking.other_nodes is not None and not self._is_over:
+            seen = self._asking.other_nodes.seen()
+        found = summary.as_json(facts, readings, self._times(), now, wall, self._version)
+        return found | summary.others_as_json(seen)
 
     def _metrics(self) -> Answer:
         try:

@@ -6,11 +6,12 @@ A reader takes a record as a stranger's: whatever is wrong in it, it is no recor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.status.node_status import RankReading
+from ft_launcher.status.summary import RankState
 from rank_monitor.contract.wire.foreign import parse_json
 
 VERSION = 1
@@ -19,6 +20,11 @@ MOST_BYTES = 64 * 1024
 _LESS = ((32, True), (8, True), (8, False), (1, False))
 """Frames of each stack, and whether process groups are in: of the first of these that fits into a record."""
 _MOST_TEXT = 200
+MOST_OF_RANK = 300
+"""Bytes of a record for one rank: 0.6 MB for 2,048 of them."""
+_MOST_NAME = 64
+_PLAIN = ("rank", "local_rank", "pid", "state", "exit_code", "iteration", "sign_age_s")
+"""What is written of a rank as `/status.json` has it."""
 _MOST_RANKS = 4096
 _GROUP_NUMBERS, _GROUP_TEXTS = ("entered", "started", "finished"), ("description", "operation", "shape")
 
@@ -29,6 +35,15 @@ class StacksRecord:
 
     number: int
     readings: tuple[RankReading, ...] = ()
+
+
+@dataclass(frozen=True)
+class RanksRecord:
+    """A line about each rank of a node in a cycle, as `ranks` of `/status.json` has it: the answer to `number`."""
+
+    number: int
+    cycle: int
+    ranks: tuple[Mapping[str, Any], ...] = ()
 
 
 def stacks_as_record(number: int, readings: Sequence[RankReading]) -> str:
@@ -64,6 +79,51 @@ def stacks_of_record(text: bytes, now: float) -> StacksRecord | None:
         return StacksRecord(int(found["number"]), tuple(readings[:_MOST_RANKS]))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
+
+
+def ranks_as_record(number: int, cycle: int, ranks: Iterable[Mapping[str, Any]]) -> str:
+    """Returns a record of what `ranks` of `/status.json` says. Of open sections and frames it has the innermost one,
+    and neither where they are too long."""
+    rows = []
+    for rank in ranks:
+        section, open_s = min(rank["sections"].items(), key=lambda entry: entry[1], default=("", 0.0))
+        frame = next(iter(rank["frames"]), "")
+        row = [*(rank[key] for key in _PLAIN), section[:_MOST_NAME], round(open_s, 1), str(frame)[:_MOST_NAME]]
+        if len(json.dumps(row)) > MOST_OF_RANK:  # of other letters than those of ASCII
+            row[-3:] = ["", 0.0, ""]
+        rows.append(row)
+    return json.dumps({"v": VERSION, "number": number, "cycle": cycle, "ranks": rows}, separators=(",", ":"))
+
+
+def ranks_of_record(text: bytes) -> RanksRecord | None:
+    """Returns what a record says; None: it is not one."""
+    if len(text) > MOST_OF_RANK * _MOST_RANKS:
+        return None
+    try:
+        found = parse_json(text)
+        if found["v"] != VERSION:
+            return None
+        ranks = tuple(_rank(row) for row in found["ranks"][:_MOST_RANKS])
+        return RanksRecord(int(found["number"]), int(found["cycle"]), ranks)
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+        return None
+
+
+def _rank(row: Sequence[Any]) -> dict[str, Any]:
+    *plain, section, open_s, frame = row
+    found = dict(zip(_PLAIN, plain, strict=True))
+    for key in ("exit_code", "iteration"):
+        found[key] = None if found[key] is None else int(found[key])
+    for key in ("rank", "local_rank", "pid"):
+        found[key] = int(found[key])
+    sign_age_s = found["sign_age_s"]
+    return found | {
+        "state": str(RankState(found["state"])),
+        "sign_age_s": None if sign_age_s is None else float(sign_age_s),
+        "sections": {str(section)[:_MOST_NAME]: float(open_s)} if section else {},
+        "frames": [str(frame)[:_MOST_NAME]] if frame else [],
+        "reading_age_s": None,
+    }
 
 
 def _scenes(readings: Sequence[RankReading], most_frames: int, with_groups: bool) -> list[dict[str, Any]]:

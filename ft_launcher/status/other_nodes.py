@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ft_launcher.status.node_status import RankReading
 
@@ -33,9 +33,36 @@ class OtherStacks:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class NodeSeen:
+    """What another node has said of its ranks.
+
+    Attributes:
+        age_s: how long ago that arrived (seconds); None: it has said nothing in this cycle.
+        ranks: as `ranks` of `/status.json`, with the ages of then.
+    """
+
+    node_rank: int
+    node: str
+    age_s: float | None = None
+    ranks: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class OthersSeen:
+    """The other nodes of the cycle by node rank, and the names of those that wait for a place."""
+
+    nodes: Sequence[NodeSeen] = ()
+    waiting: Sequence[str] = ()
+
+
 class OtherNodes(Protocol):
     """Asks the other nodes. Any thread may call its methods."""
 
     def ask_stacks(self) -> Callable[[], OtherStacks]:
         """Asks where their ranks are, and returns at once. The function that it returns waits for the answers, for a
         bounded time."""
+
+    def seen(self) -> OthersSeen | None:
+        """Returns at once what the other nodes have said last, and has them say more while this is called again and
+        again. None: this node is not the coordinator, or no cycle has begun."""

@@ -17,6 +17,7 @@ from ft_launcher.record.journal import finite
 from ft_launcher.status import fault_scene
 from ft_launcher.status.fault_scene import innermost
 from ft_launcher.status.node_status import Facts, FaultSeen, RankReading, Times
+from ft_launcher.status.other_nodes import OthersSeen
 from rank_monitor.contract.settings.config import GROUPS, Settings
 from rank_monitor.contract.wire.rank_times import STEP, Durations
 
@@ -155,7 +156,7 @@ def as_json(
         "health": dict(facts.health),
         "fault_count": facts.fault_count,
         "faults": [_fault(fault) for fault in facts.faults],
-        "ranks": [_rank(reading, facts, now) for reading in readings],
+        "ranks": ranks_as_json(facts, readings, now),
         "collectives": collectives(readings, now),
         "times": None,
         "cycles": [],
@@ -165,6 +166,42 @@ def as_json(
         found["times"] = _times(times)
         found["cycles"] = _cycles(times, facts)
     return found
+
+
+def ranks_as_json(facts: Facts, readings: Sequence[RankReading], now: float) -> list[dict[str, Any]]:
+    """Returns `ranks` of `/status.json`.
+
+    Args:
+        now: monotonic seconds.
+    """
+    return [_rank(reading, facts, now) for reading in readings]
+
+
+def others_as_json(seen: OthersSeen | None) -> dict[str, Any]:
+    """Returns the keys of `/status.json` that only the coordinator of several nodes has."""
+    if seen is None:
+        return {"other_nodes": None, "waiting_nodes": None}
+    nodes = [
+        {
+            "node_rank": node.node_rank,
+            "node": node.node,
+            "age_s": None if node.age_s is None else round(node.age_s, 3),
+            "ranks": [_aged(rank, node.age_s or 0.0) for rank in node.ranks],
+        }
+        for node in seen.nodes
+    ]
+    return {"other_nodes": nodes, "waiting_nodes": list(seen.waiting)}
+
+
+def _aged(rank: Mapping[str, Any], age_s: float) -> dict[str, Any]:
+    """What was said of a rank some seconds ago, with the ages of now."""
+    sign_age_s = rank["sign_age_s"]
+    ages = {
+        "sign_age_s": None if sign_age_s is None else round(sign_age_s + age_s, 3),
+        "reading_age_s": round(age_s, 3),
+        "sections": {name: round(open_s + age_s, 3) for name, open_s in rank["sections"].items()},
+    }
+    return {**rank, **ages}
 
 
 def fault_as_json(fault: FaultSeen) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import os
 import re
 import signal
 import subprocess
+from typing import Any
 
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
-from tests.faults.test_status import command
+from tests.faults.test_status import command, status
 from tests.faults.test_two_nodes import WORLD, global_ranks
 from tests.faults.training import Plan
 from tests.ports import free_port
@@ -53,3 +54,35 @@ def stacks_while_it_stands_still(still: Job, asked: Job) -> subprocess.Completed
         return command(asked, "stacks", "pair", "--all-nodes")
     finally:
         os.kill(still.process.pid, signal.SIGCONT)
+
+
+def test_the_coordinator_shows_the_ranks_of_all_nodes(start_job: StartJob) -> None:
+    """While somebody looks; and what it knew last of a node whose launcher stands still."""
+    port = free_port()
+    flags = (
+        *("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair"),
+        *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--ft-node-beat=0.5", "--ft-node-timeout=600"),
+    )
+    host = start_job(Plan(hold=4), WORLD // 2, *flags, name="host")
+    host.until(lambda: host.listening({port}), "its store")
+    other = start_job(Plan(hold=4), WORLD // 2, *flags, name="other")
+    host.until(lambda: host.trained(3, 0, WORLD), "the ranks to come to iteration 4")
+
+    def theirs() -> list[dict[str, Any]]:
+        (node,) = status(host)["other_nodes"]
+        return [rank for rank in node["ranks"] if rank["iteration"] == 3]
+
+    ranks = host.until(lambda: len(found := theirs()) == WORLD // 2 and found, "the ranks of the other node")
+    assert {rank["rank"] for rank in ranks} == global_ranks(other)
+    assert {rank["pid"] for rank in ranks} == {
+        rank["pid"] for line in other.journal("cycle_start") for rank in line["ranks"]
+    }
+    assert {rank["state"] for rank in ranks} == {"training"}
+    assert status(other)["other_nodes"] is None
+    os.kill(other.process.pid, signal.SIGSTOP)
+    try:
+        host.until(lambda: status(host)["other_nodes"][0]["age_s"] > 10, "what is known to be old")
+    finally:
+        os.kill(other.process.pid, signal.SIGCONT)
+    host.go()
+    assert [node.finish(120) for node in (host, other)] == [0, 0], host.tail() + other.tail()

@@ -57,6 +57,24 @@ def test_a_status() -> None:
     assert shown(found, stacks=["rank 0:", "  [red]main"])[7:] == ["rank 0:", "[red]main"]
 
 
+def test_a_row_for_each_node_on_the_coordinator() -> None:
+    status = after(START, CYCLE)
+    status.read(READINGS)
+    found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2") | {"node_rank": 1}
+    others = [
+        {"node_rank": 2, "node": "host-c", "age_s": None, "ranks": []},
+        {"node_rank": 0, "node": "host-b", "age_s": 4.0, "ranks": [rank(iteration=9), rank(iteration=6)]},
+        {"node_rank": 3, "node": "host-d", "age_s": 61.0, "ranks": [rank("hung")]},
+    ]
+    lines = shown(found | {"other_nodes": others})[3:8]
+    assert [line.split(maxsplit=2) for line in lines[1:]] == [
+        ["host-b", ".3", "rank 0, 1.0 s"],
+        ["host-a", "..", "rank 1, 14.0 s"],
+        ["host-c", "not", "heard of yet"],
+        ["host-d", "H", "not heard of for 61 s"],
+    ]
+
+
 def test_before_the_first_rank() -> None:
     found = summary.as_json(after(START).facts(), (), None, 1.0, 2000.0, "1.2")
     lines = shown(found)

@@ -14,7 +14,7 @@ from ft_launcher.record import events
 from ft_launcher.status.answers import Answers
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.node_status import NodeStatus, RankReading
-from ft_launcher.status.other_nodes import OtherStacks, SilentNode
+from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks, SilentNode
 from rank_monitor.contract.processes.wait import readable
 
 STILL = ("train.py:5 in step",)
@@ -26,6 +26,10 @@ class Others:
     def ask_stacks(self) -> Callable[[], OtherStacks]:
         readings = [RankReading(rank, -1, 0, frames=STILL) for rank in (1, 2, 3)]
         return lambda: OtherStacks(readings, [SilentNode(2, "host-c")])
+
+    def seen(self) -> OthersSeen:
+        rank = {"rank": 2, "state": "training", "iteration": 7, "sign_age_s": 1.0, "sections": {"data": 2.0}}
+        return OthersSeen([NodeSeen(1, "host-b", 4.0, [rank]), NodeSeen(2, "host-c")], ["host-d"])
 
 
 @contextlib.contextmanager
@@ -75,3 +79,21 @@ def test_a_node_that_cannot_ask_others_shows_its_own_ranks(nodes: int, problem: 
         found = stacks(answers, all="1")
         assert [group["ranks"] for group in found["groups"]] == [[0, 1]] and found["silent"] == []
         assert found["problem"].startswith(problem) and bool(found["problem"]) == bool(problem)
+
+
+def test_the_status_of_the_coordinator_has_all_nodes() -> None:
+    with launcher(3, Others()) as answers:
+        found = json.loads(answers.of_everything("/status.json", {}).body)
+    assert len(found["ranks"]) == 2, "those of its own node"
+    heard, silent = found["other_nodes"]
+    assert (heard["node_rank"], heard["node"], heard["age_s"]) == (1, "host-b", 4.0)
+    (rank,) = heard["ranks"]
+    assert (rank["sign_age_s"], rank["reading_age_s"], rank["sections"]) == (5.0, 4.0, {"data": 6.0}), "as of now"
+    assert silent == {"node_rank": 2, "node": "host-c", "age_s": None, "ranks": []}
+    assert found["waiting_nodes"] == ["host-d"]
+
+
+def test_the_status_of_another_node_has_its_own() -> None:
+    with launcher(3, None) as answers:
+        found = json.loads(answers.of_everything("/status.json", {}).body)
+    assert found["other_nodes"] is found["waiting_nodes"] is None

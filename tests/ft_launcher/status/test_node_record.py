@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.status.fault_scene import merged_stacks
-from ft_launcher.status.node_record import MOST_BYTES, stacks_as_record, stacks_of_record
+from ft_launcher.status.node_record import (
+    MOST_BYTES,
+    MOST_OF_RANK,
+    ranks_as_record,
+    ranks_of_record,
+    stacks_as_record,
+    stacks_of_record,
+)
 from ft_launcher.status.node_status import RankReading
 from ft_launcher.status.summary import collectives
 
@@ -55,9 +62,40 @@ def test_a_record_has_a_bound_whatever_ranks_write(ranks: int) -> None:
     assert record is not None and record.readings[0].frames[0] == "own.py:0"
 
 
+RANK = {
+    **{"rank": 2047, "local_rank": 7, "pid": 4194303, "state": "training", "exit_code": None, "iteration": 123456789},
+    **{
+        "sections": {"data": 12.5, "step": 99.0},
+        "sign_age_s": 12.5,
+        "reading_age_s": 0.1,
+        "frames": ["a.py:1 in f", "b"],
+    },
+}
+
+
+def test_a_line_about_each_rank() -> None:
+    exited = RANK | {"rank": 1, "state": "exited", "exit_code": -9, "iteration": None, "sign_age_s": None}
+    text = ranks_as_record(4, 3, [RANK, exited | {"sections": {}, "frames": []}])
+    record = ranks_of_record(text.encode())
+    assert record is not None and (record.number, record.cycle) == (4, 3)
+    first, second = record.ranks
+    assert first == RANK | {"sections": {"data": 12.5}, "frames": ["a.py:1 in f"], "reading_age_s": None}
+    assert second == exited | {"sections": {}, "frames": [], "reading_age_s": None}
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600", "\x00", '"'])
+def test_a_line_about_a_rank_has_a_bound(letter: str) -> None:
+    rank = RANK | {"sections": {letter * 128: 99999999.9}, "frames": [letter * 200]}
+    text = ranks_as_record(1, 1, [rank] * 2048)
+    assert len(text.encode()) <= 2048 * (MOST_OF_RANK + 1) + 100
+    record = ranks_of_record(text.encode())
+    assert record is not None and len(record.ranks) == 2048
+
+
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_anything_else_is_no_record(found: bytes | str) -> None:
-    assert stacks_of_record(found if isinstance(found, bytes) else found.encode(), 0.0) is None
+    text = found if isinstance(found, bytes) else found.encode()
+    assert stacks_of_record(text, 0.0) is None and ranks_of_record(text) is None
 
 
 @pytest.mark.parametrize(
@@ -78,3 +116,14 @@ def test_a_record_with_something_wrong_is_none(change: dict[str, Any]) -> None:
     found = json.loads(stacks_as_record(1, [reading(1, "a.py:1 in f")]))
     assert stacks_of_record(json.dumps(found).encode(), 0.0) is not None
     assert stacks_of_record(json.dumps(found | change).encode(), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [5, [5], [[]], [[1, 0, 1, "odd", None, 1, 1.0, "", 0, ""]], [["x", 0, 1, "hung", None, 1, 1.0, "", 0, ""]]],
+    ids=str,
+)
+def test_a_line_with_something_wrong_is_none(rows: Any) -> None:
+    found = json.loads(ranks_as_record(1, 1, [RANK]))
+    assert ranks_of_record(json.dumps(found).encode()) is not None
+    assert ranks_of_record(json.dumps(found | {"ranks": rows}).encode()) is None
