@@ -169,7 +169,8 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: boo
     may_wait = {view.rank for view in in_doubt}
     by_recorder = {wait.rank for wait in waits}
     in_unknown = sorted(rank for rank in waited_for - by_recorder if views[rank].is_waiting or rank in may_wait)
-    if not sources or (may_wait and not all(view.scene.is_busy for view in sources)):
+    is_sure = all(view.scene.is_busy for view in sources) or (len(sources) == 1 and _are_in_one_call(views, in_doubt))
+    if not sources or (may_wait and not is_sure):
         if in_unknown:
             return Blame(Finding.UNKNOWN, text=_in_unseen_call(in_unknown))
         return None
@@ -192,6 +193,17 @@ def _apart(views: Sequence[RankView], all_ranks: bool) -> tuple[list[RankView], 
     return [view for view in views if view not in in_doubt], in_doubt
 
 
+def _are_in_one_call(views: Mapping[int, RankView], in_doubt: Sequence[RankView]) -> bool:
+    """Whether each rank that may wait, those `in_doubt` among them, is at a line at which another one is, too.
+
+    One cause brings one rank into a lock of its own, and the second waits for a rank there. So this line waits for
+    ranks, as torch's `work.wait()` of a send or a receive does, and whoever is at it waits for one.
+    """
+    found = [view for view in views.values() if view.may_wait]
+    lines = Counter(view.scene.frames[0] for view in found)
+    return all(view.may_wait for view in in_doubt) and all(lines[view.scene.frames[0]] > 1 for view in found)
+
+
 def _in_unseen_call(ranks: Sequence[int]) -> str:
     where = "a call that torch's flight recorder does not know (a send, a receive), or for a thread"
     return f"{numbered(ranks)} may wait in {where}"
@@ -211,8 +223,10 @@ def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     if len(outside) != 1 or outside[0].scene.place is Whereabouts.UNKNOWN or not _reach_no_more(outside, others):
         return None
     # With a recorder `_behind` has seen this doubt; without one a rank that sleeps in its program is all there is.
-    is_in_doubt = outside[0].scene.waits_in_python or any(view.groups for view in views.values())
-    if any(view.may_wait for view in others) and is_in_doubt and not outside[0].scene.is_busy:
+    scene = outside[0].scene
+    is_in_doubt = scene.waits_in_python or any(view.groups for view in views.values())
+    is_sure = scene.is_busy or (not scene.waits_in_python and _are_in_one_call(views, ()))
+    if any(view.may_wait for view in others) and is_in_doubt and not is_sure:
         return None
     return Blame(Finding.BEHIND, _ranks(outside), "")
 
@@ -263,10 +277,16 @@ def _deadlock(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
 
 
 def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
-    """Rule 3: same number, another operation or shape. Blames the minority; without one, both sides."""
-    for (group, number), inside in by_collective(waits).items():
-        known = [rank for rank in inside if views[rank].groups[group].operation]
-        kinds = {rank: _kind(views[rank].groups[group]) for rank in known}
+    """Rule 3: same number, another operation or shape. Blames the minority; without one, both sides.
+
+    Those that have finished it, as their last one of the group, count as well: with gloo the root of a broadcast sends
+    and goes on, and so does a rank that passed fewer elements.
+    """
+    for (group, number), waiting in by_collective(waits).items():
+        states = {rank: view.groups[group] for rank, view in views.items() if group in view.groups}
+        through = [rank for rank, state in states.items() if state.finished == state.entered == number]
+        known = [rank for rank in sorted({*waiting, *through}) if states[rank].operation]
+        kinds = {rank: _kind(states[rank]) for rank in known}
         counts = Counter(kinds.values())
         if len(counts) < 2:
             continue
@@ -277,8 +297,9 @@ def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
         else:
             faulty = known
         sides = [f"{_shown(kind)} ({numbered([rank for rank in known if kinds[rank] == kind])})" for kind in counts]
-        place = f"collective {number} of {group_text(group, views[inside[0]])}"
-        text = f"is in {place}, in which the ranks differ: {', '.join(sides)}"
+        place = f"collective {number} of {group_text(group, views[waiting[0]])}"
+        verb = "is" if set(faulty) <= set(waiting) else "is or was"
+        text = f"{verb} in {place}, in which the ranks differ: {', '.join(sides)}"
         return Blame(Finding.MISMATCH, _ranks([views[rank] for rank in faulty]), text)
     return None
 

@@ -58,7 +58,8 @@ def attribute(
     if not own:
         return None
     earliest = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
-    blame = _blame(earliest, own, ranks, node, all_ranks, stop_began)
+    as_it_was = _end_of_hang(ranks, stop_began)
+    blame = _blame(earliest, own, ranks, node, all_ranks, as_it_was)
     if blame is not None and nccl is not None:
         blame = nccl_view.refined(blame, [nccl], {rank.rank: rank.pid for rank in ranks})
     missing = None
@@ -104,7 +105,7 @@ def attribute(
     if blame.finding is Finding.TRANSPORT and first.rank in blame.ranks:
         collateral = False  # it is in the collective as the others are, and NCCL cannot reach it
     if blame.finding is not Finding.UNKNOWN:
-        seen = rank_view.others([_view(rank, rank in own, stop_began) for rank in ranks], first.rank)
+        seen = rank_view.others([_view(rank, rank in own, as_it_was) for rank in ranks], first.rank)
         fault = replace(fault, others=seen)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
@@ -115,7 +116,7 @@ def _blame(
     ranks: Sequence[RankEvidence],
     node: NodeEvidence,
     all_ranks: bool,
-    stop_began: float | None,
+    as_it_was: float | None,
 ) -> Blame | None:
     """Returns who holds up the ranks that failed; None where they did not fail by waiting.
 
@@ -124,7 +125,7 @@ def _blame(
     hang = _kind(earliest) is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
     if not hang:
         return None
-    blame = collective.find([_as_seen(rank, rank in own, stop_began) for rank in ranks], all_ranks)
+    blame = collective.find([_as_seen(rank, rank in own, as_it_was) for rank in ranks], all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
     named = [rank for rank in stopped if blame.finding is Finding.GONE and rank.rank in blame.ranks]
     if named:
@@ -140,27 +141,39 @@ def _blame(
 
 def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
     """Returns the ranks of a node at a hang, for the coordinator, which sees those of all nodes."""
-    found = []
+    found, as_it_was = [], _end_of_hang(ranks, stop_began)
     for rank in ranks:
         by_itself = _as_by_itself(rank, stop_began)
-        found.append(_as_seen(by_itself, _failed_by_itself(by_itself, stop_began), stop_began))
+        found.append(_as_seen(by_itself, _failed_by_itself(by_itself, stop_began), as_it_was))
     return found
 
 
-def _as_seen(rank: RankEvidence, failed_by_itself: bool, stop_began: float | None) -> RankView:
+def _end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
+    """Returns the first moment at which anything was done about the hang; None: it goes on.
+
+    A monitor continues a rank that is stopped, before it ends it: then all others may go on within milliseconds and
+    return from the program, long before the launcher looks at them.
+    """
+    moments = [rank.verdict_at for rank in ranks if rank.condemned and rank.verdict_at is not None]
+    if stop_began is not None:
+        moments.append(stop_began)
+    return min(moments, default=None)
+
+
+def _as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
     """Returns a rank as its monitor saw it, but for one that the launcher has found stopped since."""
-    view = _view(rank, failed_by_itself, stop_began)
+    view = _view(rank, failed_by_itself, as_it_was)
     if not rank.was_stopped:
         return view
     return replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
 
 
-def _view(rank: RankEvidence, failed_by_itself: bool, stop_began: float | None) -> RankView:
+def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
     gave_up = failed_by_itself and _collateral(rank) == 1
     groups, members = rank_view.states_of(rank.groups)
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
-    # because of the stop: its handler of the signal may save and exit with 0.
-    has_returned = rank.exit_code == 0 and (stop_began is None or (rank.died_at or 0.0) <= stop_began)
+    # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
+    has_returned = rank.exit_code == 0 and (as_it_was is None or (rank.died_at or 0.0) <= as_it_was)
     return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up)
 
 

@@ -1,16 +1,18 @@
 """A rank of a training with groups for data and tensor parallelism, in which one rank does not come. Run as a script.
 
-`hang_worker.py FOLDER`: the file `hang` in the folder names what goes wrong, and the rank: at its fourth step that rank
-sleeps (also outside of the section), spins, holds the GIL, stops itself, leaves out a collective, calls one more, calls
-another one, or calls those of two groups in another order. Each step begins with a send and a receive.
+`hang_worker.py FOLDER`: the file `hang` in the folder says what goes wrong, in which rank, and `mesh` where the groups
+are those of a DeviceMesh: at its fourth step that rank does it. Each step begins with a send and a receive, as between
+the stages of a pipeline. The first step is in no section, since it makes the connections.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,48 +22,75 @@ import torch.distributed as dist
 import ft_client as ft
 
 STRIKE, STEPS = 3, 8
+SLOW_S = 1.0
+"""Longer than any step, and shorter than the limit."""
 
 
 def load(kind: str) -> None:
     """Where the faulty rank is."""
     if kind == "sleeps":
         time.sleep(600)
+    elif kind == "is slow":
+        time.sleep(SLOW_S)
     elif kind == "holds the GIL":
         while True:
             ctypes.PyDLL(None).usleep(600_000_000)  # does not release it; the signal for the stacks interrupts the call
     elif kind == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "spins":
         while True:
             pass
+    elif kind == "livelock":
+        while True:
+            torch.ones(4).sum()
+            time.sleep(0.001)
+    elif kind == "waits for a lock":
+        lock = threading.Lock()
+        with lock:
+            lock.acquire()
 
 
-def pass_on(rank: int, world: int) -> None:
+def pass_on(rank: int, world: int, sends: bool = True) -> None:
     """Sends to the next rank, and receives from the one before, as the stages of a pipeline do: in `work.wait()`, which
     torch's flight recorder does not know with gloo, and which leaves no frame in a stack."""
     received = torch.zeros(4)
-    works = [dist.irecv(received, (rank - 1) % world), dist.isend(torch.ones(4), (rank + 1) % world)]
+    works = [dist.irecv(received, (rank - 1) % world)]
+    if sends:
+        works.append(dist.isend(torch.ones(4), (rank + 1) % world))
     for work in works:
         work.wait()
 
 
-def main(kind: str, faulty: int) -> None:
+def groups_of(rank: int, world: int, by_mesh: bool) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Returns the groups of this rank for tensor and for data parallelism: of neighbours, and of every second rank."""
+    if by_mesh:
+        mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
+        return mesh.get_group("tp"), mesh.get_group("dp")
+    pairs = [dist.new_group([first, first + 1], group_desc=f"tp{first}") for first in range(0, world, 2)]
+    sides = [dist.new_group(list(range(side, world, 2)), group_desc=f"dp{side}") for side in range(2)]
+    return pairs[rank // 2], sides[rank % 2]
+
+
+def main(kind: str, faulty: int, by_mesh: bool) -> None:
     """Trains until the step in which nothing goes on."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    pairs = [dist.new_group([first, first + 1], group_desc=f"tp{first}") for first in range(0, world, 2)]
-    sides = [dist.new_group(list(range(side, world, 2)), group_desc=f"dp{side}") for side in range(2)]
-    tensor_parallel, data_parallel = pairs[rank // 2], sides[rank % 2]
+    tensor_parallel, data_parallel = groups_of(rank, world, by_mesh)
     ft.init()
     for step in range(STEPS):
-        if kind == "sleeps outside" and step == STRIKE and rank == faulty:
+        strikes = step == STRIKE and rank == faulty
+        if strikes and kind == "sleeps outside":
             time.sleep(600)  # in no section, so that no limit of its own passes
-        with ft.section("step"):
+        if strikes and kind == "returns early":
+            break
+        section = ft.section("step") if step else contextlib.nullcontext()
+        with section:
             ft.report_iteration(step)
-            strikes = step == STRIKE and rank == faulty
             if strikes:
                 load(kind)
-            pass_on(rank, world)
+            pass_on(rank, world, sends=not (strikes and kind == "leaves out a send"))
             order = [data_parallel, tensor_parallel, None]  # None: all ranks
             if strikes and kind == "leaves one out":
                 order.remove(data_parallel)
@@ -72,11 +101,13 @@ def main(kind: str, faulty: int) -> None:
             for group in order:
                 if strikes and kind == "another collective" and group is data_parallel:
                     dist.broadcast(torch.ones(4), group=group, group_src=0)
+                elif strikes and kind == "another size" and group is data_parallel:
+                    dist.all_reduce(torch.ones(2), group=group)
                 else:
                     dist.all_reduce(torch.ones(4), group=group)
     ft.shutdown()
 
 
 if __name__ == "__main__":
-    what, _, who = Path(sys.argv[1], "hang").read_text().partition(":")
-    main(what, int(who))
+    what, who, *how = Path(sys.argv[1], "hang").read_text().split(":")
+    main(what, int(who), "mesh" in how)

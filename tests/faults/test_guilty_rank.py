@@ -42,6 +42,7 @@ def hang(start_job: StartJob, folder: Path, kind: str, rank: int, *flags: str) -
         ("sleeps", 0, "behind", "never entered all_reduce 4 of group [dt]p0,"),
         ("sleeps", 3, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
         ("spins", 1, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
+        ("livelock", 1, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
         ("holds the GIL", 2, "behind", "never entered all_reduce 4 of group [dt]p0,"),
         ("stops", 1, "gone", "is stopped"),
     ],
@@ -66,6 +67,21 @@ def test_another_collective_in_a_pair_names_both_sides(start_job: StartJob, tmp_
     assert (fault["rank"], fault["finding"]) in ((1, "mismatch"), (3, "mismatch")), job.tail()
     what = r"it is in collective 4 of group dp1, in which the ranks differ: .*broadcast of .*\(rank 1\)"
     assert re.search(what, fault["what"]), job.tail()
+
+
+def test_another_size_in_a_pair_names_both_sides(start_job: StartJob, tmp_path: Path) -> None:
+    """Gloo lets the rank that passed less go on, and the other one waits."""
+    job = hang(start_job, tmp_path, "another size", 1)
+    (fault,) = job.journal("fault")
+    assert (fault["finding"], fault["blamed"]) == ("mismatch", [1, 3]), job.tail()
+    assert re.search(r"in collective 4 of group dp1, in which the ranks differ: .*\[\[2\]\].*\(rank 1\)", fault["what"])
+
+
+def test_a_rank_that_is_slow_is_no_fault(start_job: StartJob, tmp_path: Path) -> None:
+    (tmp_path / "hang").write_text("is slow:2:mesh")
+    job = start_job(Plan(), RANKS, f"--ft-rank-section-timeouts=step:{LIMIT_S}", script=WORKER)
+    assert job.finish(180) == 0, job.tail()
+    assert not job.journal("fault"), job.tail()
 
 
 def test_without_the_recorder_stacks_decide(start_job: StartJob, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rank_monitor.contract.wire.messages import NO_ITERATION
 
 IN_COLLECTIVE = ("torch/distributed/distributed_c10d.py:2896 in all_reduce", "train.py:20 in step")
 OUTSIDE = ("train.py:9 in load",)
+BLOCKED = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Stuck:
 
 class Stopped(Stuck):
     """The rank is stopped here."""
+
+
+class Locked(Stuck):
+    """The rank is in a lock of its program here."""
 
 
 @dataclass
@@ -105,11 +110,14 @@ def _view(number: int, rank: Rank, recorder: bool, iterations: bool) -> RankView
             finished = len(seen) - int(waiting)
             op = seen[min(finished, len(seen) - 1)]
             states[name] = GroupState(len(seen), finished, op.name, op.shape, name)
-    process = {"state": "R (running)"}
+    process, frames = {"state": "R (running)"}, OUTSIDE
     if rank.inside and rank.inside.no_frame:
-        process = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
-    if rank.at < len(rank.program) and isinstance(rank.program[rank.at], Stopped):
+        process, frames = BLOCKED, (f"train.py:20 in {rank.inside.group}",)
+    elif rank.inside:
+        frames = IN_COLLECTIVE
+    elif rank.at < len(rank.program) and isinstance(rank.program[rank.at], Stopped):
         process = {"state": "T (stopped)"}
-    frames = IN_COLLECTIVE if rank.inside and not rank.inside.no_frame else OUTSIDE
+    elif rank.at < len(rank.program) and isinstance(rank.program[rank.at], Locked):
+        process, frames = BLOCKED, ("train.py:30 in acquire",)
     ended = rank.inside is None and rank.at == len(rank.program)
     return RankView(Scene(number, frames, process), states, {}, rank.iteration if iterations else NO_ITERATION, ended)

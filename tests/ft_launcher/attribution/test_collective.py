@@ -12,7 +12,7 @@ from ft_launcher.attribution.collective import Finding, find
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.messages import NO_ITERATION
-from tests.ft_launcher.attribution.simulated_collectives import IN_COLLECTIVE, OUTSIDE, Op, Stopped, Stuck, hang
+from tests.ft_launcher.attribution.simulated_collectives import IN_COLLECTIVE, OUTSIDE, Locked, Op, Stopped, Stuck, hang
 
 Program = list[Op | Stuck | int]
 
@@ -122,6 +122,19 @@ def test_other_sizes() -> None:
     assert (blame.finding, blame.ranks) == (Finding.MISMATCH, (5,))
     assert "[[8]] Float" in blame.text
     assert "[[4]] Float" in blame.text
+
+
+@pytest.mark.parametrize(("members", "ranks"), [(2, (0, 1)), (4, (0,))])
+def test_one_that_differs_has_finished_its_collective(members: int, ranks: tuple[int, ...]) -> None:
+    """Rank 0 passed fewer elements to gloo, which let it go on to the next group."""
+    states = {"pair": GroupState(4, 4, "all_reduce", "[[2]] Float"), "world": GroupState(4, 3, "all_reduce")}
+    views = [RankView(Scene(0, IN_COLLECTIVE), states)]
+    for rank in range(1, members):
+        inside = {"pair": GroupState(4, 3, "all_reduce", "[[4]] Float"), "world": GroupState(3, 3, "all_reduce")}
+        views.append(RankView(Scene(rank, IN_COLLECTIVE), inside))
+    blame = find(views)
+    assert (blame.finding, blame.ranks) == (Finding.MISMATCH, ranks)
+    assert blame.text.startswith("is or was in collective 4 of group pair, in which the ranks differ: ")
 
 
 def test_sizes_of_a_scatter_may_differ() -> None:
@@ -478,6 +491,28 @@ def test_who_sleeps_may_look_for_what_a_rank_in_a_lock_should_write() -> None:
     assert find(without).ranks == (1,)  # a recorder would show the doubt
 
 
+def at_line(view: RankView, line: int) -> RankView:
+    """The same rank at another line of the program."""
+    return replace(view, scene=replace(view.scene, frames=(f"train.py:{line} in exchange",)))
+
+
+def test_two_at_the_same_line_are_in_no_lock_of_their_own() -> None:
+    """A ring of sends and receives, as in hang_worker.py: both neighbours of the rank that sleeps wait for it."""
+    in_ring = [blocked(0, 3, world=(9, 9)), blocked(2, 3, world=(9, 9))]
+    inside = [waits_in(rank, 10, 3) for rank in (3, 4)]
+    assert find([in_ring[0], sleeps(1, 3, world=(9, 9)), in_ring[1], *inside]).ranks == (1,)
+    assert find([in_ring[0], sleeps(1, 3, world=(9, 9)), in_ring[1]]).ranks == (1,)
+    # Any of these may be the cause, and the others may wait for it.
+    apart = [in_ring[0], at_line(in_ring[1], 99)]
+    assert find([apart[0], sleeps(1, 3, world=(9, 9)), apart[1], *inside]).ranks == ()
+    one_more = at_line(blocked(5, 3), 99)
+    assert find([in_ring[0], sleeps(1, 3, world=(9, 9)), in_ring[1], *inside, one_more]).ranks == ()
+    thread = waits_in_python(5, world=(9, 9))
+    assert find([in_ring[0], sleeps(1, 3, world=(9, 9)), in_ring[1], *inside, thread]).ranks == ()
+    two = [sleeps(1, 3, world=(9, 9)), sleeps(5, 3, world=(9, 9))]
+    assert find([*in_ring, *two, *inside]).ranks == ()
+
+
 def test_a_stopped_rank_that_nobody_waits_for_is_not_named() -> None:
     pair = {"pair": GroupState(10, 9, "all_reduce")}
     inside = RankView(Scene(1, IN_COLLECTIVE), pair)
@@ -513,7 +548,7 @@ def test_never_another_rank(data: st.DataObject) -> None:
             found[rank] += [ops[name]] * (rank in groups[name])
     culprit = data.draw(st.sampled_from(ranks))
     at = data.draw(st.integers(0, len(found[culprit])))
-    kind = data.draw(st.sampled_from([Stuck, Stopped]))
+    kind = data.draw(st.sampled_from([Stuck, Stopped, Locked]))
     found[culprit] = [*found[culprit][:at], kind()]
     views = hang(found, groups)
     if data.draw(st.booleans()):

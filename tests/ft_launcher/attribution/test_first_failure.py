@@ -332,6 +332,25 @@ def test_where_other_nodes_have_ranks_too_nobody_is_blamed_for_being_elsewhere()
     assert fault is not None and fault.rank == 1
 
 
+def test_who_returns_since_a_stopped_rank_was_continued_is_not_to_blame() -> None:
+    """Its monitor continues it to end it: all go on, and some have returned before the launcher looks at them."""
+
+    def snapshot(entered: int, finished: int) -> Snapshot:
+        groups = {"world": {"entered": entered, "finished": finished, "operation": "all_reduce"}}
+        return Snapshot(1, False, False, 7, {}, 0.1, groups=groups)
+
+    ranks = [
+        rank(0, verdict=verdict(0, state="T (stopped)"), verdict_at=1.0, **dies(0, 1.3), snapshot=snapshot(9, 9)),
+        rank(1, **dies(0, 1.2), snapshot=snapshot(9, 9)),
+        rank(2, **dies(0, 1.4), snapshot=snapshot(24, 21)),
+        rank(3, **dies(0, 1.2)),
+    ]
+    fault = attribute(ranks, NODE, stop_began=1.3)
+    assert fault is not None
+    assert (fault.rank, fault.finding, fault.blamed) == (0, "gone", (0,))
+    assert "it is stopped" in fault.what
+
+
 def test_where_others_were_is_told_of_equal_ranks_together() -> None:
     ranks = [raises(WATCHDOG), raises(WATCHDOG, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
