@@ -271,7 +271,7 @@ class ManyNodes:
         fault = {}
         if found is not None:
             fault = fault_record(*found, self._parts.recorder.headline(found[0]))
-        self._nodes.bring(fault, self._ranks.views)
+        self._nodes.bring(fault, self._ranks.views, self._ranks.nccl_view)
 
     def _after_end_elsewhere(self) -> JobEnd | None:
         """Ends a cycle that another node ended; returns a result when the job is over for this node.

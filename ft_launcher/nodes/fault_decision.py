@@ -46,11 +46,14 @@ class HangViews:
         ranks: by node, JSON that `attribution/rank_view.py: of_record` reads.
         names: of these nodes.
         is_complete: these are all nodes of the cycle.
+        nccl: by node, what NCCL said of the job there, JSON that `attribution/nccl_view.py: of_record` reads; None, or
+            no entry: nothing.
     """
 
     ranks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     is_complete: bool = False
+    nccl: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_VIEWS = HangViews()

@@ -45,7 +45,8 @@ class EndReason(str, Enum):
 @dataclass(frozen=True)
 class JoinRequest:
     """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `fault` its fault there.
-    `views`: after a hang, `ranks` with where each of its ranks was before the first was ended.
+    `views`: after a hang, `ranks` with where each of its ranks was before the first was ended, and `nccl` if NCCL was
+    asked there: what it said of the job.
 
     `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
     """

@@ -78,12 +78,13 @@ class Roster:
 
     def hang_views(self) -> HangViews:
         """Returns where the ranks were, as far as nodes brought that with them from the last cycle."""
-        ranks, names = {}, {}
+        ranks, names, nccl = {}, {}, {}
         for node, arrival in self.waiting.items():
             found = arrival.views.get("ranks")
             if isinstance(found, list) and arrival.cycle == self.cycle:
                 ranks[node], names[node] = found, arrival.name
-        return HangViews(ranks, names, ranks.keys() >= self.members.keys())
+                nccl[node] = arrival.views.get("nccl")
+        return HangViews(ranks, names, ranks.keys() >= self.members.keys(), nccl)
 
     def end(self) -> None:
         """Notes the end of the cycle: members that failed are expected to return."""

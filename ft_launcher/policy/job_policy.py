@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, collective, rank_view
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, rank_view
 from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
 from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
@@ -150,15 +150,20 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
     hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
     if not (hangs and len(hang.ranks) > 1):
         return None
-    node_of, views = {}, []
     try:
-        for node, records in hang.ranks.items():
-            for record in records:
-                views.append(rank_view.of_record(record))
-                node_of[views[-1].rank] = node
-        blame = collective.find(views, hang.is_complete)
+        nodes = {
+            node: all_nodes.of_records(hang.names.get(node, node), records, hang.nccl.get(node))
+            for node, records in hang.ranks.items()
+        }
+        blame = all_nodes.find(list(nodes.values()), hang.is_complete)
     except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
         return None
+    views = [view for node in nodes.values() for view in node.views]
+    node_of = {view.rank: name for name, node in nodes.items() for view in node.views}
+    if blame.finding is Finding.TRANSPORT and not blame.ranks and fault.collateral:
+        # Whose limit passed first says nothing; what all nodes saw together does.
+        found = replace(fault, finding=blame.finding.value, waiting=len(blame.waiting), hint=blame.text)
+        return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
     # A rank that is stopped or has ended explains also why another exceeded its limit outside of any collective.
     is_certain = fault.collateral or blame.finding is Finding.GONE
     if fault.rank not in blame.ranks and not (blame.ranks and is_certain):

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ft_launcher.attribution import Fault, collective, first_failure, rank_view
+from ft_launcher.attribution import Fault, all_nodes, collective, first_failure, rank_view
+from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import fault_of_json, find, of_record
-from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.health.reading import Reading
 from ft_launcher.health.repeated import changes
 from ft_launcher.policy import question
@@ -108,28 +108,34 @@ def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
     return _facts(events.HealthChange.of(found[0], cycle=0))
 
 
-def views_in(evidence: Facts) -> list[RankView]:
-    """Returns where the ranks of a node were, as its agent sends it to the coordinator.
+def scene_in(evidence: Facts, node: str) -> NodeScene:
+    """Returns what a node saw, as its agent sends it to the coordinator.
+
+    Args:
+        node: its name.
 
     Raises:
         ProtocolError: the event does not fit.
     """
     found = of_record(evidence)
     views = first_failure.views(found.ranks, found.stop_began)
-    return [rank_view.of_record(rank_view.to_record(view)) for view in views]
+    seen = [rank_view.of_record(rank_view.to_record(view)) for view in views]
+    return NodeScene(node, seen, {rank.rank: rank.pid for rank in found.ranks}, found.nccl)
 
 
-def blame_by(views: list[RankView], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
+def blame_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
     """Returns those facts of a fault that follow from where the ranks of all nodes were.
 
     Args:
+        nodes: what each of them saw.
+        all_ranks: these are all nodes of the job.
         fault: of the event `fault`.
         evidence: of the event `evidence` of the node whose rank it names; None: its journal has none.
 
     Raises:
         ProtocolError: the evidence does not fit.
     """
-    blame = collective.find(views, all_ranks)
+    blame = all_nodes.find(nodes, all_ranks)
     found = {"finding": blame.finding.value, "blamed": list(blame.ranks), "waiting": len(blame.waiting)}
     if not blame.ranks:
         return found
@@ -137,7 +143,7 @@ def blame_by(views: list[RankView], all_ranks: bool, fault: Facts, evidence: Fac
     if own is not None and own["rank"] == fault.get("rank") and own["rank"] in blame.ranks:
         # Of several that are to blame the one that its own node found stands, with what that node says of it.
         return found
-    view = next(view for view in views if view.rank == blame.ranks[0])
+    view = next(view for node in nodes for view in node.views if view.rank == blame.ranks[0])
     return found | {"rank": view.rank, "what": f"hangs: it {collective.sentence(blame, view)}"}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ft_launcher.attribution.rank_view import RankView
+from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.record import events
 from ft_launcher.record.journal_reader import Entry
 from ft_launcher.replay import again
@@ -108,7 +108,7 @@ class Replay:
         self.differences: list[Difference] = []
         self.left_out: Counter[tuple[str, str]] = Counter()
         self._journal = _Journal()
-        self._views: dict[_Key, dict[str, list[RankView]]] = {}
+        self._scenes: dict[_Key, dict[str, NodeScene]] = {}
         self._kept_views = 0
         self._by_views: list[tuple[_Key, Entry, Entry | None, int, int]] = []
 
@@ -127,13 +127,13 @@ class Replay:
     def finish(self) -> None:
         """Looks for the faults that the ranks of several nodes show together."""
         for key, fault, evidence, with_views, nodes in self._by_views:
-            views = self._views.get(key, {})
-            if len(views) != with_views:
+            scenes = self._scenes.get(key, {})
+            if len(scenes) != with_views:
                 self._leave_out(FAULT_OF_ALL, _OTHER_NODES)
                 continue
-            ranks = [view for of_node in views.values() for view in of_node]
+            seen = list(scenes.values())
             own = evidence.facts if evidence is not None else None
-            self._compare(FAULT_OF_ALL, fault, partial(again.blame_by, ranks, with_views >= nodes, fault.facts, own))
+            self._compare(FAULT_OF_ALL, fault, partial(again.blame_by, seen, with_views >= nodes, fault.facts, own))
 
     def _on(self, entry: Entry, name: str) -> None:
         journal, facts = self._journal, entry.facts
@@ -184,12 +184,12 @@ class Replay:
             self._leave_out(FAULT_OF_ALL, _TOO_MANY)
             return
         try:
-            views = again.views_in(entry.facts)
+            scene = again.scene_in(entry.facts, entry.node)
         except Exception:  # anyone may have written a journal
             self._leave_out(FAULT_OF_ALL, _NO_FIT)
             return
-        self._kept_views += len(views)
-        self._views.setdefault(self._key(entry), {})[name] = views
+        self._kept_views += len(scene.views)
+        self._scenes.setdefault(self._key(entry), {})[name] = scene
 
     def _on_in_process_fault(self, entry: Entry) -> None:
         evidence = self._journal.of_ranks.pop(_whole(entry.facts.get("rank")), None)

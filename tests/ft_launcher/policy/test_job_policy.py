@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, rank_view
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, nccl_view, rank_view
+from ft_launcher.attribution.nccl_view import NcclView, Peer
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from ft_launcher.nodes.fault_decision import Case, HangViews, PolicyAnswer
@@ -162,10 +164,11 @@ def ranks_of(rank: int, entered: int, frames: list[str]) -> list[Any]:
     return records
 
 
-def after_hang(views: dict[str, list[Any]], fault: Fault = HANG) -> PolicyAnswer:
+def after_hang(views: dict[str, list[Any]], fault: Fault = HANG, nccl: Mapping[str, Any] | None = None) -> PolicyAnswer:
     record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a hangs"))
     names = {node: f"host of {node}" for node in views}
-    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, False, HangViews(views, names, True)), 0.0)
+    hang = HangViews(views, names, True, nccl or {})
+    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, False, hang), 0.0)
 
 
 def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
@@ -220,7 +223,8 @@ def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
 @pytest.mark.parametrize(
     ("views", "fault"),
     [
-        ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 4, WAITS)}, HANG),
+        ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, WAITS)}, HANG),
+        ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 4, WAITS)}, replace(HANG, collateral=False)),
         ({"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, ["train.py:9 in load"])}, FAULT),
         ({"a": ranks_of(0, 4, WAITS), "b": [{"rank": "x"}]}, HANG),
         ({"a": ranks_of(0, 4, WAITS), "b": [5, None]}, HANG),
@@ -237,6 +241,7 @@ def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
     ],
     ids=[
         "nobody",
+        "the network, and its own limit",
         "no hang",
         "wrong field",
         "no records",
@@ -250,3 +255,56 @@ def test_the_fault_of_the_node_stands(views: dict[str, list[Any]], fault: Fault)
     answer = after_hang(views, fault)
     assert (answer.faulty_node, guilty_in(answer.decision)) == ("", None)
     assert headline_in(answer.decision) == "rank 0 on a hangs"
+
+
+def in_the_same_collective() -> dict[str, list[Any]]:
+    """All ranks of three nodes; in their containers they have the same pid."""
+    return {name: [ranks_of(rank, 4, WAITS)[0] | {"pid": 50}] for rank, name in enumerate("abc")}
+
+
+NETWORK = "all 3 ranks are in all_reduce 4 of group dp, and it does not end: the network, or a device"
+CUT_OFF = NcclView(3, tuple(Peer(f"10.0.0.{rank}", 50, rank, 3, True) for rank in (0, 1)), 2)
+LOST_C = NcclView(3, (Peer("10.0.0.2", 50, 2, 3, True),), 1)
+SILENT_C = NcclView(3, (Peer("10.0.0.2", 50, 2, 3),), 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "hint"),
+    [
+        ({}, NETWORK),
+        ({"a": NcclView(3)}, f"{NETWORK}; NCCL's RAS reaches all 3"),
+        ({"a": NcclView(3), "b": SILENT_C}, f"{NETWORK}; NCCL's RAS reaches all 3"),
+        ({"b": SILENT_C}, f"{NETWORK}; NCCL's RAS got no answer from rank 2 on host of c"),
+        ({"c": CUT_OFF}, NETWORK),
+    ],
+    ids=["not asked", "reaches all", "ended meanwhile", "no answer", "cut off"],
+)
+def test_all_nodes_are_in_one_collective(answers: dict[str, NcclView], hint: str) -> None:
+    nccl = {node: through_json(nccl_view.to_record(answer)) for node, answer in answers.items()}
+    answer = after_hang(in_the_same_collective(), nccl=nccl)
+    guilty = guilty_in(through_json(answer.decision))
+    assert guilty is not None and answer.faulty_node == "a"
+    found = guilty[0]
+    assert (found.rank, found.pid, found.finding, found.blamed, found.collateral) == (0, 4711, "transport", (), True)
+    assert (found.waiting, found.hint) == (3, hint)
+    assert headline_in(answer.decision) == "rank 0 on host of a hangs"
+
+
+def test_a_node_that_nccl_has_given_up() -> None:
+    answers = {"a": LOST_C, "b": LOST_C, "c": CUT_OFF}
+    nccl = {node: through_json(nccl_view.to_record(answer)) for node, answer in answers.items()}
+    answer = after_hang(in_the_same_collective(), nccl=nccl)
+    guilty = guilty_in(through_json(answer.decision))
+    assert guilty is not None and answer.faulty_node == "c"
+    found = guilty[0]
+    assert (found.rank, found.finding, found.blamed, found.waiting) == (2, "transport", (2,), 2)
+    assert headline_in(answer.decision) == (
+        "rank 2 on host of c hangs: it is given up by NCCL's RAS, which cannot reach it, while all 3 ranks are in "
+        "all_reduce 4 of group dp, and 2 ranks wait for it"
+    )
+
+
+@pytest.mark.parametrize("nccl", [5, {}, {"processes": 3, "missing": [{}], "late": []}, "x" * 100_000])
+def test_an_answer_of_nccl_that_does_not_fit_is_left_out(nccl: Any) -> None:
+    guilty = guilty_in(after_hang(in_the_same_collective(), nccl={"a": nccl}).decision)
+    assert guilty is not None and guilty[0].hint == NETWORK

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import RankEvidence, rank_view
+from ft_launcher.attribution import RankEvidence, nccl_view, rank_view
+from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.first_failure import views
+from ft_launcher.attribution.nccl_view import NcclView, Peer
 from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.nodes.fault_decision import Case, HangViews
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, inputs_in, make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.record import events
-from ft_launcher.replay.again import views_in
+from ft_launcher.replay.again import scene_in
 from ft_launcher.replay.replay import (
     DECISION,
     FAULT,
@@ -258,6 +260,34 @@ def test_the_rank_that_held_up_those_of_all_nodes() -> None:
     assert found.same == {FAULT_OF_ALL: 1, DECISION: 1}
 
 
+def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
+    """NCCL has given up the rank of the third node; the limit of the first passed first."""
+    lost = NcclView(3, (Peer("10.0.0.3", 52, 2, 3, True),), 1)
+    seen = [replace(hung(rank, 4, WAITS, True), nccl=nccl) for rank, nccl in enumerate([lost, lost, None])]
+    ranks = {
+        str(node): [rank_view.to_record(view) | {"pid": 50 + node} for view in views(one.ranks, 10.0)]
+        for node, one in enumerate(seen)
+    }
+    answers = {str(node): nccl_view.to_record(one.nccl) for node, one in enumerate(seen) if one.nccl is not None}
+    hang = HangViews(ranks, {node: f"host{node}" for node in ranks}, True, answers)
+    case = Case(fault_record(fault_in(seen[0]), CycleLife(60.0, 7)), {}, 0.0, False, hang=hang)
+    decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
+    guilty, decision = guilty_in(decided), decision_of(decided)
+    assert guilty is not None and decision is not None and (guilty[0].rank, guilty[0].finding) == (2, "transport")
+    journals = [
+        [START | {"node": f"host{node}"}, begins(0, nodes=3), line(events.Evidence(0, None, **to_record(one)))]
+        for node, one in enumerate(seen)
+    ]
+    journals[2].append(line(events.Fault.of(replace(guilty[0], pid=52), cycle=0)))
+    journals[2].append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    found = replayed(*journals)
+    assert found.differences == [] and not found.left_out
+    the(journals[0], "evidence")["nccl"] = None
+    the(journals[1], "evidence")["nccl"] = None
+    (difference,) = replayed(*journals).differences
+    assert difference.fields["blamed"] == ([2], [])
+
+
 def test_another_rank_holds_up_those_of_all_nodes() -> None:
     journals = over_three_nodes()
     the(journals[1], "fault")["rank"] = 2
@@ -306,7 +336,7 @@ def test_views_survive_the_journal() -> None:
     one = hung(0, 4, WAITS, True)
     facts = json.loads(json.dumps(to_record(one)))
     expected: list[RankView] = [rank_view.of_record(rank_view.to_record(view)) for view in views(one.ranks, 10.0)]
-    assert views_in(facts) == expected
+    assert scene_in(facts, "node0") == NodeScene("node0", expected, {0: 50})
 
 
 # Anyone may have written a journal.
