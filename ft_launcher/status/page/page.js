@@ -266,40 +266,97 @@ const MEANING = {
 };
 const PEN = { training: "--good", late: "--late", hung: "--bad", starting: "--start", unwatched: "--idle", exited: "--idle" };
 
-let selected = -1;        // index in status.ranks
+const OLD_S = 20;         // what another node says is up to 10 s old, as often as it is asked and looks for that
+const FADED = 0.4;        // opacity of the ranks of a node that has said nothing for so long
+
+let nodes = [];           // by node rank: where the launcher is the coordinator all of the cycle, else its own alone
+let ranks = [];           // of these nodes, in their order
+let places = [];          // left and top of the mark of each rank
+let selected = -1;        // index in ranks
 let hovered = -1;
 let columns = 1;
 let cell = SIZES[0];
-let foremost = 0;         // the highest iteration of a rank
 
-const lag = (rank) => (rank.iteration === null ? 0 : foremost - rank.iteration);
+// Steps are compared within a node: what other nodes have said was true at other moments.
+const lag = (rank) => (rank.iteration === null ? 0 : rank.on.foremost - rank.iteration);
 const look = (rank) => (rank.state === "training" && lag(rank) >= LATE ? "late" : rank.state);
 const isWell = (rank) => rank.state !== "hung" && look(rank) !== "late" && !rank.exit_code;
+const isOld = (node) => node.age_s !== null && node.age_s > OLD_S;
+
+/** Takes nodes and ranks from the status; the one that is selected stays so. */
+function takeRanks() {
+  const chosen = ranks[selected]?.rank;
+  const own = { node: status.node, node_rank: status.node_rank, age_s: 0, ranks: status.ranks };
+  nodes = [own, ...(status.other_nodes ?? [])].sort((one, other) => one.node_rank - other.node_rank);
+  for (const node of nodes) {
+    node.foremost = node.ranks.reduce((most, rank) => Math.max(most, rank.iteration ?? 0), 0);
+    for (const rank of node.ranks) rank.on = node;
+  }
+  ranks = nodes.flatMap((node) => node.ranks);
+  selected = ranks.findIndex((rank) => rank.rank === chosen);
+  if (hovered >= ranks.length) hovered = -1;
+}
 
 function showRanks() {
-  const ranks = status.ranks;
-  foremost = ranks.reduce((most, rank) => Math.max(most, rank.iteration ?? 0), 0);
-  if (selected >= ranks.length) selected = -1;
+  takeRanks();
   const counts = new Map();
   for (const rank of ranks) counts.set(rank.state, (counts.get(rank.state) ?? 0) + 1);
   const parts = [...counts].map(([state, many]) => `${number(many)} ${state}`);
   const late = ranks.filter((rank) => look(rank) === "late").length;
   if (late) parts.push(`${number(late)} behind`);
-  put(byId("states"), ranks.length ? `${count(ranks.length, "rank")} on this node: ${parts.join(", ")}` : "No rank has run yet.");
+  const where = nodes.length > 1 ? `${number(nodes.length)} nodes` : "this node";
+  const text = ranks.length ? `${count(ranks.length, "rank")} on ${where}: ${parts.join(", ")}` : "No rank has run yet.";
+  put(byId("states"), [text, ...silentNodes()].join("; "));
   draw();
   showRank();
+}
+
+/** Which nodes say nothing, and which wait for a place, in parts of a sentence. */
+function silentNodes() {
+  const some = (found) => `${found.slice(0, 8).map((name) => shown(name, 100)).join(", ")}${found.length > 8 ? ", …" : ""}`;
+  const parts = [];
+  const unheard = nodes.filter((node) => node.age_s === null).map((node) => node.node);
+  const old = nodes.filter(isOld).map((node) => `${shown(node.node, 100)} (${span(node.age_s)})`);
+  const waiting = status.waiting_nodes ?? [];
+  if (unheard.length) parts.push(`not heard of yet: ${some(unheard)}`);
+  if (old.length) parts.push(`not heard of any more: ${some(old)}`);
+  if (waiting.length) parts.push(`${count(waiting.length, "node")} waiting for a place: ${some(waiting)}`);
+  return parts;
+}
+
+/** Returns the places of all marks of a size, and the height of all. The marks of a node are together; between two
+ * nodes is room, and one that does not fit into a line begins the next. */
+function layOut(size, width) {
+  const room = nodes.length > 1 ? size / 2 : 0;
+  const found = [];
+  let left = 0;
+  let top = 0;
+  const nextLine = () => {
+    left = 0;
+    top += size + room / 2;
+  };
+  for (const node of nodes) {
+    if (left > 0 && left + node.ranks.length * size > width) nextLine();
+    for (let index = 0; index < node.ranks.length; index++) {
+      if (left + size > width) nextLine();
+      found.push([left, top]);
+      left += size;
+    }
+    if (node.ranks.length) left += room;
+  }
+  return { found, height: top + size };
 }
 
 /** Draws all marks. */
 function draw() {
   const canvas = byId("grid");
-  const ranks = status.ranks;
   const width = canvas.clientWidth;
   canvas.hidden = byId("legend").hidden = !ranks.length;
   if (!ranks.length || !width) return;
-  cell = SIZES.find((size) => Math.ceil(ranks.length / Math.floor(width / size)) * size <= MOST_HEIGHT) ?? SIZES.at(-1);
+  cell = SIZES.find((size) => layOut(size, width).height <= MOST_HEIGHT) ?? SIZES.at(-1);
   columns = Math.max(1, Math.floor(width / cell));
-  const height = Math.ceil(ranks.length / columns) * cell;
+  const { found, height } = layOut(cell, width);
+  places = found;
   const scale = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * scale);
   canvas.height = Math.round(height * scale);
@@ -308,9 +365,14 @@ function draw() {
   brush.scale(scale, scale);
   const colours = readColours();
   for (let index = 0; index < ranks.length; index++) {
-    const left = (index % columns) * cell;
-    const top = Math.floor(index / columns) * cell;
+    const [left, top] = places[index];
+    if (nodes.length > 1) {
+      brush.fillStyle = colours["--line"];
+      brush.fillRect(left, top, cell, cell);
+    }
+    brush.globalAlpha = isOld(ranks[index].on) ? FADED : 1;
     mark(brush, colours, look(ranks[index]), left, top, cell, ranks[index]);
+    brush.globalAlpha = 1;
     if (index === selected || index === hovered) {
       brush.strokeStyle = colours["--focus"];
       brush.lineWidth = 2;
@@ -322,7 +384,7 @@ function draw() {
 /** The colours of the present theme, by their names in the style sheet. */
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  return Object.fromEntries([...Object.values(PEN), "--focus", "--on", "--bad"].map((name) => [name, style.getPropertyValue(name)]));
+  return Object.fromEntries([...Object.values(PEN), "--focus", "--on", "--bad", "--line"].map((name) => [name, style.getPropertyValue(name)]));
 }
 
 /** Draws the mark of one state into a square. */
@@ -381,10 +443,10 @@ function drawLegend() {
 
 /** Says what is known of the rank that the pointer or the keyboard is at. */
 function showRank() {
-  const rank = status.ranks[hovered >= 0 ? hovered : selected];
+  const rank = ranks[hovered >= 0 ? hovered : selected];
   const panel = byId("rank");
   if (rank === undefined) {
-    const text = status.ranks.length ? "Point at a rank, or use the arrow keys; N goes to the next one that is not well." : "";
+    const text = ranks.length ? "Point at a rank, or use the arrow keys; N goes to the next one that is not well." : "";
     panel.replaceChildren(element("p", text, "dim"));
     return;
   }
@@ -399,27 +461,49 @@ function showRank() {
   if (sections.length) facts.push(`in ${sections.join(", ")}`);
   if (rank.sign_age_s !== null) facts.push(`last sign of life ${span(rank.sign_age_s)} ago`);
   facts.push(`pid ${rank.pid}`);
+  if (nodes.length > 1) {
+    const old = rank.on.age_s ? `, as of ${span(rank.on.age_s)} ago` : "";
+    facts.push(`on ${shown(rank.on.node, 100)} (node ${rank.on.node_rank}${old})`);
+  }
   const line = around("p", state, " ", element("span", facts.join("; ")));
   const frames = rank.frames.length ? [element("pre", rank.frames.join("\n"))] : [];
   panel.replaceChildren(line, ...frames);
 }
 
 function select(index) {
-  selected = Math.min(Math.max(index, 0), status.ranks.length - 1);
+  selected = Math.min(Math.max(index, 0), ranks.length - 1);
   draw();
   showRank();
 }
 
+/** The index of the rank below that at an index, or above it: the nearest one of the next line; without one the last,
+ * or the first. */
+function inNextLine(at, isBelow) {
+  const [left, top] = places[at];
+  const beyond = places.filter((place) => (isBelow ? place[1] > top : place[1] < top)).map((place) => place[1]);
+  if (!beyond.length) return isBelow ? ranks.length - 1 : 0;
+  const line = isBelow ? Math.min(...beyond) : Math.max(...beyond);
+  let nearest = -1;
+  places.forEach((place, index) => {
+    const isNearer = nearest < 0 || Math.abs(place[0] - left) < Math.abs(places[nearest][0] - left);
+    if (place[1] === line && isNearer) nearest = index;
+  });
+  return nearest;
+}
+
 function onKey(event) {
-  if (status === null || !status.ranks.length) return;
-  const last = status.ranks.length - 1;
+  if (status === null || !ranks.length) return;
+  const last = ranks.length - 1;
   const at = Math.max(selected, 0);
-  const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: last };
+  const moves = {
+    ArrowRight: () => at + 1, ArrowLeft: () => at - 1, ArrowDown: () => inNextLine(at, true), ArrowUp: () => inNextLine(at, false),
+    Home: () => 0, End: () => last,
+  };
   if (event.key in moves) {
-    select(selected < 0 ? 0 : moves[event.key]);
+    select(selected < 0 ? 0 : moves[event.key]());
   } else if (event.key === "n" || event.key === "N") {
-    const order = status.ranks.map((_, step) => (selected + 1 + step) % (last + 1));
-    const next = order.find((index) => !isWell(status.ranks[index]));
+    const order = ranks.map((_, step) => (selected + 1 + step) % (last + 1));
+    const next = order.find((index) => !isWell(ranks[index]));
     if (next !== undefined) select(next);
   } else if (event.key === "Escape") {
     selected = -1;
@@ -433,9 +517,8 @@ function onKey(event) {
 
 /** The index of the rank under the pointer; -1: there is none. */
 function under(event) {
-  const column = Math.floor(event.offsetX / cell);
-  const index = Math.floor(event.offsetY / cell) * columns + column;
-  return column < columns && index >= 0 && index < (status?.ranks.length ?? 0) ? index : -1;
+  const { offsetX: x, offsetY: y } = event;
+  return places.findIndex(([left, top]) => x >= left && x < left + cell && y >= top && y < top + cell);
 }
 
 function hover(index) {
@@ -641,7 +724,7 @@ grid.addEventListener("keydown", onKey);
 grid.addEventListener("pointermove", (event) => hover(under(event)));
 grid.addEventListener("pointerleave", () => hover(-1));
 grid.addEventListener("click", (event) => under(event) >= 0 && select(under(event)));
-grid.addEventListener("focus", () => status !== null && status.ranks.length && selected < 0 && select(0));
+grid.addEventListener("focus", () => status !== null && ranks.length && selected < 0 && select(0));
 byId("collectives").addEventListener("toggle", askForCollectives);
 byId("collect").addEventListener("click", askForCollectives);
 byId("settings").addEventListener("toggle", loadSettings);

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
 from ft_launcher.status.listening import answering
 from ft_launcher.status.node_status import NodeStatus, RankReading, Times
+from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks
+from ft_launcher.status.summary import ranks_as_json
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations
 from tests.browser import Browser, chromium, needs_chromium
@@ -46,13 +48,22 @@ class Simulation:
             (folder / "token").chmod(0o600)
             record = replace(record, status_token_file=str(folder / "token"))
         self.settings = Settings(monitor=MonitorSettings(rank_heartbeat_timeout=60.0), record=record)
-        self.cycles: list[CycleTimes] = []
+        self.others: OthersSeen | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         sources = {"rank_heartbeat_timeout": "--ft-rank-heartbeat-timeout", "status_port": HOSTILE}
-        with answering(self.settings, sources, self.folder, self.journal, self.times, "1.2") as (self.status, _):
+        with answering(self.settings, sources, self.folder, self.journal, self.times, "1.2") as (self.status, asking):
+            asking.other_nodes = self
             yield
+
+    def seen(self) -> OthersSeen | None:
+        """As the coordinator's launcher says; None: it is not the coordinator."""
+        return self.others
+
+    def ask_stacks(self) -> Callable[[], OtherStacks]:
+        """The page does not ask for them."""
+        raise AssertionError
 
     def times(self) -> Times:
         seconds = {"step": 34_500.0, "launch": 21.0, "checkpoint_save": 412.0, "data": 300.0, "lost_progress": 260.0}
@@ -331,6 +342,52 @@ def test_by_keyboard(browser: Browser, job: Simulation) -> None:
     browser.press("TAB", "TAB", "ENTER")
     browser.until(lambda: browser.text(".scene"), "the stacks")
     assert browser.script("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_the_coordinator_shows_all_nodes_apart(browser: Browser, job: Simulation) -> None:
+    """Of 40 nodes with 8 ranks: one hangs, one is silent, one was never heard of, and a spare waits."""
+    job.starts(ranks=8)
+    now = time.monotonic()
+
+    def node(rank: int, age_s: float | None = 4.0, **more: Any) -> NodeSeen:
+        readings = [
+            RankReading(8 * rank + n, n, 20_000 + n, now, True, True, 18_230, {"step": 0.7}, 0.2) for n in range(8)
+        ]
+        readings[3] = replace(readings[3], **more)
+        ranks = ranks_as_json(job.status.facts(), readings, now) if age_s is not None else []
+        return NodeSeen(rank, f"gpu-node-{17 + rank}", age_s, ranks)
+
+    nodes = [node(rank) for rank in range(1, 40)]
+    nodes[4] = node(5, condemned=True, frames=("loader.py:88 in fetch",))
+    nodes[10], nodes[20] = node(11, 61.0), node(21, None)
+    job.others = OthersSeen(nodes, ["gpu-node-99"])
+    show(browser, job)
+    assert browser.text("#states") == (
+        "312 ranks on 40 nodes: 311 training, 1 hung; not heard of yet: gpu-node-38; not heard of any more: "
+        "gpu-node-28 (61 s); 1 node waiting for a place: gpu-node-99"
+    )
+    browser.press("TAB", "n")
+    assert "rank 43: hung" in browser.text("#rank")
+    assert "on gpu-node-22 (node 5, as of 4.0 s ago)" in browser.text("#rank")
+    assert browser.text("#rank").endswith("loader.py:88 in fetch")
+    # Nodes do not touch: the last rank of one and the first of the next are further apart, or in different lines.
+    assert browser.script(
+        "return ranks.every((rank, at) => at === 0 || rank.on === ranks[at - 1].on"
+        " || places[at][1] > places[at - 1][1] || places[at][0] > places[at - 1][0] + cell)"
+    )
+    browser.press("ARROW_DOWN", "ARROW_UP")
+    assert "rank 43: hung" in browser.text("#rank")
+    nodes[20] = node(21)
+    job.others = OthersSeen(nodes, [])
+    browser.until(
+        lambda: (
+            browser.text("#states") == "320 ranks on 40 nodes: 319 training, 1 hung; not heard of any "
+            "more: gpu-node-28 (61 s)"
+        ),
+        "the last node",
+    )
+    assert "rank 43: hung" in browser.text("#rank"), "the same rank stays selected"
+    assert browser.complaints() == []
 
 
 def test_dark_and_light_and_narrow(browser: Browser, job: Simulation) -> None:
