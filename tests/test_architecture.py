@@ -68,7 +68,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.cycle": {"attribution", "policy", "processes", "ranks", "record", "rendezvous", "zygote"},
     "ft_launcher.agent": {
         *("attribution", "cycle", "health", "ledger", "nodes", "policy", "processes"),
-        *("ranks", "record", "rendezvous", "settings", "status", "training_log", "zygote"),
+        *("ranks", "record", "rendezvous", "report", "settings", "status", "training_log", "zygote"),
     },
     "ft_launcher.commands": {"bundle", "ranks", "record", "replay", "report", "settings", "status"},
     "ft_launcher": {

@@ -22,7 +22,7 @@ from ft_client.monitoring.learned_limits import HeartbeatTimeouts, SectionTimeou
 from ft_client.monitoring.limits_in_force import LimitsInForce
 from ft_client.monitoring.link import Link
 from ft_client.monitoring.signs_of_life import SignsOfLife, not_initialized
-from ft_client.saving import SaveSchedule
+from ft_client.saving import SaveSchedule, interval_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, Hello, Message, Sections
 
@@ -123,7 +123,7 @@ class RankMonitorClient(SignsOfLife):
         if interval_s is None:
             setting = None
             if self.cfg is not None:
-                setting = self.cfg.save_interval
+                setting = interval_of(self.cfg.save_interval, os.environ)
             return self._saves_by_setting.is_due(setting, monotonic())
         if not interval_s > 0:
             raise RankMonitorClientError(f"a save interval of {interval_s!r} s is not above zero")

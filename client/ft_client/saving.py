@@ -6,7 +6,10 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ft_client.agreement import group
+from rank_monitor.contract import env
 
 _SHARE = 0.5
 """Of the calls that are left by the mean so far: then rank 0 looks again."""
@@ -16,6 +19,22 @@ broadcast of a number in 64 steps is not noticed: it takes as long as a small gr
 
 
 _NEVER = -1
+
+
+def interval_of(setting: float | str | None, environ: Mapping[str, str]) -> float | None:
+    """Returns the seconds between two saves; None: never.
+
+    Args:
+        setting: that of the launcher. With `auto` it has chosen the interval for this cycle, and says so on the node of
+            rank 0, whose answer counts.
+        environ: of this process.
+    """
+    if isinstance(setting, str):
+        try:
+            setting = float(environ.get(env.SAVE_INTERVAL, ""))
+        except ValueError:
+            return None
+    return setting
 
 
 class SaveSchedule:

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, first_failure, nccl_view, rank_view
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
@@ -86,6 +87,7 @@ class Ranks:
         self.nccl_view: dict[str, Any] | None = None
         """What NCCL said of the job then, as `nccl_view.to_record` has it; None: nothing."""
         self._follows_requests = follows_requests
+        self._save_intervals = SaveIntervals(parts.settings, parts.recorder)
         self._multipliers: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
         self._processes: RankContext | None = None
@@ -137,6 +139,10 @@ class Ranks:
     def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **kwargs: Any) -> RankContext:
         """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
         settings, tag = self.parts.settings, self.parts.runtime.tag
+        save_interval_s = None
+        if self.group.group_rank == 0:
+            # Rank 0, whose clock counts for all, runs on this node.
+            save_interval_s = self._save_intervals.choose(self.cycle)
         for local_rank, rank_env in envs.items():
             rank_env.update(start_environment(settings.start, os.environ))
             rank_env.update(info_environment(settings.record, os.environ))
@@ -151,6 +157,8 @@ class Ranks:
                 tag, self.cycle, socket_path, stack_file, settings.monitor.stack_signal, recorder_socket
             )
             rank_env.update(ours)
+            if save_interval_s is not None:
+                rank_env[env.SAVE_INTERVAL] = str(save_interval_s)
             if self.store is not None and self.store.ranks_port:
                 # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
                 rank_env[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"

@@ -32,6 +32,7 @@ FIELDS: dict[str, str] = {
     "reports_end": "after_bytes",
     "journal_piece": "run_id node started piece lost_bytes",
     "lines_dropped": "lines",
+    "save_interval": "cycle interval_s reason faults save_s mtbf_s",
     "cycle_start": "cycle node_rank nodes master ranks",
     "cycle_end": "cycle how lived_s iteration",
     "fault": "cycle kind rank local_rank pid exit_code what where hint iteration limit learned_limit detail "

@@ -223,6 +223,12 @@ class Recorder:
         """How long it was from one step that a rank printed to the next, in a cycle that is over."""
         self.journal.write(events.PrintedSteps(cycle, rank, durations_as_json({PRINTED_STEP: intervals})))
 
+    @contained("an event cannot be recorded")
+    def save_interval(self, chosen: events.SaveInterval) -> None:
+        """How often the ranks of the next cycle are to save."""
+        logger.info("ranks save every %s (--ft-save-interval auto)", chosen.reason)
+        self.journal.write(chosen)
+
     def no_steps_printed(self, cycle: int, watch_log: str) -> None:
         """No line of a whole cycle was one of a step."""
         logger.warning("--ft-watch-log %s found no step in what the ranks of cycle %d printed", watch_log, cycle)

@@ -14,9 +14,25 @@ import pytest
 from ft_client.agreement import group
 from ft_client.errors import RankMonitorClientError
 from ft_client.rank_monitor_client import RankMonitorClient
-from ft_client.saving import SaveSchedule
+from ft_client.saving import SaveSchedule, interval_of
+from rank_monitor.contract import env
 
 SIZE = 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "chosen", "interval_s"),
+    [
+        (None, "900", None),
+        (60.0, "900", 60.0),
+        ("auto", "900.5", 900.5),
+        ("auto", None, None),  # on another node than rank 0's
+        ("auto", "", None),
+    ],
+)
+def test_which_interval_applies(setting: float | str | None, chosen: str | None, interval_s: float | None) -> None:
+    environ = {} if chosen is None else {env.SAVE_INTERVAL: chosen}
+    assert interval_of(setting, environ) == interval_s
 
 
 def saves(step_s: list[float], interval_s: float, save_s: float = 0.0) -> tuple[list[float], int]:

@@ -15,6 +15,7 @@ from ft_launcher.record.events.cycle import (
     LimitDoubled,
     LimitsCannotAct,
     Lingers,
+    SaveInterval,
     Stacks,
     Stall,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "RankExit",
     "ReportsEnd",
     "ResultInDoubt",
+    "SaveInterval",
     "SectionTimes",
     "Signal",
     "Stacks",

@@ -26,6 +26,24 @@ class CycleStart(Event, name="cycle_start"):
 
 
 @dataclass(frozen=True)
+class SaveInterval(Event, name="save_interval"):
+    """How often the ranks of the next cycle are to save (`--ft-save-interval auto`), as the node of rank 0 chose it."""
+
+    cycle: int
+    """The cycle that begins now."""
+    interval_s: float
+    """Seconds of training between two saves."""
+    reason: str
+    """Why, in words."""
+    faults: int
+    """How many faults the job had so far, as far as the journals say."""
+    save_s: float | None
+    """For how long the training waited for a save, in the mean (seconds); null: none was measured."""
+    mtbf_s: float | None
+    """The time of the job so far for each of its faults (seconds); null: it had none."""
+
+
+@dataclass(frozen=True)
 class CycleEnd(Event, name="cycle_end"):
     """The cycle is over on this node."""
 

@@ -57,8 +57,10 @@ class MonitorSettings:
         kinds.LIMIT,
         "limits given, and no init_workload_monitoring() this long after the process group: a warning",
     )
-    save_interval: float | None = setting(
-        None, kinds.LIMIT, "time of training between two checkpoints, where the training asks ft.should_save()"
+    save_interval: float | str | None = setting(
+        None,
+        kinds.SAVE_INTERVAL,
+        "time of training between two checkpoints, where the training asks ft.should_save(); auto: as often as pays",
     )
     oversleep_slack: float = setting(
         1.0, kinds.SECONDS, "a monitor that overslept by more shifts its deadlines (a paused machine must not kill)"

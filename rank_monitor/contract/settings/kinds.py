@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 NONE_TEXTS = frozenset({"", "none", "null"})
+AUTO = "auto"
 _TRUE = frozenset({"true", "yes", "1"})
 _FALSE = frozenset({"false", "no", "0"})
 BOOLEAN_TEXTS = _TRUE | _FALSE
@@ -53,6 +54,12 @@ def _limit(raw: object) -> float:
     if value <= 0:
         raise ValueError("a limit must be above zero; write none for no limit")
     return value
+
+
+def _save_interval(raw: object) -> float | str:
+    if isinstance(raw, str) and raw.strip().lower() == AUTO:
+        return AUTO
+    return _limit(raw)
 
 
 def _seconds(raw: object) -> float:
@@ -276,6 +283,7 @@ def choice(*choices: str) -> Kind:
 
 
 LIMIT = _or_none(Kind("seconds above 0", _limit))
+SAVE_INTERVAL = _or_none(Kind("seconds above 0, auto", _save_interval))
 LIMIT_MB = _or_none(Kind("MiB above 0", _limit))
 SECONDS = Kind("seconds", _seconds)
 SECONDS_OR_NONE = _or_none(SECONDS)

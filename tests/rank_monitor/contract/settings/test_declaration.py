@@ -19,6 +19,9 @@ REALTIME = signal.SIGRTMIN + 7
 @pytest.mark.parametrize(
     ("kind", "raw", "value"),
     [
+        (kinds.SAVE_INTERVAL, "900", 900.0),
+        (kinds.SAVE_INTERVAL, " Auto ", "auto"),
+        (kinds.SAVE_INTERVAL, "none", None),
         (kinds.LIMIT, "2700", 2700.0),
         (kinds.LIMIT, 0.5, 0.5),
         (kinds.LIMIT, " 5 ", 5.0),
@@ -60,6 +63,7 @@ def test_good_values(kind: Kind, raw: object, value: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "raw"),
     [
+        *((kinds.SAVE_INTERVAL, raw) for raw in (0, "often", "nan", True)),
         *((kinds.LIMIT, raw) for raw in (0, "0", -1, "-5", "nan", "inf", "soon", True, [5], float("nan"), 10**400)),
         *((kinds.SECONDS, raw) for raw in (-0.1, "nan", "x", None, [1])),
         (kinds.FACTOR, 0.9),
