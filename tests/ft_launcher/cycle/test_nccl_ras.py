@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,12 @@ import pytest
 from ft_launcher.attribution import ras_answer
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.nccl_ras import NcclRas, address_in
+from tests.nccl_ras_server import Serve, Server
 from tests.patience import patient
 from tests.ports import free_port
 
 ANSWERS = Path(__file__).parents[2] / "data" / "nccl_ras"
 DEAD = "dead.json"
-Serve = Callable[[socket.socket], object]
 
 
 @pytest.fixture(autouse=True)
@@ -33,39 +32,6 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(ras: NcclRas) -> NcclRas:
     ras.ask(time.monotonic())
     return ras
-
-
-class Server:
-    """NCCL's side at an address: each connection is served by the next of some functions, the last one again."""
-
-    def __init__(self, address: tuple[str, int], *serve: Serve) -> None:
-        self.connections = 0
-        self._serve = serve
-        self._listener = socket.socket()
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # as NCCL's sockets
-            self._listener.setsockopt(socket.SOL_SOCKET, option, 1)
-        self._listener.bind(address)
-        self._listener.listen()
-        self._kept: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._kept.append(connection)
-                serve = self._serve[min(self.connections, len(self._serve) - 1)]
-                self.connections += 1
-                with suppress(OSError):
-                    serve(connection)
-
-    def close(self) -> None:
-        for open_one in [self._listener, *self._kept]:
-            with suppress(OSError):
-                open_one.shutdown(socket.SHUT_RDWR)
-            open_one.close()
-        self._thread.join(patient(20))
 
 
 def status(name: str) -> Serve:

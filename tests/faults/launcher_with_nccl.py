@@ -1,0 +1,29 @@
+"""The launcher as `python -m ft_launcher` runs it, where torch says that it has NCCL: of a CPU build it is not true.
+
+A restart waits longer for NCCL's answer, which may come late from a machine that runs four tests at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ft_launcher import cli
+
+own_main = cli.main
+
+
+def main(*arguments: Any) -> NoReturn:
+    """Runs after the fork of the zygote, before which no torch may be imported."""
+    from ft_launcher.cycle import nccl_ras
+
+    nccl_ras.is_nccl_available = lambda: True
+    nccl_ras._WAIT_S = nccl_ras._LIMIT_S = nccl_ras._FIRST_BYTES_S = 60.0
+    own_main(*arguments)
+
+
+if __name__ == "__main__":
+    cli.main = main
+    rank = cli.launch()
+    with rank:
+        rank.take()()
+    rank.end()
