@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.nodes.messages import NO_CYCLE, Members, RankAssigned
@@ -111,6 +111,13 @@ class JobNodes:
         return ranks_as_record(number, cycle, ranks_as_json(facts, readings, time.monotonic()))
 
     # Questions.
+
+    def counts(self) -> Mapping[str, int]:
+        """Returns how many nodes take part and wait, where this node is the coordinator."""
+        members = self._rendezvous.members()
+        if members is None:
+            return {}
+        return {"active": len(members.active), "waiting": len(members.waiting)}
 
     def seen(self) -> OthersSeen | None:
         """Returns what the other nodes have said last, where this node is the coordinator."""

@@ -49,6 +49,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._ranks = Ranks(parts, group, lease if lease >= 0 else None, follows_requests=True)
             self.results = Results(self._ranks, self._ending, self._monitor_workers)
             self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
+            handler.waiting = parts.status.waits
             parts.asking.other_nodes = JobNodes(parts, handler)
         else:
             # torch's own rendezvous cannot pass a request on to other nodes.

@@ -55,6 +55,9 @@ class NodeTimes:
         self._recorder = recorder
         self._is_unwritten = False
         self._written_at = now
+        self._saved: tuple[int, int] | None = None
+        """The cycle and the iteration of the last checkpoint that was heard of, and when that was."""
+        self._saved_at = now
 
     # What begins or ends now.
 
@@ -105,6 +108,9 @@ class NodeTimes:
         """Takes the ledger of one rank."""
         self._ledger.rank_times(cycle, times)
         now = time.monotonic()
+        if times is not None and times.saved_ns >= 0 and self._saved != (cycle, times.saved):
+            self._saved = cycle, times.saved
+            self._saved_at = now
         if now >= self._written_at + _WRITE_EVERY_S and self._recorder.journal.path is not None:
             self._written_at = now
             self._write(False)
@@ -116,8 +122,11 @@ class NodeTimes:
         with self._lock:
             now = time.monotonic()
             ledger = self._ledger
-            past = ledger.past[-_MOST_PAST:]
-            return Times(ledger.category, ledger.present(now), ledger.account(now), ledger.durations(now), past)
+            past, present = ledger.past[-_MOST_PAST:], ledger.present(now)
+            saved_age_s = None
+            if present.saved is not None and self._saved == (present.cycle, present.saved):
+                saved_age_s = now - self._saved_at
+            return Times(ledger.category, present, ledger.account(now), ledger.durations(now), past, saved_age_s)
 
     # Events.
 

@@ -198,6 +198,7 @@ class Link:
     def ask(self, arrival: JoinRequest) -> None:
         """Sends an arrival; `answer` returns the reply to it. Returns at once."""
         self._node = arrival.node
+        self.questions.arrives(arrival.node, arrival.cycle)
         self._awaited.expect(reply_key(arrival.node, arrival.seq), self._answers)
         self._outbox.put(arrival)
 
@@ -227,6 +228,7 @@ class Link:
 
         `hosted_by_user`: the cycle's store is known to all from the command line.
         """
+        self.questions.has_place()
         if place.deputy:
             self._watch.period_s = look_every(place.nodes) * self._beat_s
         else:

@@ -64,12 +64,15 @@ class Questions:
     Attributes:
         heard: called by the thread that looks, with a topic and the number of the latest question about it. Must not
             block.
+        waits: called by the thread that looks when the others run without this node, which waits. Must not block.
     """
 
     def __init__(self, connections: Connections, look_s: float) -> None:
         self.look_s = look_s
         self.heard: Callable[[Topic, int], None] = lambda topic, number: None
+        self.waits: Callable[[], None] = lambda: None
         self._connections = connections
+        self._arrival: tuple[str, int] | None = None
         self._known: dict[Topic, int] = {}
         self._next_look = time.monotonic() + look_s
         self._one_at_a_time = threading.Lock()
@@ -79,9 +82,23 @@ class Questions:
         """Whether it is time to look."""
         return time.monotonic() >= self._next_look
 
+    def arrives(self, node: str, cycle: int) -> None:
+        """Notes that this node has asked for a place, as `node`, after it left a cycle: looks tell whether it waits."""
+        self._arrival = node, cycle
+
+    def has_place(self) -> None:
+        """Notes that it waits no longer."""
+        self._arrival = None
+
     def look(self) -> None:
-        """Looks whether somebody has asked since the last look."""
+        """Looks whether somebody has asked since the last look, and whether the others run without this node.
+
+        Does neither while another thread uses the store: whoever looks has more important things to do than wait.
+        """
         self._next_look = time.monotonic() + self.look_s
+        if self._one_at_a_time.locked():
+            return
+        self._look_for_wait()
         found = self._try(lambda store: store.counters([], [counter_key(topic) for topic in Topic])[1])
         if found is None:
             return
@@ -91,6 +108,16 @@ class Questions:
             self._known[topic] = number
             if is_new:
                 self.heard(topic, number)
+
+    def _look_for_wait(self) -> None:
+        arrival = self._arrival
+        if arrival is None:
+            return
+        waits_in = self.waits_in(arrival[0])
+        # What was written before its last place is of no account.
+        if waits_in is not None and waits_in >= arrival[1] and self._arrival is arrival:
+            self._arrival = None
+            self.waits()
 
     def ask(self, topic: Topic) -> int | None:
         """Asks all nodes. Returns the number of the question; None: the store does not answer."""
@@ -119,9 +146,12 @@ class Questions:
             return found
         return None
 
-    def waits(self, node: str) -> bool:
-        """Returns whether the coordinator has let this node wait while others run."""
-        return self._try(lambda store: store.receive(waits_key(node), 0)) is not None
+    def waits_in(self, node: str) -> int | None:
+        """Returns the last cycle in which the coordinator let this node wait while others ran; None: in none."""
+        text = self._try(lambda store: store.receive(waits_key(node), 0))
+        if text is None:
+            return None
+        return whole_number(text, MOST_SENT)
 
     def close(self) -> None:
         """Ends all use of the store: the last node that leaves removes what the job has written."""

@@ -89,7 +89,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         first_store: the ranks' store of the first cycle, where the user gave its address.
 
     Attributes:
-        heard: called when another node asks something (`nodes/questions.py`), by a thread that must not be blocked.
+        waiting: called when this node waits for a place while others run.
+        heard: called when another node asks something (`nodes/questions.py`). Neither may block.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self._link: Link | None = None
         self._closed = False
+        self.waiting: Callable[[], None] = lambda: None
         self.heard: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
         self.cycle_store: CycleStore | None = None
@@ -157,6 +159,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                     self._me.node, store, self._coordinate, self.lease, settings.beat_s, settings.timeout_s
                 )
                 self._link.questions.heard = self.heard
+                self._link.questions.waits = self.waiting
                 # A signal may have ended the agent meanwhile: the thread with this call was left behind.
                 if self._closed:  # by another thread, while this one connected
                     self._link.close(Left(self._me.node, "its launcher ends"), settings.beat_s)

@@ -93,7 +93,7 @@ class Answers:
                 return _text("ok\n")
             case "/readyz":
                 facts = self._status.facts()
-                if facts.runs:
+                if facts.runs or facts.waits:
                     return _text("ok\n")
                 # The word only: anyone may ask, and the sentence quotes exceptions.
                 return _text(f"{summary.job_state(facts).value}\n", 503)
@@ -160,7 +160,12 @@ class Answers:
             return _text("metrics need prometheus-client: pip install 'ft-launcher[observe]'\n", 501)
         self._asking.ask(_ASK_S)
         facts, readings = self._status.facts(), self._status.readings
-        body = metrics.as_metrics(facts, readings, self._times(), time.monotonic(), self._version)
+        nodes: Mapping[str, int] = {}
+        if self._asking.other_nodes is not None:
+            nodes = self._asking.other_nodes.counts()
+        elif facts.cycle is not None:
+            nodes = {"active": facts.nodes}
+        body = metrics.as_metrics(facts, readings, self._times(), nodes, time.monotonic(), self._version)
         return Answer(body, metrics.KIND)
 
     def _fault(self, number: str) -> Answer:

@@ -21,10 +21,18 @@ PREFIX = "ft_launcher_"
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def as_metrics(facts: Facts, readings: Sequence[RankReading], times: Times | None, now: float, version: str) -> bytes:
+def as_metrics(
+    facts: Facts,
+    readings: Sequence[RankReading],
+    times: Times | None,
+    nodes: Mapping[str, int],
+    now: float,
+    version: str,
+) -> bytes:
     """Returns the metrics in Prometheus' text format.
 
     Args:
+        nodes: how many nodes of the job are in which state; empty: another launcher says so.
         now: monotonic seconds.
         version: of the launcher.
     """
@@ -32,6 +40,8 @@ def as_metrics(facts: Facts, readings: Sequence[RankReading], times: Times | Non
     class Once(Collector):
         def collect(self) -> Iterator[Metric]:
             yield from _of_job(facts, version)
+            counts = [({"state": state}, number) for state, number in nodes.items()]
+            yield _gauge("nodes", "Nodes in the cycle (active), and those that wait for a place.", counts)
             if times is not None:
                 yield from _of_times(times)
             yield from _of_ranks(readings, facts, now)
@@ -47,7 +57,6 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
     yield _gauge("job_info", "What the job is called, and where this is.", [(names, 1)])
     if facts.cycle is not None:
         yield _gauge("cycle", "The present or last cycle, from 0.", [({}, facts.cycle)])
-        yield _gauge("nodes", "Nodes in the cycle.", [({"state": "active"}, facts.nodes)])
     if facts.restarts_left is not None:
         yield _gauge("restarts_left", "What is left of --max-restarts.", [({}, facts.restarts_left)])
     yield _counter("cycles", "Cycles that have ended, by how.", _by("end", facts.cycle_ends))

@@ -89,6 +89,7 @@ class Times:
         account: of the whole job.
         durations: of `step` and of the sections of one rank until now, by name.
         past: the last parts that have ended, in the order of time.
+        saved_age_s: how long ago the last checkpoint of this cycle was heard of (seconds); None: it has none.
     """
 
     category: str
@@ -96,6 +97,7 @@ class Times:
     account: Account
     durations: Mapping[str, Durations]
     past: Sequence[CycleTimes] = ()
+    saved_age_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Facts:
         recoveries: what each phase of the recoveries that are over took.
         scores: rank -> the scores of its last report of straggler detection, `relative` and `individual`.
         health: the last state of each check that had something to report.
+        waits: the coordinator has let this node wait while others run.
     """
 
     run_id: str = ""
@@ -152,6 +155,7 @@ class Facts:
     nodes: int = 1
     node_rank: int = 0
     runs: bool = False
+    waits: bool = False
     trouble: str = ""
     ended: bool = False
     exit_code: int | None = None
@@ -213,6 +217,11 @@ class NodeStatus:
                 self._is_stalled = False
                 self._facts = replace(self._facts, trouble="", frames={})
 
+    def waits(self) -> None:
+        """Notes that this node waits for a place while others run, until a cycle begins here or the job ends."""
+        with self._lock:
+            self._facts = replace(self._facts, waits=True)
+
     @property
     def readings(self) -> tuple[RankReading, ...]:
         """The last readings."""
@@ -242,7 +251,7 @@ class NodeStatus:
                 return Facts(event.run_id, event.node, t, restarts, restarts_left=restarts)
             case events.JobEnd():
                 code, reason = event.exit_code, _text(event.reason)
-                return replace(facts, ended=True, runs=False, exit_code=code, end_reason=reason)
+                return replace(facts, ended=True, runs=False, waits=False, exit_code=code, end_reason=reason)
             case events.CycleStart() | events.CycleEnd():
                 return self._after_cycle(event)
             case events.RankExit():
@@ -277,7 +286,7 @@ class NodeStatus:
             self._is_stalled = False
             self._scores = {}
             facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={})
-            return replace(facts, runs=True, trouble="")
+            return replace(facts, runs=True, waits=False, trouble="")
         self._cycle_ends[event.how.partition(":")[0]] += 1
         self._ends[event.cycle] = event.how
         if len(self._ends) > _MOST_ENDS:

@@ -63,6 +63,9 @@ class OtherNodes(Protocol):
         """Asks where their ranks are, and returns at once. The function that it returns waits for the answers, for a
         bounded time."""
 
+    def counts(self) -> Mapping[str, int]:
+        """Returns how many nodes of the job are in which state; empty where `seen` returns None."""
+
     def seen(self) -> OthersSeen | None:
         """Returns at once what the other nodes have said last, and has them say more while this is called again and
         again. None: this node is not the coordinator, or no cycle has begun."""

@@ -38,6 +38,8 @@ class JobState(str, Enum):
     """The ranks run, and some stand still."""
     RESTARTING = "restarting"
     """A cycle has ended, and the next one has not begun."""
+    WAITING = "waiting"
+    """This node waits for a place while others run: a spare."""
     ENDED = "ended"
     """The job is over."""
 
@@ -63,6 +65,8 @@ def job_state(facts: Facts) -> JobState:
     """Returns what the job does."""
     if facts.ended:
         return JobState.ENDED
+    if facts.waits:
+        return JobState.WAITING
     if facts.cycle is None:
         return JobState.STARTING
     if not facts.runs:
@@ -97,6 +101,7 @@ def sentence(facts: Facts, times: Times | None) -> str:
             JobState.RUNNING: f"running, cycle {facts.cycle}",
             JobState.TROUBLED: f"hung in cycle {facts.cycle}",
             JobState.RESTARTING: f"restarting after cycle {facts.cycle}{doing}",
+            JobState.WAITING: "waits for a place, as a spare",
             JobState.ENDED: f"ended with exit code {facts.exit_code} ({facts.end_reason})",
         }[state]
     ]
@@ -107,7 +112,7 @@ def sentence(facts: Facts, times: Times | None) -> str:
         if step_s is not None:
             parts.append(f"{step_s:.3g} s a step" if step_s >= 0.1 else f"{1000 * step_s:.3g} ms a step")
         if times.present.saved is not None:
-            parts.append(f"saved at step {times.present.saved:,}")
+            parts.append(f"saved{_ago(times.saved_age_s)} at step {times.present.saved:,}")
         if times.account.steps:
             parts.append(f"goodput {times.account.goodput:.1%}")
     if facts.fault_count:
@@ -116,6 +121,17 @@ def sentence(facts: Facts, times: Times | None) -> str:
     if facts.trouble and state is not JobState.ENDED:
         text += f": {facts.trouble}"
     return text
+
+
+def _ago(age_s: float | None) -> str:
+    """Returns how long ago something was; empty where that is unknown. The agent hears of it within 10 s."""
+    if age_s is None:
+        return ""
+    if age_s < 90:
+        return f" {age_s:.0f} s ago"
+    if age_s < 5400:
+        return f" {age_s / 60:.0f} min ago"
+    return f" {age_s / 3600:.0f} h ago"
 
 
 def typical_step_s(times: Times) -> float | None:
@@ -308,6 +324,7 @@ def _times(times: Times) -> dict[str, Any]:
         "doing": times.category,
         "iteration": times.present.iteration,
         "saved": times.present.saved,
+        "saved_age_s": None if times.saved_age_s is None else round(times.saved_age_s, 3),
         "step_s": typical_step_s(times),
         "steps": times.account.steps,
         "wall_s": round(times.account.wall_s, 3),

@@ -138,7 +138,7 @@ def test_metrics_are_as_prometheus_wants_them() -> None:
     from tests.ft_launcher.status import test_node_status as known
 
     status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
-    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, 101.0, "1.2")
+    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, {"active": 2}, 101.0, "1.2")
     done = run(["promtool", "check", "metrics"], input=body.decode())
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -148,7 +148,7 @@ def test_the_guide_names_every_metric_and_every_alert_a_metric() -> None:
     from tests.ft_launcher.status import test_node_status as known
 
     status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
-    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, 101.0, "1.2").decode()
+    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, {"active": 2}, 101.0, "1.2").decode()
     made = {line.split()[2] for line in body.splitlines() if line.startswith("# TYPE")}
     guide = (ROOT / "docs" / "status.md").read_text()
     assert [name for name in sorted(made) if f"`{name.removeprefix('ft_launcher_')}" not in guide] == []
@@ -165,7 +165,7 @@ def test_the_dashboard_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     from tests.ft_launcher.status import test_node_status as known
 
     status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
-    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, 101.0, "1.2").decode()
+    body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, {"active": 2}, 101.0, "1.2").decode()
     made = {line.split()[2] for line in body.splitlines() if line.startswith("# TYPE")}
     board = dashboard()
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
-from tests.faults.test_status import command, status
+from tests.faults.test_status import command, get, status
 from tests.faults.test_two_nodes import WORLD, global_ranks
 from tests.faults.training import Plan
 from tests.ports import free_port
@@ -86,3 +86,20 @@ def test_the_coordinator_shows_the_ranks_of_all_nodes(start_job: StartJob) -> No
         os.kill(other.process.pid, signal.SIGCONT)
     host.go()
     assert [node.finish(120) for node in (host, other)] == [0, 0], host.tail() + other.tail()
+
+
+def test_a_spare_is_ready(start_job: StartJob) -> None:
+    """It knows from the coordinator's record that the others run without it."""
+    port, status_port = free_port(), free_port()
+    flags = (
+        *("--nnodes=1", "--ft-spares=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pair"),
+        *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--ft-node-beat=0.5", "--ft-node-timeout=600"),
+    )
+    host = start_job(Plan(hold=4), 1, *flags, name="host")
+    host.until(lambda: host.trained(3, 0, 1), "the rank to come to iteration 4")
+    spare = start_job(Plan(hold=4), 1, *flags, f"--ft-status-port={status_port}", name="spare")
+    spare.until(lambda: spare.journal("job_start") and status(spare)["state"] == "waiting", "the spare to wait")
+    assert get(status_port, "/readyz") == (200, "ok\n")
+    host.until(lambda: status(host)["waiting_nodes"], "the coordinator to name it")
+    host.go()
+    assert [node.finish(120) for node in (host, spare)] == [0, 0], host.tail() + spare.tail()

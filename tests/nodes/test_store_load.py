@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.messages import EndReason
+from ft_launcher.nodes.questions import Topic
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder
 from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
@@ -85,6 +86,18 @@ def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[N
         list(pool.map(lambda one: one.leave("done", 30.0), nodes))
 
 
+def ask_each_other(nodes: list[NodeRendezvous]) -> None:
+    """Every kind of store takes questions and answers."""
+    asker, other, third = (one.questions for one in nodes[:3])
+    assert asker and other and third
+    place = nodes[1].place
+    members = asker.members()
+    assert place is not None and members is not None and len(members.active) == len(nodes)
+    assert [asker.ask(Topic.RANKS), third.ask(Topic.RANKS)] == [1, 2]
+    other.answer(Topic.RANKS, place.rank, "here")
+    assert asker.answers(Topic.RANKS, range(len(nodes))) == {place.rank: b"here"}
+
+
 def ask(etcd: EtcdServer, path: str, body: dict[str, Any] | None = None) -> str:
     """What etcd itself says."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -111,12 +124,13 @@ def left(etcd: EtcdServer, backend: str) -> object:
 @pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
 def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(backend: str, count: int) -> None:
     with running_etcd() as etcd:
-        with job(backend, etcd.endpoint, count):
+        with job(backend, etcd.endpoint, count) as nodes:
             time.sleep(2 * BEAT_S)
             before, began = taken(etcd, backend), time.monotonic()
             time.sleep(BEATS * BEAT_S)
             spent, beats = taken(etcd, backend) - before, (time.monotonic() - began) / BEAT_S
             assert spent / count / beats <= MOST_IDLE
+            ask_each_other(nodes)
             assert left(etcd, backend)
         assert not left(etcd, backend)
 
@@ -125,9 +139,10 @@ def test_a_store_in_files_does_not_grow_and_is_gone_after_the_job(tmp_path: Path
     def files() -> dict[str, int]:
         return {file.name: file.stat().st_size // 16 for file in tmp_path.glob("store.d/=*")}
 
-    with job("c10d", str(tmp_path / "store"), 3, store_type="file"):
+    with job("c10d", str(tmp_path / "store"), 3, store_type="file") as nodes:
         time.sleep(4 * BEAT_S)
         before = files()
         time.sleep(BEATS * BEAT_S)
         assert before and files() == before
+        ask_each_other(nodes)
     assert list(tmp_path.iterdir()) == []

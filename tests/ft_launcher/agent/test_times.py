@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def one_cycle(kept: NodeTimes, cycle: int) -> None:
     kept.cycle_over()
     kept.failed(None)
     kept.stopped()
+
+
+def test_the_age_of_a_checkpoint_counts_from_when_it_was_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = NodeTimes(quiet_recorder())
+    kept.ranks_started(0, time.monotonic_ns())
+    began = time.monotonic()
+
+    def hear(after_s: float, saved: int, cycle: int = 0) -> float | None:
+        monkeypatch.setattr(times.time, "monotonic", lambda: began + after_s)
+        kept.take(cycle, replace(trained(), iteration=saved, saved=saved, saved_ns=1))
+        return kept.now().saved_age_s
+
+    assert kept.now().saved_age_s is None
+    assert hear(10.0, 100) == 0.0
+    assert hear(70.0, 100) == pytest.approx(60.0)
+    assert hear(80.0, 200) == 0.0
 
 
 def test_a_part_is_written_once_when_the_next_begins_and_the_last_at_the_end(tmp_path: Path) -> None:

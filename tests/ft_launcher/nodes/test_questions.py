@@ -45,11 +45,11 @@ def test_who_takes_part_and_who_waits_can_be_read(hosted: bool) -> None:
         assert first is not None and (first.cycle, len(first.active), first.waiting) == (0, 2, [])
         spare = made.begin("s")
         node = made.nodes["s"].node
-        until(lambda: (found := made.nodes["s"].questions) is not None and found.waits(node))
+        until(lambda: (found := made.nodes["s"].questions) is not None and found.waits_in(node) == 0)
         later = questions(made, "b").members()
         assert isinstance(later, Members) and (later.active, len(later.waiting)) == (first.active, 1)
         assert made.nodes[made.coordinator()].members() == later
-        assert not questions(made, "a").waits(made.nodes["a"].node)
+        assert questions(made, "a").waits_in(made.nodes["a"].node) is None
         for name in "ab":
             made.nodes[name].report_end(EndReason.SUCCEEDED, "")
         with pytest.raises(NoPlace):

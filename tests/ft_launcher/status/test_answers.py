@@ -27,6 +27,9 @@ class Others:
         readings = [RankReading(rank, -1, 0, frames=STILL) for rank in (1, 2, 3)]
         return lambda: OtherStacks(readings, [SilentNode(2, "host-c")])
 
+    def counts(self) -> dict[str, int]:
+        return {"active": 3, "waiting": 1}
+
     def seen(self) -> OthersSeen:
         rank = {"rank": 2, "state": "training", "iteration": 7, "sign_age_s": 1.0, "sections": {"data": 2.0}}
         return OthersSeen([NodeSeen(1, "host-b", 4.0, [rank]), NodeSeen(2, "host-c")], ["host-d"])
@@ -91,6 +94,29 @@ def test_the_status_of_the_coordinator_has_all_nodes() -> None:
     assert (rank["sign_age_s"], rank["reading_age_s"], rank["sections"]) == (5.0, 4.0, {"data": 6.0}), "as of now"
     assert silent == {"node_rank": 2, "node": "host-c", "age_s": None, "ranks": []}
     assert found["waiting_nodes"] == ["host-d"]
+
+
+def test_nodes_are_counted_by_the_coordinator() -> None:
+    with launcher(3, Others()) as answers:
+        text = answers.of_metrics("/metrics", {}).body.decode()
+    assert 'ft_launcher_nodes{state="active"} 3.0\n' in text and 'ft_launcher_nodes{state="waiting"} 1.0\n' in text
+    with launcher(2, None) as answers:
+        text = answers.of_metrics("/metrics", {}).body.decode()
+    assert 'ft_launcher_nodes{state="active"} 2.0\n' in text, "a rendezvous that is not ours"
+
+
+def test_a_node_that_waits_as_a_spare_is_ready() -> None:
+    status, asking = NodeStatus(), Asking()
+    answers = Answers(status, asking, lambda: None, {}, "1", lambda: None)
+    status.on_event(events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
+    assert answers.of_metrics("/readyz", {}).body == b"starting\n"
+    status.waits()
+    assert (answers.of_metrics("/readyz", {}).code, answers.of_metrics("/readyz", {}).body) == (200, b"ok\n")
+    found = json.loads(answers.of_everything("/status.json", {}).body)
+    assert (found["state"], found["sentence"]) == ("waiting", "waits for a place, as a spare")
+    status.on_event(events.JobEnd(0, "the job is over", 0, 0, 0), 1002.0)
+    assert answers.of_metrics("/readyz", {}).body == b"ended\n"
+    asking.close()
 
 
 def test_the_status_of_another_node_has_its_own() -> None:

@@ -28,7 +28,7 @@ def test_what_is_exported() -> None:
     for milliseconds in (900, 100, 100, 100, 2000):
         durations.add(milliseconds * 1_000_000)
     times = replace(TIMES, durations={"step": durations, "data": durations})
-    found = read(metrics.as_metrics(status.facts(), READINGS, times, now=101.0, version="1.2"))
+    found = read(metrics.as_metrics(status.facts(), READINGS, times, {"active": 2}, now=101.0, version="1.2"))
 
     def value(name: str, **labels: str) -> float:
         return found[f"ft_launcher_{name}", tuple(sorted(labels.items()))]
@@ -54,5 +54,5 @@ def test_what_is_exported() -> None:
 
 
 def test_a_job_that_has_just_begun() -> None:
-    found = read(metrics.as_metrics(after().facts(), (), None, 0.0, "1.2"))
+    found = read(metrics.as_metrics(after().facts(), (), None, {}, 0.0, "1.2"))
     assert found["ft_launcher_steps_lost_total", ()] == 0

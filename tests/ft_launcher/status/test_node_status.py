@@ -104,6 +104,15 @@ def test_states(seen: list[events.Event], state: JobState, said: str) -> None:
     assert (summary.job_state(facts), summary.sentence(facts, None)) == (state, said)
 
 
+@pytest.mark.parametrize(
+    ("age_s", "said"),
+    [(None, "saved at"), (12.4, "saved 12 s ago at"), (185.0, "saved 3 min ago at"), (9000.0, "saved 2 h ago at")],
+)
+def test_how_long_ago_the_training_saved(age_s: float | None, said: str) -> None:
+    text = summary.sentence(after(START, CYCLE).facts(), replace(TIMES, saved_age_s=age_s))
+    assert text == f"running, cycle 0, step 41, {said} step 40, goodput 90.0%"
+
+
 def test_a_stall_is_over_when_the_ranks_go_on() -> None:
     status = after(START, CYCLE, stall())
     status.read(READINGS)  # the first after the stall: what came before may be of long ago

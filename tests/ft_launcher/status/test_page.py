@@ -61,6 +61,9 @@ class Simulation:
         """As the coordinator's launcher says; None: it is not the coordinator."""
         return self.others
 
+    def counts(self) -> dict[str, int]:
+        return {}
+
     def ask_stacks(self) -> Callable[[], OtherStacks]:
         """The page does not ask for them."""
         raise AssertionError
