@@ -61,10 +61,12 @@ def train(progress: Progress, call: CallWrapper) -> int:
     progress.done = shared(*progress.done)
     first = progress.done[0]
     print(f"iteration {call.iteration}: rank {entry} is rank {rank} of {world_size} from step {first} on", flush=True)
+    # One for all steps: at the end of a group, torch 2.6 may hang where a tensor that was reduced is gone.
+    update = torch.zeros_like(progress.done[1])
     for step in range(first, STEPS):
         if entry == 1 and step == LEAVES_AT:
             sys.exit(0)
-        update = SAMPLES[step, rank::world_size].sum()
+        update.copy_(SAMPLES[step, rank::world_size].sum())
         dist.all_reduce(update)
         progress.done = step + 1, progress.done[1] + update  # replaced as a whole: never half a step
         call.ping()

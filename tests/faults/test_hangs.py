@@ -11,6 +11,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.job import Job
 from tests.faults.test_attribution import script
 from tests.faults.training import Plan
+from tests.patience import patient
 
 SETUP = """
 import os, signal, sys, time
@@ -137,6 +138,7 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 DistributedDataParallel(torch.nn.Linear(4, 4))
 ft.init()
+dist.barrier()
 with ft.section("setup"):
     if dist.get_rank() == 1:
         time.sleep(600)
@@ -148,12 +150,13 @@ def test_where_limits_act_the_rank_that_waits_in_setup_is_not_blamed(start_job: 
     job = start_job(
         Plan(),
         2,
-        "--ft-rank-section-timeouts=setup:4",
+        f"--ft-rank-section-timeouts=setup:{patient(4)}",
         f"--log-dir={tmp_path / 'logs'}",
         script=script(tmp_path, WATCHED),
     )
     assert job.finish(120) == 85, job.tail()
     (fault,) = job.journal("fault")
     assert (fault["rank"], fault["limit"]) == (1, "section:setup"), job.tail()
-    assert "train.py:13 in <module>" in fault["detail"][0]
-    assert "_verify_param_shape" in stacks(job, 0) and "line 13 in <module>" in stacks(job, 1)
+    assert "train.py:14 in <module>" in fault["detail"][0]
+    assert "_verify_param_shape" in stacks(job, 0), stacks(job, 0)
+    assert "line 14 in <module>" in stacks(job, 1)

@@ -10,19 +10,19 @@ import contextlib
 import datetime
 import errno
 import ipaddress
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ft_client.inprocess.standalone.call_members import CallMembers
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc
 
-# TCP_ESTABLISHED, as in the column `st` of /proc/net/tcp.
-_ESTABLISHED = "01"
+# TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO.
+_ESTABLISHED = 1
 # A reading that is later than its interval by more than this was stopped itself: what it missed counts for no node.
 _SLACK_S = 1.0
 # Trainers use the ports after the store's for groups of their own.
@@ -111,10 +111,15 @@ def own_address(towards: tuple[str, int] | None) -> str:
 
 def is_used(port: int) -> bool:
     """Whether another process is connected to the server that this process has at a port."""
-    rows = [row for name in ("tcp", "tcp6") for row in _rows(name) if row[3] == _ESTABLISHED]
-    own = _own_sockets()
-    ours = {_plain(row[1]) for row in rows if _port(row[2]) == port and row[9] in own}
-    return bool({_plain(row[2]) for row in rows if _port(row[1]) == port} - ours)
+    accepted, own = set(), set()
+    for descriptor in proc.own_descriptors():
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or is no connection
+            here, there = _ends(descriptor)
+            if here[1] == port:
+                accepted.add(there)
+            if there[1] == port:
+                own.add(here)
+    return bool(accepted - own)
 
 
 class NodeWatch(threading.Thread):
@@ -191,29 +196,26 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _rows(name: str) -> list[list[str]]:
-    """The connections of this network namespace: number, own end, other end, state, ..., inode as the tenth."""
-    with contextlib.suppress(OSError):
-        return [line.split() for line in Path("/proc/self/net", name).read_text().splitlines()[1:]]
-    return []
+def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Address and port of both ends of a connection that stands.
+
+    Raises:
+        OSError: the descriptor is not of one.
+    """
+    # A copy, which stays the same connection whatever another thread does with the descriptor.
+    copy = os.dup(descriptor)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+            raise OSError(errno.ENOTCONN, "it is being ended")
+        here, there = connection.getsockname(), connection.getpeername()
+    return (_plain(here[0]), here[1]), (_plain(there[0]), there[1])
 
 
-def _own_sockets() -> set[str]:
-    found = set()
-    for descriptor in proc.own_descriptors():
-        with contextlib.suppress(OSError):
-            link = Path(f"/proc/self/fd/{descriptor}").readlink()
-            found.add(str(link).removeprefix("socket:[").removesuffix("]"))
-    return found
-
-
-def _port(end: str) -> int:
-    return int(end.rpartition(":")[2], 16)
-
-
-def _plain(end: str) -> str:
-    """An end as IPv4 has it, where IPv6 only wraps that."""
-    address, _, port = end.partition(":")
-    if address.startswith("0" * 16 + "FFFF0000"):
-        address = address[-8:]
-    return f"{address}:{port}"
+def _plain(address: str) -> str:
+    """An address as IPv4 has it, where IPv6 only wraps that."""
+    return address.removeprefix("::ffff:")

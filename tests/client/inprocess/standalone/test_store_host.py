@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -103,6 +105,15 @@ def test_own_connections_are_no_use(server: Any) -> None:
     own = connection(server.port)
     assert not store_host.is_used(server.port)
     del own
+
+
+def test_a_connection_of_another_process_is_use(server: Any) -> None:
+    ask = f"import socket, sys; c = socket.create_connection(('127.0.0.1', {server.port})); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", ask], stdin=subprocess.PIPE) as other:
+        until(lambda: store_host.is_used(server.port), "the other's connection is seen")
+        assert other.stdin is not None
+        other.stdin.close()
+    until(lambda: not store_host.is_used(server.port), "it has ended")
 
 
 def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
