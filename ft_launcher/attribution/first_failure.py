@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ft_launcher.attribution import collective, hints, known_errors, nccl_view, rank_view
 from ft_launcher.attribution.collective import Blame, Finding
@@ -24,6 +25,9 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # The hint is one line on the console, and a node can have many ranks.
 _MOST_NAMED = 4
+_HEARD_WITHIN_S = 1.0
+"""An exception of a peer may be read before the verdict of the rank that it lost: both come within milliseconds, and on
+a busy machine together."""
 _LOOKS_LIKE_A_WAIT = {Whereabouts.COLLECTIVE: 1.0, Whereabouts.BLOCKED: 0.5}
 """For a rank that exceeded a limit, by its place. Torch's `work.wait()` and a lock of the program's look alike."""
 _IN_C_CODE = (
@@ -57,7 +61,7 @@ def attribute(
     own = [rank for rank in ranks if _failed_by_itself(rank, stop_began)]
     if not own:
         return None
-    earliest = min(own, key=lambda rank: (_collateral(rank), rank.failed_at, rank.rank))
+    earliest = min(own, key=partial(_order, first_verdict=_first_verdict(ranks)))
     as_it_was = _end_of_hang(ranks, stop_began)
     blame = _blame(earliest, own, ranks, node, all_ranks, as_it_was)
     if blame is not None and nccl is not None:
@@ -148,16 +152,27 @@ def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankV
     return found
 
 
+def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool, float, int]:
+    """Returns by what ranks are told of: those that failed of themselves, then those that hang, then those that lost
+    another when a monitor ended it."""
+    failed_at = rank.failed_at or 0.0
+    lost = first_verdict is not None and not rank.condemned and failed_at > first_verdict - _HEARD_WITHIN_S
+    return _collateral(rank), lost, failed_at, rank.rank
+
+
+def _first_verdict(ranks: Sequence[RankEvidence]) -> float | None:
+    """Returns when the first rank was condemned; None: none was."""
+    moments = [rank.verdict_at for rank in ranks if rank.condemned and rank.verdict_at is not None]
+    return min(moments, default=None)
+
+
 def _end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
     """Returns the first moment at which anything was done about the hang; None: it goes on.
 
     A monitor continues a rank that is stopped, before it ends it: then all others may go on within milliseconds and
     return from the program, long before the launcher looks at them.
     """
-    moments = [rank.verdict_at for rank in ranks if rank.condemned and rank.verdict_at is not None]
-    if stop_began is not None:
-        moments.append(stop_began)
-    return min(moments, default=None)
+    return min((moment for moment in (_first_verdict(ranks), stop_began) if moment is not None), default=None)
 
 
 def _as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:

@@ -351,6 +351,17 @@ def test_who_returns_since_a_stopped_rank_was_continued_is_not_to_blame() -> Non
     assert "it is stopped" in fault.what
 
 
+def test_who_loses_a_rank_that_its_monitor_ends_hung_as_well() -> None:
+    """The exception of a peer is read before the verdict; without a hang in its place nobody would be looked for."""
+    hung = {**hangs(1, at=1.001, frames=IN_ALL_REDUCE), **dies(-9)}
+    ranks = [raises(PAIR, at=1.0), hung, was_at(2, LOADS)]
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
+    assert fault is not None and (fault.rank, fault.kind, fault.finding) == (2, FaultKind.HANG, "behind")
+    lost_before = {**hangs(1, at=4.0, frames=IN_ALL_REDUCE), **dies(-9, 4.1)}
+    fault = attribute([rank(0, **ranks[0]), rank(1, **lost_before)], NODE, stop_began=5.0)
+    assert fault is not None and (fault.rank, fault.kind) == (0, FaultKind.EXCEPTION)
+
+
 def test_where_others_were_is_told_of_equal_ranks_together() -> None:
     ranks = [raises(WATCHDOG), raises(WATCHDOG, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
