@@ -22,6 +22,7 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, first_failure, nccl_view, rank_view
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
 from ft_launcher.cycle.in_process import InProcess
@@ -59,6 +60,9 @@ take with it. An answer has 3 KB and costs the monitor 0.05 ms."""
 _ASKING_NODES = 3
 """So many nodes, the first ones, ask NCCL, whose answer is about the whole job: one of them may be the one that is cut
 off, and an answer to each of hundreds would be much to send."""
+_ASKED_S = 60.0
+"""An answer from before the first rank was ended is worth more than one from after it; the grace of a rank that hangs
+is shorter."""
 
 
 class Ranks:
@@ -313,10 +317,10 @@ class Ranks:
                 return self._take_request(local_rank, message)
         return []
 
-    def _ask_nccl(self) -> None:
-        """Asks NCCL which ranks it reaches, where this is a node that does. Does not block."""
+    def _ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
+        """Asks NCCL which ranks it reaches, if this node is one of those that ask. Does not block."""
         if self.group.group_rank < _ASKING_NODES:
-            self._nccl.ask(time.monotonic())
+            self._nccl.ask(time.monotonic(), again_s)
 
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
@@ -422,7 +426,7 @@ class Ranks:
         stop_began = time.monotonic()
         tree = self.tree()
         if hung:
-            self._ask_nccl()
+            self._ask_nccl(_ASKED_S)
         # The processes are looked for while the monitors answer: both take time in a large job.
         self.monitors.snapshots(meanwhile=tree.find, stacks=hung)
         # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.

@@ -54,7 +54,11 @@ def of_records(name: str, ranks: Sequence[Any], nccl: Any) -> NodeScene:
 
 def find(nodes: Sequence[NodeScene], all_ranks: bool) -> Blame:
     """Returns who holds up the others; `all_ranks`: these are all nodes of the job."""
-    blame = collective.find([view for node in nodes for view in node.views], all_ranks)
+    views = [view for node in nodes for view in node.views]
+    blame = collective.find(views, all_ranks)
     pids = {rank: pid for node in nodes for rank, pid in node.pids.items()}
     names = {rank: node.name for node in nodes for rank in node.pids}
-    return nccl_view.refined(blame, [node.nccl for node in nodes if node.nccl is not None], pids, names)
+    answers = [node.nccl for node in nodes if node.nccl is not None]
+    # Clocks of nodes are not compared: one that was ended may have been so before the answer of another node.
+    ended = [view.rank for view in views if view.ended or view.gave_up]
+    return nccl_view.refined(blame, answers, pids, names, ended)

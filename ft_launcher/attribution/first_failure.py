@@ -65,7 +65,8 @@ def attribute(
     as_it_was = _end_of_hang(ranks, stop_began)
     blame = _blame(earliest, own, ranks, node, all_ranks, as_it_was)
     if blame is not None and nccl is not None:
-        blame = nccl_view.refined(blame, [nccl], {rank.rank: rank.pid for rank in ranks})
+        ended = [rank.rank for rank in ranks if rank.died_at is not None and rank.died_at <= nccl.answered_at]
+        blame = nccl_view.refined(blame, [nccl], {rank.rank: rank.pid for rank in ranks}, ended=ended)
     missing = None
     if blame is not None:
         missing = next((rank for rank in ranks if rank.rank in blame.ranks), None)

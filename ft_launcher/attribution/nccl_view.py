@@ -9,7 +9,7 @@ has given it up: it does so when it has not reached a process for 60 s (NVIDIA's
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -114,7 +114,11 @@ def _late_of(record: Any) -> Late:
 
 
 def refined(
-    blame: Blame, answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping[int, str] | None = None
+    blame: Blame,
+    answers: Sequence[NcclView],
+    pids: Mapping[int, int],
+    nodes: Mapping[int, str] | None = None,
+    ended: Collection[int] = (),
 ) -> Blame:
     """Returns who holds up the others, by what NCCL says of a collective that all have entered and none finished.
 
@@ -126,6 +130,7 @@ def refined(
         answers: of any nodes; none: nothing is added.
         pids: of all ranks of the job, by global rank.
         nodes: names of their nodes, for the text; None: it is one node.
+        ended: ranks that may have been ended before an answer: that it has none from them means nothing.
     """
     answers = [answer for answer in answers if not answer.is_cut_off]
     if blame.finding is not Finding.TRANSPORT or not answers:
@@ -139,10 +144,12 @@ def refined(
         text = f"is given up by NCCL's RAS, which cannot reach {who}, while {what}"
         waiting = tuple(rank for rank in sorted(pids) if rank not in dead)
         return Blame(Finding.TRANSPORT, tuple(sorted(dead)), text, waiting)
-    return replace(blame, text=f"{blame.text}{_remark(answers, pids, nodes or {})}")
+    return replace(blame, text=f"{blame.text}{_remark(answers, pids, nodes or {}, ended)}")
 
 
-def _remark(answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping[int, str]) -> str:
+def _remark(
+    answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping[int, str], ended: Collection[int]
+) -> str:
     late = next((one for view in answers for one in view.late if _rank_of(one.peer, pids) is not None), None)
     if late is not None:
         rank = _rank_of(late.peer, pids)
@@ -153,7 +160,7 @@ def _remark(answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping
     # The first answer is worth most: later ones may miss ranks because they were being ended.
     if any(not view.missing_count and view.processes == len(pids) for view in answers):
         return f"; NCCL's RAS reaches all {len(pids)}"
-    missing = set.intersection(*(_ranks_of(view.missing, pids) for view in answers))
+    missing = set.intersection(*(_ranks_of(view.missing, pids) for view in answers)).difference(ended)
     if missing:
         return f"; NCCL's RAS got no answer from {_who(missing, nodes)}"
     return ""

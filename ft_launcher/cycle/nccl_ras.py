@@ -37,7 +37,7 @@ _LIMIT_S = 5.0
 _WAIT_S = 0.5
 """From the question on. By this much at most a restart is delayed where NCCL does not answer; it takes milliseconds
 where it has long given up those that it does not reach (5 to 60 s)."""
-_AGAIN_S = 5.0
+AGAIN_S = 5.0
 """All ranks exceed their limits at nearly the same moment: the first question is for all of them."""
 
 
@@ -82,11 +82,11 @@ class NcclRas:
         """Forgets the last cycle."""
         self._question = None
 
-    def ask(self, now: float) -> None:
-        """Sends a question, unless one was sent a moment ago. Does not block."""
+    def ask(self, now: float, again_s: float = AGAIN_S) -> None:
+        """Sends a question, unless one was sent in the last `again_s` seconds. Does not block."""
         if self._address is None:
             return
-        if self._question is not None and now < self._question.asked_at + _AGAIN_S:
+        if self._question is not None and now < self._question.asked_at + again_s:
             return
         self._question = _Question(now)
         threading.Thread(target=_answer, args=(self._question, self._address), daemon=True, name="ft_nccl_ras").start()

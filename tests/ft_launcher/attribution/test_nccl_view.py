@@ -96,6 +96,13 @@ def test_pids_that_are_the_same_on_both_nodes(missing: Peer, ranks: tuple[int, .
     assert refined(TRANSPORT, [view(missing)], IN_CONTAINERS, NODES).ranks == ranks
 
 
+def test_of_one_that_was_ended_before_the_answer_none_is_expected() -> None:
+    silent = view(peer(3, False), peer(5, False))
+    assert refined(TRANSPORT, [silent], PIDS, ended=[3]).text == f"{NETWORK}; NCCL's RAS got no answer from rank 5"
+    assert refined(TRANSPORT, [silent], PIDS, ended=[3, 5]).text == NETWORK
+    assert refined(TRANSPORT, [view(peer(3))], PIDS, ended=[3]).ranks == (3,)
+
+
 def test_nodes_are_named() -> None:
     blame = refined(TRANSPORT, [view(peer(3), peer(5), peer(6))], PIDS, NODES)
     assert "cannot reach rank 3 on node0, ranks 5-6 on node1, while" in blame.text
@@ -143,6 +150,15 @@ def test_a_hint_says_that_nccl_reaches_all() -> None:
     assert fault is not None
     assert (fault.rank, fault.collateral, fault.blamed) == (0, True, ())
     assert fault.hint.startswith(f"{NETWORK}; NCCL's RAS reaches all 8")
+
+
+@pytest.mark.parametrize(
+    ("answered_at", "end"), [(1.5, "; NCCL's RAS got no answer from rank 3"), (2.5, "")], ids=["before", "after"]
+)
+def test_an_answer_before_and_after_the_ranks_were_ended(answered_at: float, end: str) -> None:
+    nccl = replace(view(peer(3, False)), answered_at=answered_at)
+    fault = attribute(evidence(None).ranks, NodeEvidence(), 3.0, True, nccl)
+    assert fault is not None and fault.hint == f"{NETWORK}{end}"
 
 
 @pytest.mark.parametrize("nccl", [None, ALL_WELL, view(peer(3)), view(late=(Late(peer(3), "AllReduce", 17, 18),))])

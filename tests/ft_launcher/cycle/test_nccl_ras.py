@@ -149,6 +149,8 @@ def test_one_question_stands_for_all_ranks(ras: NcclRas, serve: Callable[..., Se
     ras.ask(now)
     ras.ask(now + 1.0)
     assert ras.view() is not None and server.connections == 1
+    ras.ask(now + 10.0, again_s=60.0)
+    assert server.connections == 1
     ras.ask(now + 10.0)
     assert ras.view() is not None and server.connections == 2
     ras.begin_cycle()
