@@ -100,6 +100,7 @@ def main() -> int:
     if asked.only:
         runs = [run for run in runs if run.number in asked.only]
     counts: dict[tuple[str, int], Counter[str]] = {}
+    command = f"python -m scripts.hang_grid {_shown(asked)}"
     began = time.monotonic()
     with ThreadPoolExecutor(asked.at_once) as pool:
         try:
@@ -107,14 +108,24 @@ def main() -> int:
             for run, (outcome, text) in zip(runs, outcomes, strict=True):
                 counts.setdefault((run.kind, run.agents), Counter())[outcome] += 1
                 print(f"{run}: {outcome}: {text}", flush=True)
+                if asked.table:  # one that is interrupted leaves what it has
+                    asked.table.write_text(table(counts, command))
         finally:
             pool.shutdown(cancel_futures=True)
-    command = shlex.join(["python", "-m", "scripts.hang_grid", *sys.argv[1:]])
-    page = table(counts, command)
-    print(f"\n{page}\n{len(runs)} runs in {time.monotonic() - began:.0f} s")
-    if asked.table:
-        asked.table.write_text(page)
+            total = sum(found.total() for found in counts.values())
+            print(f"\n{table(counts, command)}\n{total} of {len(runs)} runs in {time.monotonic() - began:.0f} s")
     return int(any(found["wrong"] for found in counts.values()))
+
+
+def _shown(asked: argparse.Namespace) -> str:
+    """Returns the arguments that say which runs these are, without folders of this machine."""
+    words = [f"--seed {asked.seed} --runs {asked.runs} --limit {asked.limit:g} --at-once {asked.at_once}"]
+    words.append(f"--ranks {' '.join(map(str, asked.ranks))} --agents {','.join(map(str, asked.agents))}")
+    if len(asked.kinds) < len(KINDS):
+        words.append(shlex.join(["--kinds", *asked.kinds]))
+    if asked.only:
+        words.append(f"--only {' '.join(map(str, asked.only))}")
+    return " ".join(words)
 
 
 def plan(runs: int, kinds: Sequence[str], ranks: Sequence[int], agents: Sequence[int], seed: int) -> list[Run]:
@@ -144,8 +155,11 @@ def perform(run: Run, limit_s: float, keep: Path) -> tuple[str, str]:
         folder = Path(name)
         (folder / "hang").write_text(":".join([run.kind, str(run.culprit), *["mesh"] * run.by_mesh]))
         codes = _run_job(folder, run, limit_s)
-        lines = [json.loads(line) for file in folder.glob("*/journal.*") for line in file.read_text().splitlines()]
-        outcome, text = judged(run, [line for line in lines if line["event"] == "fault"], codes)
+        try:
+            lines = [json.loads(line) for file in folder.glob("*/journal.*") for line in file.read_text().splitlines()]
+            outcome, text = judged(run, [line for line in lines if line["event"] == "fault"], codes)
+        except (OSError, ValueError, KeyError) as error:  # a launcher was killed while it wrote, at the deadline
+            outcome, text = "unknown", f"the journals cannot be read ({error!r}), exit codes {codes}"
         if outcome != "named":
             kept = keep / f"run{run.number}"
             shutil.copytree(folder, kept, dirs_exist_ok=True)
