@@ -230,16 +230,27 @@ def _are_durations(known: Mapping[str, Any]) -> bool:
     count, buckets = known.get("count"), known.get("buckets")
     if type(count) is not int or not 0 < count <= _MAX_COUNT:
         return False
-    if not isinstance(buckets, list) or len(buckets) > BUCKETS or not all(map(_is_bucket, buckets)):
+    if not isinstance(buckets, list) or len(buckets) > BUCKETS or not _are_buckets(buckets):
         return False
     return all(_is_real(known.get(name)) and 0 <= known[name] <= _MAX_DURATION_S for name in ("first_s", "max_s"))
 
 
-def _is_bucket(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
+def _are_buckets(values: list[Any]) -> bool:
+    """Whether these are pairs of a bucket and a count; looked at together, as points are."""
+    if not values:
+        return True
+    if not _are_pairs(values):
         return False
-    bucket, count = value
-    return type(bucket) is int and 0 <= bucket < BUCKETS and type(count) is int and 0 < count <= _MAX_COUNT
+    buckets: tuple[int, ...]
+    counts: tuple[int, ...]
+    buckets, counts = zip(*values, strict=True)
+    if not set(map(type, (*buckets, *counts))) <= {int}:
+        return False
+    return min(buckets) >= 0 and max(buckets) < BUCKETS and min(counts) > 0 and max(counts) <= _MAX_COUNT
+
+
+def _are_pairs(values: list[Any]) -> bool:
+    return set(map(type, values)) <= {list} and set(map(len, values)) <= {2}
 
 
 def _is_real(value: object) -> bool:
@@ -249,20 +260,21 @@ def _is_real(value: object) -> bool:
 def _are_seconds(value: object) -> bool:
     if not isinstance(value, dict) or len(value) > _MAX_NAMES:
         return False
-    return all(
-        type(name) is str and len(name) <= _MAX_NAME and _is_real(spent_s) and spent_s >= 0
-        for name, spent_s in value.items()
-    )
+    if not value:
+        return True
+    if not (set(map(type, value)) <= {str} and set(map(type, value.values())) <= {int, float}):
+        return False
+    return max(map(len, value)) <= _MAX_NAME and all(map(math.isfinite, value.values())) and min(value.values()) >= 0
 
 
 def _are_points(values: object) -> bool:
     """Whether these are pairs of an iteration and seconds. A report reads millions, so they are looked at together."""
     if not isinstance(values, list) or len(values) > _MAX_READ_POINTS:
         return False
-    if not (set(map(type, values)) <= {list} and set(map(len, values)) <= {2}):
-        return False
     if not values:
         return True
+    if not _are_pairs(values):
+        return False
     iterations, spent = zip(*values, strict=True)
     if not (set(map(type, iterations)) <= {int} and set(map(type, spent)) <= {int, float}):
         return False

@@ -8,6 +8,7 @@ two attempts of the job, and `unknown` within one.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,9 +91,11 @@ def _launches(lines: Iterable[Mapping[str, Any]]) -> list[LaunchTimes]:
             launch.node_rank = min(launch.node_rank, line["node_rank"])
         elif line.get("event") == "ledger":
             part = cycle_times(line)
-            # A part that is written again, as of a cycle that runs, stands for the one before.
             if part is not None:
-                launch.parts = [*(known for known in launch.parts if known.since < part.since), part]
+                # A part that is written again, as of a cycle that runs, stands for the one before.
+                while launch.parts and launch.parts[-1].since >= part.since:
+                    launch.parts.pop()
+                launch.parts.append(part)
                 launch.since = min(launch.since, part.since)
                 launch.until = part.until if part.cycle is None else max(launch.until, part.until)
     return found
@@ -128,18 +131,23 @@ def _of_attempt(attempt: int, launches: Sequence[LaunchTimes], since: float, unt
     parts = [(part, launch) for launch in launches for part in launch.parts]
     moments = sorted({since, until, *(moment for part, _ in parts for moment in (part.since, part.until))})
     waiting = sorted(parts, key=lambda item: item[0].since, reverse=True)
-    present: list[tuple[CycleTimes, LaunchTimes]] = []
+    present: list[tuple[bool, int, float, int, CycleTimes]] = []
+    number = itertools.count()
     found = []
     for begin, end in itertools.pairwise(moments):
         while waiting and waiting[-1][0].since <= begin:
-            present.append(waiting.pop())
-        present = [item for item in present if item[0].until > begin]
+            part, launch = waiting.pop()
+            # The first of these is taken. Their numbers are all different, so parts are not compared.
+            heapq.heappush(present, (part.cycle is None, launch.node_rank, launch.since, next(number), part))
+        # Others that have ended are left until they are the first: thousands of nodes are not looked through each time.
+        while present and present[0][-1].until <= begin:
+            heapq.heappop(present)
         if end > until or begin < since:
             continue
         if not present:
             found.append(_gap(begin, end, Category.UNKNOWN, (attempt, -1)))
             continue
-        part, _ = min(present, key=lambda item: (_cycle(item[0]) == _LAST, item[1].node_rank, item[1].since))
+        part = present[0][-1]
         found.append(_Stretch(begin, end, part, (attempt, _cycle(part))))
     return found
 

@@ -6,6 +6,7 @@ another one. A fault that several nodes report counts once.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -221,14 +222,19 @@ class _Joined:
 
     Attributes:
         attempts: by the id of a launch, from 0. Launches at the same time, on several nodes, are of one.
-        recoveries: by the id of a launch; each with the cycle that it led into.
+        of_attempt: the launches of each.
+        recoveries: by the id of a launch; each with the cycle that it led into, in the order of cycles.
         parts: of each cycle that of the lowest node rank, in the order of cycles.
+        recovered: those of these keys that a recovery led into.
+        sizes: how many nodes and ranks took part in each cycle.
     """
 
-    launches: Sequence[Launch]
     attempts: Mapping[int, int]
+    of_attempt: Mapping[int, Sequence[Launch]]
     recoveries: Mapping[int, Sequence[tuple[int, Mapping[str, float]]]]
     parts: Mapping[_Key, CycleTimes]
+    recovered: Sequence[_Key]
+    sizes: Mapping[_Key, tuple[int, int]]
 
     def attempt(self, launch: Launch) -> int:
         return self.attempts[id(launch)]
@@ -236,16 +242,11 @@ class _Joined:
     def key(self, event: FaultEvent) -> _Key:
         return (self.attempt(event.launch), event.cycle)
 
-    def of_attempt(self, attempt: int) -> list[Launch]:
-        return [launch for launch in self.launches if self.attempt(launch) == attempt]
-
     def node_count(self, key: _Key) -> int:
-        attempt, cycle = key
-        return sum(cycle in launch.cycles for launch in self.of_attempt(attempt))
+        return self.sizes.get(key, (0, 0))[0]
 
     def ranks(self, key: _Key) -> int:
-        attempt, cycle = key
-        return sum(launch.cycles[cycle].ranks for launch in self.of_attempt(attempt) if cycle in launch.cycles)
+        return self.sizes.get(key, (0, 0))[1]
 
 
 def _join(collection: Collection) -> _Joined:
@@ -266,12 +267,28 @@ def _join(collection: Collection) -> _Joined:
                 parts.setdefault((attempts[id(launch)], part.cycle), part)
                 if part.recovery:
                     of_launch.append((part.cycle, part.recovery))
-    return _Joined(launches, attempts, recoveries, {key: parts[key] for key in sorted(parts)})
+        of_launch.sort(key=_cycle_of)
+    in_order = {key: parts[key] for key in sorted(parts)}
+    of_attempt: dict[int, list[Launch]] = {}
+    sizes: dict[_Key, tuple[int, int]] = {}
+    for launch in launches:
+        attempt = attempts[id(launch)]
+        of_attempt.setdefault(attempt, []).append(launch)
+        for number, cycle in launch.cycles.items():
+            nodes, ranks = sizes.get((attempt, number), (0, 0))
+            sizes[attempt, number] = (nodes + 1, ranks + cycle.ranks)
+    recovered = [key for key, part in in_order.items() if part.recovery]
+    return _Joined(attempts, of_attempt, recoveries, in_order, recovered, sizes)
+
+
+def _cycle_of(recovery: tuple[int, Mapping[str, float]]) -> int:
+    return recovery[0]
 
 
 def _cycles(joined: _Joined) -> list[Cycle]:
     found: dict[_Key, Cycle] = {}
-    for launch in sorted(joined.launches, key=lambda launch: launch.node_rank):
+    launches = (launch for of_attempt in joined.of_attempt.values() for launch in of_attempt)
+    for launch in sorted(launches, key=lambda launch: launch.node_rank):
         attempt = joined.attempt(launch)
         in_order = sorted(launch.cycles.items(), key=lambda item: item[1].began)
         followed_at = [*(cycle.began for _, cycle in in_order[1:]), launch.until]
@@ -297,8 +314,9 @@ def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[Fault]:
         ranks = joined.ranks(key)
         for event in of_cycle:
             found.append(_fault(event, key, _phases(joined, event), lost.get(id(event), 0.0), ranks))
+    last_cycles = dict(joined.parts.keys())  # of each attempt the last one: they are in order
     for attempt, launch, gap_s in _killed_attempts(joined):
-        cycle = max((cycle for number, cycle in joined.parts if number == attempt), default=-1)
+        cycle = last_cycles.get(attempt, -1)
         killed = FaultEvent("", launch, launch.until, cycle, "attempt", what="the launcher was killed")
         ranks = joined.ranks((attempt, cycle))
         found.append(_fault(killed, (attempt, cycle), {Category.RESCHEDULE.value: gap_s}, 0.0, ranks))
@@ -378,10 +396,10 @@ def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
     """Returns each attempt that no launcher ended and that another follows, one launch of it, and the time between."""
     found = []
     for attempt in range(max(joined.attempts.values())):
-        of_attempt = joined.of_attempt(attempt)
+        of_attempt = joined.of_attempt[attempt]
         if all(launch.exit_code is None for launch in of_attempt):
             last = max(of_attempt, key=lambda launch: launch.until)
-            begins = min(launch.since for launch in joined.of_attempt(attempt + 1))
+            begins = min(launch.since for launch in joined.of_attempt[attempt + 1])
             found.append((attempt, last, begins - last.until))
     return found
 
@@ -392,19 +410,20 @@ def _phases(joined: _Joined, event: FaultEvent) -> Mapping[str, float]:
         return {"in_process": event.took_s}
     attempt, cycle = joined.key(event)
     # The faulty node's own journal knows best when its fault began.
-    for into, recovery in joined.recoveries[id(event.launch)]:
-        if into > cycle:
-            return recovery
-    for (other, number), part in joined.parts.items():
-        if other == attempt and number > cycle and part.recovery:
-            return part.recovery
+    own = joined.recoveries[id(event.launch)]
+    place = bisect_right(own, cycle, key=_cycle_of)
+    if place < len(own):
+        return own[place][1]
+    place = bisect_right(joined.recovered, (attempt, cycle))
+    if place < len(joined.recovered) and joined.recovered[place][0] == attempt:
+        return joined.parts[joined.recovered[place]].recovery
     phases = {}
     ended = joined.parts.get((attempt, cycle))
     if ended is not None:
         phases = {name: ended.seconds.get(name, 0.0) for name in (Category.DETECTION.value, Category.STOP.value)}
-    following = [launch.since for launch in joined.of_attempt(attempt + 1)]
+    following = [launch.since for launch in joined.of_attempt.get(attempt + 1, ())]
     if following:
-        ended_at = max(launch.until for launch in joined.of_attempt(attempt))
+        ended_at = max(launch.until for launch in joined.of_attempt[attempt])
         phases[Category.RESCHEDULE.value] = max(0.0, min(following) - ended_at)
     return phases
 

@@ -166,6 +166,6 @@ class SectionLimits:
         for name, more in durations_of(facts).items():
             known = self._durations.get(name)
             if known is not None:
-                self._durations[name] = known.merged(more)
+                known.extend(more)
             elif len(self._durations) < _MAX_NAMES:
                 self._durations[name] = more

@@ -117,17 +117,22 @@ class Durations:
         earlier, later = self, other
         if not self.count:
             earlier, later = other, self
-        exclusive_ns = earlier.exclusive_ns + later.exclusive_ns
-        joint = replace(earlier, exclusive_ns=exclusive_ns, buckets=dict(earlier.buckets))
-        if later.count:
-            joint.add(later.first_ns)
-            joint.count += later.count - 1
-            joint.least_ns = min(joint.least_ns, later.least_ns or joint.least_ns)
-            joint.most_ns = max(joint.most_ns, later.most_ns)
-            joint.sum_ns += later.sum_ns
-            for bucket, count in later.buckets.items():
-                joint.buckets[bucket] = joint.buckets.get(bucket, 0) + count
+        joint = replace(earlier, buckets=dict(earlier.buckets))
+        joint.extend(later)
         return joint
+
+    def extend(self, later: Durations) -> None:
+        """Counts what another one has, which comes after all that this one has."""
+        self.exclusive_ns += later.exclusive_ns
+        if not later.count:
+            return
+        self.add(later.first_ns)
+        self.count += later.count - 1
+        self.least_ns = min(self.least_ns, later.least_ns or self.least_ns)
+        self.most_ns = max(self.most_ns, later.most_ns)
+        self.sum_ns += later.sum_ns
+        for bucket, count in later.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
 
 
 @dataclass
