@@ -25,8 +25,7 @@ def interval_of(setting: float | str | None, environ: Mapping[str, str]) -> floa
     """Returns the seconds between two saves; None: never.
 
     Args:
-        setting: that of the launcher. With `auto` it has chosen the interval for this cycle, and says so on the node of
-            rank 0, whose answer counts.
+        setting: that of the launcher. With `auto` it has chosen the interval for this cycle.
         environ: of this process.
     """
     if isinstance(setting, str):

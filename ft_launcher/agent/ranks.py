@@ -143,10 +143,8 @@ class Ranks:
     def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **kwargs: Any) -> RankContext:
         """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
         settings, tag = self.parts.settings, self.parts.runtime.tag
-        save_interval_s = None
-        if self.group.group_rank == 0:
-            # Rank 0, whose clock counts for all, runs on this node.
-            save_interval_s = self._save_intervals.choose(self.cycle)
+        # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers anew.
+        save_interval_s = self._save_intervals.choose(self.cycle, self.group.group_rank == 0)
         for local_rank, rank_env in envs.items():
             rank_env.update(start_environment(settings.start, os.environ))
             rank_env.update(info_environment(settings.record, os.environ))

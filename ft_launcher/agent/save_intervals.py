@@ -1,11 +1,12 @@
 """Has the ranks save as often as it pays (`--ft-save-interval auto`): chosen at the start of each cycle, for its ranks.
 
-The node of rank 0 chooses, by the journals of earlier attempts and by its own events of this one; `report/` decides.
+The node of rank 0 decides, by the journals of earlier attempts and by its own events of this one; `report/` chooses.
 What is not known, or cannot be read, costs accuracy only: the first value applies then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -38,48 +39,59 @@ class SaveIntervals:
         self._is_auto = settings.monitor.save_interval == AUTO
         self._folder = settings.record.journal_dir
         self._recorder = recorder
-        self._earlier: Collection | None = None
+        self._earlier = Collection()
+        self._has_read = False
         # Any thread may write an event.
         self._lock = threading.Lock()
         self._present = Collection()
         if self._is_auto:
             recorder.journal.listeners.append(self._take)
 
-    def choose(self, cycle: int) -> float | None:
-        """Returns the seconds between two saves for a cycle that starts now; None: they are not to be chosen."""
+    def choose(self, cycle: int, has_rank0: bool) -> float | None:
+        """Returns the seconds between two saves for a cycle that starts now; None: they are not to be chosen.
+
+        Args:
+            has_rank0: rank 0 starts on this node, so that the choice counts and is written down. That of another node
+                counts once a restart in process has made one of its ranks rank 0; it has read no earlier journals.
+        """
         if not self._is_auto:
             return None
         findings = None
         with contained("the journal is not used for --ft-save-interval auto"), self._lock:
-            if self._earlier is None:
-                self._earlier = Collection()
-                self._read_earlier(self._earlier)
+            if has_rank0 and not self._has_read:
+                self._has_read = True
+                self._read_earlier()
             known = Collection()
             # A launch without a cycle may be of this attempt, on a node that began before this one.
             known.launches = [launch for launch in self._earlier.launches if launch.cycles] + self._present.launches
             known.faults = self._earlier.faults + self._present.faults
             findings = find(known)
         chosen = choose(findings)
-        self._recorder.save_interval(
-            events.SaveInterval(cycle, chosen.interval_s, chosen.reason, chosen.faults, chosen.save_s, chosen.mtbf_s)
-        )
+        if has_rank0:
+            facts = (chosen.interval_s, chosen.reason, chosen.faults, chosen.save_s, chosen.mtbf_s)
+            self._recorder.save_interval(events.SaveInterval(cycle, *facts))
         return chosen.interval_s
 
-    def _read_earlier(self, earlier: Collection) -> None:
+    def _read_earlier(self) -> None:
         """Takes the events of this job that are in the folder of the journals, but those of this attempt."""
         if not self._folder:
             return
         began = min((launch.since for launch in self._present.launches), default=float("inf"))
+        journals: list[tuple[float, int, list[Path]]] = []
+        for pieces in journals_in([Path(self._folder)]):
+            with contextlib.suppress(OSError):  # another launcher may be renaming a piece
+                found = [piece.stat() for piece in pieces]
+                journals.append((found[-1].st_mtime, sum(file.st_size for file in found), pieces))
         left = _MOST_READ
         files: list[Path] = []
-        for pieces in sorted(journals_in([Path(self._folder)]), key=lambda pieces: -pieces[-1].stat().st_mtime):
-            left -= sum(piece.stat().st_size for piece in pieces)
+        for _, size, pieces in sorted(journals, reverse=True):
+            left -= size
             if left < 0:
                 break
             files += pieces
         for entry in read_journals(files, Findings(), self._recorder.journal.run_id):
             if entry.t < began:
-                earlier.add(entry)
+                self._earlier.add(entry)
 
     def _take(self, event: events.Event, t: float) -> None:
         if event.event not in _READ:

@@ -19,7 +19,7 @@ RESULT_IN_DOUBT = "FT_RESULT_IN_DOUBT"
 IN_PROCESS_LIMITS = "FT_IN_PROCESS_LIMITS"
 """JSON of `escalation.EscalationLimits`: when restarts in process end."""
 SAVE_INTERVAL = "FT_CHOSEN_SAVE_INTERVAL"
-"""Seconds between two saves, as the launcher of rank 0's node chose them for this cycle (`--ft-save-interval auto`)."""
+"""Seconds between two saves, as the launcher of this node chose them for this cycle (`--ft-save-interval auto`)."""
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 

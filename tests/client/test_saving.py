@@ -26,7 +26,7 @@ SIZE = 2
         (None, "900", None),
         (60.0, "900", 60.0),
         ("auto", "900.5", 900.5),
-        ("auto", None, None),  # on another node than rank 0's
+        ("auto", None, None),
         ("auto", "", None),
     ],
 )

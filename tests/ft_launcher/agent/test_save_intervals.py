@@ -1,0 +1,63 @@
+"""How often to save, as the agent chooses it at the start of a cycle: by its own events, and by earlier journals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ft_launcher.agent.save_intervals import SaveIntervals
+from ft_launcher.record import events
+from ft_launcher.record.access import Access
+from ft_launcher.record.logs import RunFolder
+from ft_launcher.record.recorder import Recorder
+from ft_launcher.report.advice import best_interval_s
+from ft_launcher.report.save_interval import FIRST_S
+from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
+from tests.faults.test_save_interval import earlier_attempt
+from tests.ft_launcher.report.lines import as_bytes
+
+JOB = "again"
+
+
+def made(folder: Path, save_interval: float | str | None = "auto") -> tuple[SaveIntervals, Recorder]:
+    settings = Settings(
+        monitor=MonitorSettings(save_interval=save_interval), record=RecordSettings(journal_dir=str(folder))
+    )
+    recorder = Recorder(RunFolder(str(folder / "logs"), JOB, Access()), settings.record)
+    recorder.journal.run_id = JOB
+    (folder / "journal.earlier.jsonl").write_bytes(as_bytes(earlier_attempt(JOB)))
+    return SaveIntervals(settings, recorder), recorder
+
+
+def written(recorder: Recorder) -> list[float]:
+    assert recorder.journal.path is not None
+    lines = map(json.loads, recorder.journal.path.read_text().splitlines())
+    return [line["interval_s"] for line in lines if line["event"] == "save_interval"]
+
+
+def test_an_interval_that_is_given_stays(tmp_path: Path) -> None:
+    intervals, recorder = made(tmp_path, 600.0)
+    assert intervals.choose(0, has_rank0=True) is None
+    assert recorder.journal.listeners == [] and written(recorder) == []
+
+
+def test_on_another_node_than_rank_0s_nothing_is_read_or_written(tmp_path: Path) -> None:
+    """It chooses all the same: after a restart in process rank 0 may be one of its ranks."""
+    intervals, recorder = made(tmp_path)
+    assert intervals.choose(0, has_rank0=False) == FIRST_S
+    assert written(recorder) == []
+    interval_s = best_interval_s(5.0, 3000.0)
+    assert intervals.choose(1, has_rank0=True) == interval_s
+    assert written(recorder) == [interval_s]
+
+
+def test_a_journal_that_cannot_be_read_costs_no_start(tmp_path: Path) -> None:
+    intervals, recorder = made(tmp_path)
+    (tmp_path / "journal.gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "journal.wrong.jsonl").write_bytes(b"\x00[[[" * 1000 + b"\n")
+    assert intervals.choose(0, has_rank0=True) == best_interval_s(5.0, 3000.0)
+    (tmp_path / "journal.earlier.jsonl").unlink()
+    intervals = SaveIntervals(Settings(monitor=MonitorSettings(save_interval="auto")), recorder)
+    recorder.journal.write(events.CycleStart(0, 0, 1, "127.0.0.1:1", [{"rank": 0, "local_rank": 0, "pid": 1}]))
+    assert intervals.choose(1, has_rank0=True) == FIRST_S
+    assert written(recorder)[-1] == FIRST_S
