@@ -20,7 +20,7 @@ from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import Head, JobStore
 from ft_launcher.nodes.messages import Formed, JobOver, decode, encode, over_of
-from ft_launcher.nodes.questions import Topic, counter_key
+from ft_launcher.nodes.questions import COUNTERS
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -144,7 +144,7 @@ def _write(
         beats = me.node
     texts = {TERM: str(formed.term), BEAT: beats}
     if former is None:  # so that a look for questions is one operation from the beginning
-        texts |= {counter_key(topic): "0" for topic in Topic}
+        texts |= dict.fromkeys(COUNTERS, "0")
     store.publish(texts)
     return Coordination(me.node, store, written, machine, me.beat_s, me.timeout_s)
 

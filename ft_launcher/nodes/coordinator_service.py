@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ft_launcher.nodes.beat_schedule import BeatReader, look_every
@@ -32,7 +32,7 @@ from ft_launcher.nodes.messages import (
     decode,
     encode,
 )
-from ft_launcher.nodes.questions import MEMBERS, waits_key
+from ft_launcher.nodes.questions import COUNTERS, MEMBERS, waits_key
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -115,6 +115,8 @@ class Coordination:
         self._turned_at = time.monotonic()
         self._slack_s = timeout_s / 2 + beat_s
         self._looked = False
+        self.asked: Sequence[bytes] = ()
+        """The values of `questions.COUNTERS` when the beats were last read; empty: they were not."""
         self._is_last = False
         self._lost_any = False
         self._threads = [
@@ -289,8 +291,10 @@ class Coordination:
                 self._beat_reader.read_every(self._beat_s * beats)
                 self._beat_reader.watch(self._machine.nodes - {self._me}, time.monotonic())
                 taken = self._machine.read
-            counters, (count, *fence) = store.counters(self._beat_reader.nodes, ("inbox", *self._fence))
-            self._must_have_term(fence)
+            more = ("inbox", *COUNTERS, *self._fence)
+            counters, (count, *found) = store.counters(self._beat_reader.nodes, more)
+            self._must_have_term(found[len(COUNTERS) :])
+            self.asked = found[: len(COUNTERS)]
             self._refresh(store)
             self._turned_at, self._looked = time.monotonic(), True
             if count:

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from ft_launcher.nodes.messages import (
     decode,
     encode,
 )
-from ft_launcher.nodes.questions import Questions
+from ft_launcher.nodes.questions import COUNTERS, Questions
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -70,6 +70,8 @@ class CoordinatorWatch:
 
     def __init__(self, beat_s: float, timeout_s: float) -> None:
         self.period_s: float | None = None
+        self.asked: Sequence[bytes] = ()
+        """The values of `questions.COUNTERS` at the last look."""
         self._beat_s, self._timeout_s = beat_s, timeout_s
         self._term = b""
         self._begin(None)
@@ -94,7 +96,7 @@ class CoordinatorWatch:
             StoreLost: the store does not answer.
         """
         self.next_look = time.monotonic() + self._beat_reader.period_s
-        counters, (term,) = store.counters([BEAT], (TERM,))
+        counters, (term, *self.asked) = store.counters([BEAT], (TERM, *COUNTERS))
         now = time.monotonic()
         if term != self._term:  # another took over: it may not have beaten yet
             self._begin(self._begun_with)
@@ -368,6 +370,7 @@ class Link:
             return ""
         if self.coordination.has_looked():
             self._beat_schedule.looked()
+            self.questions.take(self.coordination.asked)
         if self.coordination.may_beat:
             return BEAT
         return ""
@@ -412,6 +415,7 @@ class Link:
 
     def _look_after_coordinator(self, store: JobStore) -> None:
         term = self._watch.lost_term(store)
+        self.questions.take(self._watch.asked)
         if term is None:
             return
         try:

@@ -1,8 +1,8 @@
 """What the agents of a job ask each other while it runs, through the job's store. Decides nothing.
 
-Who asks increases the counter of a topic; each node reads the counters in place of every second beat. So a question
-costs nothing while nobody asks, and is heard within two beats. The answer of a node is at a key of its own, by its node
-rank, with the number of the question; the next one replaces it.
+Who asks increases the counter of a topic; each node reads the counters in place of every second beat, and those that
+read beats read them with these. So a question costs nothing while nobody asks, and is heard within two beats. The
+answer of a node is at a key of its own, by its node rank, with the number of the question; the next one replaces it.
 
 Nothing is tried again here, and no failure counts as trouble of this node's link: nobody but the asker is concerned.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -42,6 +42,10 @@ class Topic(str, Enum):
 def counter_key(topic: Topic) -> str:
     """Returns the key of the number of questions about a topic."""
     return f"asked_{topic}"
+
+
+COUNTERS = tuple(counter_key(topic) for topic in Topic)
+"""The keys whose values `Questions.take` takes."""
 
 
 def answer_key(topic: Topic, rank: int) -> str:
@@ -99,10 +103,15 @@ class Questions:
         if self._one_at_a_time.locked():
             return
         self._look_for_wait()
-        found = self._try(lambda store: store.counters([], [counter_key(topic) for topic in Topic])[1])
-        if found is None:
-            return
-        for topic, text in zip(Topic, found, strict=True):
+        found = self._try(lambda store: store.counters([], COUNTERS)[1])
+        if found is not None:
+            self.take(found)
+
+    def take(self, counters: Sequence[bytes]) -> None:
+        """Takes the values of `COUNTERS`, which this node has read with others: a look for them is not due then."""
+        if self._arrival is None:
+            self._next_look = time.monotonic() + self.look_s
+        for topic, text in zip(Topic, counters, strict=True):
             number = whole_number(text or b"0", MOST_SENT) or 0
             is_new = number > self._known.get(topic, 0)
             self._known[topic] = number
