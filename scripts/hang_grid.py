@@ -38,7 +38,7 @@ class Answer(Enum):
     """What is right to say of a kind."""
 
     RANK = "the rank"
-    """It alone; or, where two ranks are out of step with each other, it as one of both sides."""
+    """It alone; or, where ranks are out of step with each other, it with others, but not with all."""
     NOTHING = "no fault"
     """The job ends well."""
 
@@ -61,6 +61,15 @@ KINDS = {
     "leaves out a send": Answer.RANK,
     "is slow": Answer.NOTHING,
 }
+_OUT_OF_STEP = (
+    "leaves one out",
+    "one more",
+    "another collective",
+    "another size",
+    "another order",
+    "leaves out a send",
+)
+"""Kinds in which ranks are out of step with each other, so that several may have to be named."""
 _OUTCOMES = ("named", "unknown", "wrong")
 """From the best to the worst. `named` is the right answer, also where that is that nothing is wrong."""
 
@@ -230,11 +239,12 @@ def judged(run: Run, faults: Sequence[Mapping[str, Any]], codes: Sequence[int | 
         return outcome, text or f"no fault, exit codes {codes}"
     if not faults:
         return "unknown", f"no fault, exit codes {codes}"
-    return max((_of_fault(fault, run.culprit) for fault in faults), key=_OUTCOMES.index), text
+    return max((_of_fault(fault, run) for fault in faults), key=_OUTCOMES.index), text
 
 
-def _of_fault(fault: Mapping[str, Any], culprit: int) -> str:
-    """Whether a fault names the culprit: alone, or as one side of a mismatch or a deadlock, which has no single one.
+def _of_fault(fault: Mapping[str, Any], run: Run) -> str:
+    """Whether a fault names the culprit: alone, or as one side of a mismatch or a deadlock where ranks are out of step.
+    Where it names all ranks of the job, it leaves open which one it is.
 
     A rank without a finding is told of because of itself, for instance since its own limit passed outside of any
     collective; but not one that only reports that it lost another.
@@ -243,10 +253,14 @@ def _of_fault(fault: Mapping[str, Any], culprit: int) -> str:
     if fault["finding"] in ("unknown", "transport") or is_silent:
         return "unknown"
     blamed = [rank for rank in fault["blamed"] if isinstance(rank, int)]
-    several = fault["finding"] in ("mismatch", "deadlock")
-    if culprit in (fault["rank"], *blamed) and (several or set(blamed) <= {culprit}):
+    if run.culprit in (fault["rank"], *blamed) and set(blamed) <= {run.culprit}:
         return "named"
-    return "wrong"
+    may_be_several = run.kind in _OUT_OF_STEP and fault["finding"] in ("mismatch", "deadlock")
+    if not may_be_several or run.culprit not in blamed:
+        return "wrong"
+    if len(set(blamed)) < run.ranks:
+        return "named"
+    return "unknown"
 
 
 def table(counts: Mapping[tuple[str, int], Counter[str]], command: str) -> str:

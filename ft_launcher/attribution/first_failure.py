@@ -155,10 +155,16 @@ def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankV
 
 def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool, float, int]:
     """Returns by what ranks are told of: those that failed of themselves, then those that hang, then those that lost
-    another when a monitor ended it."""
+    another when a monitor ended it.
+
+    An error of the program is no such loss, however near to a verdict: a rank that waited for the GPU outside of any
+    collective may exceed its limit while the one that it waits for is still exiting with that error.
+    """
     failed_at = rank.failed_at or 0.0
-    lost = first_verdict is not None and not rank.condemned and failed_at > first_verdict - _HEARD_WITHIN_S
-    return _collateral(rank), lost, failed_at, rank.rank
+    collateral = _collateral(rank)
+    is_near = first_verdict is not None and failed_at > first_verdict - _HEARD_WITHIN_S
+    lost_another = is_near and collateral > 0 and not rank.condemned
+    return collateral, lost_another, failed_at, rank.rank
 
 
 def _first_verdict(ranks: Sequence[RankEvidence]) -> float | None:

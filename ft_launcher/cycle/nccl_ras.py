@@ -88,8 +88,13 @@ class NcclRas:
             return
         if self._question is not None and now < self._question.asked_at + again_s:
             return
-        self._question = _Question(now)
-        threading.Thread(target=_answer, args=(self._question, self._address), daemon=True, name="ft_nccl_ras").start()
+        question = self._question = _Question(now)
+        asking = threading.Thread(target=_answer, args=(question, self._address), daemon=True, name="ft_nccl_ras")
+        try:
+            asking.start()
+        except RuntimeError as error:  # the machine, or the limit of this user, has no thread left
+            question.is_answered.set()
+            logger.warning("NCCL's RAS is not asked: %s", error)
 
     def view(self) -> NcclView | None:
         """Returns the answer to the last question of this cycle. Waits for it, up to 0.5 s after the question.

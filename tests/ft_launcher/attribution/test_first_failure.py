@@ -362,6 +362,24 @@ def test_who_loses_a_rank_that_its_monitor_ends_hung_as_well() -> None:
     assert fault is not None and (fault.rank, fault.kind) == (0, FaultKind.EXCEPTION)
 
 
+@pytest.mark.parametrize("has_recorder", [True, False])
+@pytest.mark.parametrize(
+    ("error", "fault_class"),
+    [(("bad batch", "ValueError"), USER), (("CUDA out of memory.", "OutOfMemoryError"), MEMORY)],
+)
+def test_an_error_shortly_before_the_limit_of_one_that_waits_for_its_gpu_is_the_cause(
+    has_recorder: bool, error: tuple[str, str], fault_class: FaultClass
+) -> None:
+    """The rank with the error needs a moment to exit, and the stack of the one that waits is in `loss.item()`."""
+    waits = hangs(0, at=10.0, frames=["train.py:30 in step"]) | dies(-9, 10.4)
+    if has_recorder:
+        waits["snapshot"] = in_program(9, 8)
+    ranks = [rank(0, **waits), rank(1, **raises(*error, at=9.4, died_at=9.9))]
+    fault = attribute(ranks, NODE, stop_began=10.1)
+    assert fault is not None
+    assert (fault.rank, fault.kind, fault.fault_class) == (1, FaultKind.EXCEPTION, fault_class)
+
+
 def test_where_others_were_is_told_of_equal_ranks_together() -> None:
     ranks = [raises(WATCHDOG), raises(WATCHDOG, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)

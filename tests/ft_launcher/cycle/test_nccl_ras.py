@@ -143,6 +143,16 @@ def test_a_restart_does_not_wait_for_one_that_is_silent(
     server.close()
 
 
+def test_without_a_thread_there_is_no_answer_and_no_wait_for_one(ras: NcclRas, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    ras.ask(time.monotonic())
+    monkeypatch.setattr(threading.Event, "wait", lambda event, timeout=None: event.is_set() or pytest.fail("it waits"))
+    assert ras.view() is None
+
+
 def test_one_question_stands_for_all_ranks(ras: NcclRas, serve: Callable[..., Server]) -> None:
     server = serve(status(DEAD))
     now = time.monotonic()
