@@ -106,11 +106,13 @@ class Questions:
         found = self._try(lambda store: store.counters([], COUNTERS)[1])
         if found is not None:
             self.take(found)
+            self._next_look = time.monotonic() + self.look_s
 
     def take(self, counters: Sequence[bytes]) -> None:
-        """Takes the values of `COUNTERS`, which this node has read with others: a look for them is not due then."""
+        """Takes the values of `COUNTERS`. Where this node has read them with others, and does so every second beat at
+        least, no look of its own is due."""
         if self._arrival is None:
-            self._next_look = time.monotonic() + self.look_s
+            self._next_look = time.monotonic() + 2 * self.look_s
         for topic, text in zip(Topic, counters, strict=True):
             number = whole_number(text or b"0", MOST_SENT) or 0
             is_new = number > self._known.get(topic, 0)
