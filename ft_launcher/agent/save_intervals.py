@@ -1,7 +1,8 @@
 """Has the ranks save as often as it pays (`--ft-save-interval auto`): chosen at the start of each cycle, for its ranks.
 
 The node of rank 0 decides, by the journals of earlier attempts and by its own events of this one; `report/` chooses.
-What is not known, or cannot be read, costs accuracy only: the first value applies then.
+What is not known, or cannot be read in time, costs accuracy only: what was known before applies then. A thread reads,
+since the journals of a long job take seconds, and a folder on another machine may hang.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import deque
 from pathlib import Path
 
 from ft_launcher.record import events
@@ -16,13 +18,15 @@ from ft_launcher.record.contained import contained
 from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_journals
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import find
+from ft_launcher.report.findings import JobFindings, find
 from ft_launcher.report.save_interval import choose
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.settings.kinds import AUTO
 
 _MOST_READ = 32 << 20
 """Bytes of earlier journals, the newest first: two seconds. The journal of any node has the time of the whole job."""
+_WAIT_S = 2.0
+"""For what is to be read, at the start of a cycle: the most that is read takes about so long."""
 _READ = frozenset({"ledger", "cycle_start", "cycle_end", "fault", "in_process_fault", "in_process_restart"})
 """Events of which the choice is made."""
 
@@ -41,9 +45,11 @@ class SaveIntervals:
         self._recorder = recorder
         self._earlier = Collection()
         self._has_read = False
-        # Any thread may write an event.
-        self._lock = threading.Lock()
         self._present = Collection()
+        # Any thread may write an event; the one that reads takes them.
+        self._heard: deque[Entry] = deque()
+        self._findings: JobFindings | None = None
+        self._reading: threading.Thread | None = None
         if self._is_auto:
             recorder.journal.listeners.append(self._take)
 
@@ -56,21 +62,30 @@ class SaveIntervals:
         """
         if not self._is_auto:
             return None
-        findings = None
-        with contained("the journal is not used for --ft-save-interval auto"), self._lock:
-            if has_rank0 and not self._has_read:
-                self._has_read = True
-                self._read_earlier()
-            known = Collection()
-            # A launch without a cycle may be of this attempt, on a node that began before this one.
-            known.launches = [launch for launch in self._earlier.launches if launch.cycles] + self._present.launches
-            known.faults = self._earlier.faults + self._present.faults
-            findings = find(known)
-        chosen = choose(findings)
+        with contained("the journal is not used for --ft-save-interval auto"):
+            if self._reading is None or not self._reading.is_alive():
+                self._reading = threading.Thread(target=self._find, args=(has_rank0,), name="ft_saves", daemon=True)
+                self._reading.start()
+                self._reading.join(_WAIT_S)
+        chosen = choose(self._findings)
         if has_rank0:
             facts = (chosen.interval_s, chosen.reason, chosen.faults, chosen.save_s, chosen.mtbf_s)
             self._recorder.save_interval(events.SaveInterval(cycle, *facts))
         return chosen.interval_s
+
+    @contained("the journal is not used for --ft-save-interval auto")
+    def _find(self, has_rank0: bool) -> None:
+        """Takes in what has been written since the last time; of earlier attempts once."""
+        while self._heard:
+            self._present.add(self._heard.popleft())
+        if has_rank0 and not self._has_read:
+            self._has_read = True
+            self._read_earlier()
+        known = Collection()
+        # A launch without a cycle may be of this attempt, on a node that began before this one.
+        known.launches = [launch for launch in self._earlier.launches if launch.cycles] + self._present.launches
+        known.faults = self._earlier.faults + self._present.faults
+        self._findings = find(known)
 
     def _read_earlier(self) -> None:
         """Takes the events of this job that are in the folder of the journals, but those of this attempt."""
@@ -85,10 +100,9 @@ class SaveIntervals:
         left = _MOST_READ
         files: list[Path] = []
         for _, size, pieces in sorted(journals, reverse=True):
-            left -= size
-            if left < 0:
-                break
-            files += pieces
+            if size <= left:
+                left -= size
+                files += pieces
         for entry in read_journals(files, Findings(), self._recorder.journal.run_id):
             if entry.t < began:
                 self._earlier.add(entry)
@@ -99,5 +113,4 @@ class SaveIntervals:
         journal = self._recorder.journal
         # As it comes from a file: lists and plain values.
         facts = json.loads(json.dumps(event.facts(), default=str))
-        with self._lock:
-            self._present.add(Entry(event.event, event.v, t, facts, journal.run_id, journal.node))
+        self._heard.append(Entry(event.event, event.v, t, facts, journal.run_id, journal.node))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
+import pytest
+
+from ft_launcher.agent import save_intervals
 from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.record import events
 from ft_launcher.record.access import Access
@@ -15,8 +19,15 @@ from ft_launcher.report.save_interval import FIRST_S
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
 from tests.faults.test_save_interval import earlier_attempt
 from tests.ft_launcher.report.lines import as_bytes
+from tests.patience import patient
 
 JOB = "again"
+
+
+@pytest.fixture(autouse=True)
+def long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is read in time, on a busy machine too."""
+    monkeypatch.setattr(save_intervals, "_WAIT_S", patient(60))
 
 
 def made(folder: Path, save_interval: float | str | None = "auto") -> tuple[SaveIntervals, Recorder]:
@@ -49,6 +60,33 @@ def test_on_another_node_than_rank_0s_nothing_is_read_or_written(tmp_path: Path)
     interval_s = best_interval_s(5.0, 3000.0)
     assert intervals.choose(1, has_rank0=True) == interval_s
     assert written(recorder) == [interval_s]
+
+
+def test_a_folder_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has is known for the first cycle that starts after it answers."""
+    intervals, _ = made(tmp_path)
+    answers = threading.Event()
+    find = save_intervals.journals_in
+
+    def slow(paths: list[Path]) -> list[list[Path]]:
+        assert answers.wait(patient(60))
+        return find(paths)
+
+    monkeypatch.setattr(save_intervals, "journals_in", slow)
+    monkeypatch.setattr(save_intervals, "_WAIT_S", 0.0)
+    assert [intervals.choose(cycle, has_rank0=True) for cycle in range(2)] == [FIRST_S, FIRST_S]
+    answers.set()
+    assert intervals._reading is not None
+    intervals._reading.join(patient(60))
+    monkeypatch.setattr(save_intervals, "_WAIT_S", patient(60))
+    assert intervals.choose(2, has_rank0=True) == best_interval_s(5.0, 3000.0)
+
+
+def test_one_journal_that_is_too_long_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    intervals, _ = made(tmp_path)
+    (tmp_path / "journal.other.jsonl").write_bytes(b"\n" * (1 << 20))
+    monkeypatch.setattr(save_intervals, "_MOST_READ", (1 << 20) - 1)
+    assert intervals.choose(0, has_rank0=True) == best_interval_s(5.0, 3000.0)
 
 
 def test_a_journal_that_cannot_be_read_costs_no_start(tmp_path: Path) -> None:
