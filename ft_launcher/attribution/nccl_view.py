@@ -104,7 +104,7 @@ def of_record(record: Any) -> NcclView:
         missing = tuple(from_json(Peer, peer) for peer in values.pop("missing")[:_MOST_KEPT])
         late = tuple(_late_of(one) for one in values.pop("late")[:_MOST_KEPT])
         return replace(from_json(NcclView, values), missing=missing, late=late)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"an answer of NCCL does not fit: {error!r}") from None
 
 
@@ -123,19 +123,26 @@ def refined(
     """Returns who holds up the others, by what NCCL says of a collective that all have entered and none finished.
 
     Names the ranks that NCCL has given up, in all answers of processes that reach most of the job. Otherwise the text
-    says whom it does not reach, or that all are in it. Any other finding is returned as it is.
+    says whom it does not reach, or that all are in it. Any other finding is returned as it is. So is any finding where
+    there are several nodes and an answer knows other processes than the ranks: one that died and was replaced in
+    process is given up for ever, and in containers a rank of another node has its pid.
 
     Args:
         blame: by the collectives that each rank has entered and finished.
         answers: of any nodes; none: nothing is added.
         pids: of all ranks of the job, by global rank.
-        nodes: names of their nodes, for the text; None: it is one node.
+        nodes: names of their nodes, for the text; None: it is one node, on which each pid is that of one process.
         ended: ranks that may have been ended before an answer: that it has none from them means nothing.
     """
     answers = [answer for answer in answers if not answer.is_cut_off]
     if blame.finding is not Finding.TRANSPORT or not answers:
         return blame
-    dead = set.intersection(*(_ranks_of([peer for peer in view.missing if peer.is_dead], pids) for view in answers))
+    if nodes is not None and any(view.processes != len(pids) for view in answers):
+        return blame
+    is_one_node = nodes is None
+    dead = set.intersection(
+        *(_ranks_of([peer for peer in view.missing if peer.is_dead], pids, is_one_node) for view in answers)
+    )
     if dead and 2 * len(dead) < len(pids):
         who = "it"
         if len(dead) > 1:
@@ -144,42 +151,44 @@ def refined(
         text = f"is given up by NCCL's RAS, which cannot reach {who}, while {what}"
         waiting = tuple(rank for rank in sorted(pids) if rank not in dead)
         return Blame(Finding.TRANSPORT, tuple(sorted(dead)), text, waiting)
-    return replace(blame, text=f"{blame.text}{_remark(answers, pids, nodes or {}, ended)}")
+    return replace(blame, text=f"{blame.text}{_remark(answers, pids, nodes, ended)}")
 
 
 def _remark(
-    answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping[int, str], ended: Collection[int]
+    answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping[int, str] | None, ended: Collection[int]
 ) -> str:
-    late = next((one for view in answers for one in view.late if _rank_of(one.peer, pids) is not None), None)
-    if late is not None:
-        rank = _rank_of(late.peer, pids)
-        assert rank is not None
-        kind = f"{late.operation} operations".strip()
-        counts = f"has launched {late.launched} {kind} where another of its communicator has launched {late.others}"
-        return f"; by NCCL's RAS {_who([rank], nodes)} {counts}"
+    is_one_node = nodes is None
+    nodes = nodes or {}
+    for late in (one for view in answers for one in view.late):
+        rank = _rank_of(late.peer, pids, is_one_node)
+        if rank is not None:
+            kind = f"{late.operation} operations".strip()
+            counts = f"has launched {late.launched} {kind} where another of its communicator has launched {late.others}"
+            return f"; by NCCL's RAS {_who([rank], nodes)} {counts}"
     # The first answer is worth most: later ones may miss ranks because they were being ended.
     if any(not view.missing_count and view.processes == len(pids) for view in answers):
         return f"; NCCL's RAS reaches all {len(pids)}"
-    missing = set.intersection(*(_ranks_of(view.missing, pids) for view in answers)).difference(ended)
+    missing = set.intersection(*(_ranks_of(view.missing, pids, is_one_node) for view in answers)).difference(ended)
     if missing:
         return f"; NCCL's RAS got no answer from {_who(missing, nodes)}"
     return ""
 
 
-def _ranks_of(peers: Sequence[Peer], pids: Mapping[int, int]) -> set[int]:
-    found = {_rank_of(peer, pids) for peer in peers}
+def _ranks_of(peers: Sequence[Peer], pids: Mapping[int, int], is_one_node: bool) -> set[int]:
+    found = {_rank_of(peer, pids, is_one_node) for peer in peers}
     return {rank for rank in found if rank is not None}
 
 
-def _rank_of(peer: Peer, pids: Mapping[int, int]) -> int | None:
+def _rank_of(peer: Peer, pids: Mapping[int, int], is_one_node: bool) -> int | None:
     """The global rank of a process; None where it is none of the job's ranks, or may be one of several.
 
-    In containers ranks of different nodes have the same pids. The numbers in a communicator of all ranks are torch's.
+    In containers ranks of different nodes have the same pids, and nothing says which node is at NCCL's address: there
+    only the number in a communicator of all ranks counts, which is torch's.
     """
     same = [rank for rank, pid in pids.items() if pid == peer.pid]
     if peer.size == len(pids) and peer.rank in same:
         return peer.rank
-    if peer.size != len(pids) and len(same) == 1:
+    if is_one_node and peer.size != len(pids) and len(same) == 1:
         return same[0]
     return None
 

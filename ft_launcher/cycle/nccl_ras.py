@@ -125,14 +125,16 @@ def address_in(text: str) -> tuple[str, int] | None:
 def _hold_port() -> socket.socket | None:
     """Returns a socket that keeps a port of loopback for this job: only processes of this user that share it, as NCCL
     does (SO_REUSEPORT), can listen there. It does not listen itself, so that no connection comes to it."""
-    held = socket.socket()
+    held: socket.socket | None = None
     try:
+        held = socket.socket()
         # Set after the bind: the kernel might give a port that is shared already.
         held.bind(("127.0.0.1", 0))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
-        held.close()
+        if held is not None:
+            held.close()
         logger.warning("no port for NCCL's RAS: %s; it has its default", error)
         return None
     return held

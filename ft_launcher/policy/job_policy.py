@@ -161,6 +161,8 @@ def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | N
     views = [view for node in nodes.values() for view in node.views]
     node_of = {view.rank: name for name, node in nodes.items() for view in node.views}
     if blame.finding is Finding.TRANSPORT and not blame.ranks and fault.collateral:
+        if fault.rank not in node_of:  # no node saw it
+            return None
         # Whose limit passed first says nothing; what all nodes saw together does.
         found = replace(fault, finding=blame.finding.value, waiting=len(blame.waiting), hint=blame.text)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]

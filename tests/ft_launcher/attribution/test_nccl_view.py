@@ -12,6 +12,9 @@ from ft_launcher.attribution import FaultKind, NodeEvidence, RankEvidence, attri
 from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, of_record, to_record
 from ft_launcher.attribution.nccl_view import Late, NcclView, Peer, refined
+from ft_launcher.attribution.nccl_view import of_record as of_answer
+from ft_launcher.attribution.nccl_view import to_record as to_answer
+from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 
 IN_IT = "all 8 ranks are in all_reduce 4 of group dp"
@@ -96,6 +99,30 @@ def test_pids_that_are_the_same_on_both_nodes(missing: Peer, ranks: tuple[int, .
     assert refined(TRANSPORT, [view(missing)], IN_CONTAINERS, NODES).ranks == ranks
 
 
+REPLACED = {0: 100, 1: 101, 2: 102, 3: 140, 4: 100, 5: 101, 6: 102, 7: 103}
+"""In containers on two nodes: rank 3 was pid 103 as well, died, and was replaced in process."""
+
+
+@pytest.mark.parametrize(
+    ("pids", "missing"),
+    [
+        (REPLACED, replace(peer(3), rank=-1, size=0)),
+        (REPLACED, peer(3, size=4)),
+        (REPLACED, peer(3)),
+        # The new rank 3 is on the other node, where it has the pid of the one that died.
+        (REPLACED | {3: 103, 7: 107}, peer(3)),
+    ],
+    ids=["by its pid", "in a smaller communicator", "in one of all ranks", "by a spare with its pid"],
+)
+def test_a_process_that_was_replaced_is_given_up_for_ever(pids: dict[int, int], missing: Peer) -> None:
+    assert refined(TRANSPORT, [view(missing, processes=9)], pids, NODES) == TRANSPORT
+
+
+def test_one_node_of_several_knows_a_rank_only_by_its_number_among_all() -> None:
+    assert refined(TRANSPORT, [view(peer(7, size=4))], PIDS, NODES).ranks == ()
+    assert refined(TRANSPORT, [view(peer(7))], PIDS, NODES).ranks == (7,)
+
+
 def test_of_one_that_was_ended_before_the_answer_none_is_expected() -> None:
     silent = view(peer(3, False), peer(5, False))
     assert refined(TRANSPORT, [silent], PIDS, ended=[3]).text == f"{NETWORK}; NCCL's RAS got no answer from rank 5"
@@ -167,6 +194,14 @@ def test_a_record_of_evidence_is_read_again(nccl: NcclView | None) -> None:
     assert found.nccl == nccl
     faults = [find(known, pytest.fail) for known in (found, evidence(nccl))]
     assert faults[0] == faults[1]
+
+
+@pytest.mark.parametrize("launched", [float("inf"), float("nan"), "many", None])
+def test_a_record_of_an_answer_that_does_not_fit(launched: Any) -> None:
+    record = to_answer(view(late=(Late(peer(3), "AllReduce", 17, 18),)))
+    record["late"][0]["launched"] = launched
+    with pytest.raises(ProtocolError, match="does not fit"):
+        of_answer(record)
 
 
 def test_a_journal_of_an_earlier_release_has_none() -> None:

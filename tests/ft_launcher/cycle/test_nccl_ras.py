@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -140,6 +141,7 @@ def test_a_restart_does_not_wait_for_one_that_is_silent(
     monkeypatch.setattr(nccl_ras, "_WAIT_S", 0.0)
     server = serve(silent)
     assert asked(ras).view() is None
+    assert ras._question is not None and not ras._question.is_answered.is_set()
     server.close()
 
 
@@ -177,6 +179,16 @@ def test_each_job_has_a_port_that_its_ranks_alone_can_share(ras: NcclRas) -> Non
     for server in servers:
         server.close()
     other.close()
+
+
+def test_without_a_descriptor_there_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_socket() -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(nccl_ras.socket, "socket", no_socket)
+    ras = NcclRas({}, True)
+    assert ras.variables() == {}
+    ras.close()
 
 
 def test_an_address_of_the_user_is_used_and_left_as_it_is() -> None:

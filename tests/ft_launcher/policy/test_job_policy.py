@@ -304,6 +304,11 @@ def test_a_node_that_nccl_has_given_up() -> None:
     )
 
 
+def test_a_fault_of_a_rank_that_no_node_saw_stands() -> None:
+    answer = after_hang(in_the_same_collective(), replace(HANG, rank=9))
+    assert (answer.faulty_node, guilty_in(answer.decision)) == ("", None)
+
+
 @pytest.mark.parametrize("nccl", [5, {}, {"processes": 3, "missing": [{}], "late": []}, "x" * 100_000])
 def test_an_answer_of_nccl_that_does_not_fit_is_left_out(nccl: Any) -> None:
     guilty = guilty_in(after_hang(in_the_same_collective(), nccl={"a": nccl}).decision)

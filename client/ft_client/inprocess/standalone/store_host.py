@@ -12,6 +12,7 @@ import errno
 import ipaddress
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -202,6 +203,9 @@ def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:
     Raises:
         OSError: the descriptor is not of one.
     """
+    # Closing a copy of a file's descriptor would end all POSIX locks that this process has on the file.
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ENOTSOCK, "it is no socket")
     # A copy, which stays the same connection whatever another thread does with the descriptor.
     copy = os.dup(descriptor)
     try:

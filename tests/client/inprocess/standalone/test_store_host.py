@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +116,17 @@ def test_a_connection_of_another_process_is_use(server: Any) -> None:
         assert other.stdin is not None
         other.stdin.close()
     until(lambda: not store_host.is_used(server.port), "it has ended")
+
+
+def test_a_look_at_the_connections_leaves_locks_of_files(server: Any, tmp_path: Path) -> None:
+    """The kernel ends all of a process's POSIX locks on a file when the process closes any descriptor of it."""
+    path = tmp_path / "lock"
+    ask = f"import fcntl; fcntl.lockf(open({str(path)!r}, 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with path.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert not store_host.is_used(server.port)
+        other = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    assert "BlockingIOError" in other.stderr
 
 
 def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
