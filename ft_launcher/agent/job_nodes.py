@@ -1,7 +1,7 @@
-"""Answers what other nodes ask about the ranks of this node, and asks them, for those who want to see the whole job.
+"""Asks the other nodes of a job about their ranks, for those who want to see the whole job.
 
-Made by the node agent where the rendezvous is ours. Nothing is written or read while nobody asks; what is decided of
-the training does not depend on it.
+Made by the node agent where the rendezvous is ours. What is decided of the training does not depend on it;
+`node_answers.py` answers.
 """
 
 from __future__ import annotations
@@ -10,28 +10,17 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from ft_launcher.agent.parts import NodeParts
-from ft_launcher.nodes.messages import NO_CYCLE, Members, RankAssigned
+from ft_launcher.agent.node_answers import STACKS_S
+from ft_launcher.nodes.messages import Members, RankAssigned
 from ft_launcher.nodes.questions import Questions, Topic
-from ft_launcher.record.contained import contained
+from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
-from ft_launcher.status.node_record import (
-    RanksRecord,
-    ranks_as_record,
-    ranks_of_record,
-    stacks_as_record,
-    stacks_of_record,
-)
+from ft_launcher.status.node_record import RanksRecord, ranks_of_record, stacks_of_record
 from ft_launcher.status.node_status import RankReading
 from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks, SilentNode
-from ft_launcher.status.summary import ranks_as_json
 
-_STACKS_S = 2.0
-"""How long the stacks of this node are waited for (seconds): a rank that is stopped gives none."""
-_READING_S = 0.3
-"""How long monitors are waited for (seconds): they answer at once."""
 _EVERY_S, _READS = 5.0, 2
 """How often nodes are asked while somebody wants to see all of them (seconds), and how often answers are read then."""
 _WANTED_S = 15.0
@@ -42,75 +31,27 @@ _LONGEST_LOOK_S = 20.0
 """With beats that are longer than that, nodes are named silent which would have answered (seconds)."""
 _POLL_S = 0.2
 """Between two looks for answers, of which there are many: each is one operation of the store for all nodes."""
+_NOT_ASKED = "the other nodes cannot be asked"
 _NOT_LINKED = "this node is not linked to the others: it has not joined them yet, or has left"
+_NO_THREAD = "this launcher could not start a thread for it"
 _NO_STORE = "the rendezvous' store does not answer, or no cycle has begun"
 
 
 class JobNodes:
-    """This node among those that ask each other.
+    """Asks for one node.
 
     Args:
-        parts: of this launcher.
         rendezvous: of this node.
+        every_s: how often the other nodes are asked while somebody wants to see them (seconds).
     """
 
-    def __init__(self, parts: NodeParts, rendezvous: NodeRendezvous) -> None:
-        self._parts, self._rendezvous = parts, rendezvous
+    def __init__(self, rendezvous: NodeRendezvous, every_s: float = _EVERY_S) -> None:
+        self._rendezvous, self._every_s = rendezvous, every_s
         self._lock = threading.Lock()
-        self._asked: dict[Topic, int] = {}
-        self._is_answering = False
         self._wanted_at = 0.0
         self._is_watching = False
         self._said: dict[int, tuple[float, RanksRecord]] = {}
-        """What the node of a node rank has said last, and when that was read (monotonic seconds)."""
-        rendezvous.heard = self._heard
-
-    # Answers.
-
-    def _heard(self, topic: Topic, number: int) -> None:
-        """Notes a question. A thread answers it, which lives no longer than that takes."""
-        with self._lock:
-            self._asked[topic] = number
-            if self._is_answering:
-                return
-            self._is_answering = True
-        threading.Thread(target=self._answer_all, name="ft_node_answer", daemon=True).start()
-
-    def _answer_all(self) -> None:
-        while True:
-            with self._lock:
-                asked, self._asked = self._asked, {}
-                if not asked:
-                    self._is_answering = False
-                    return
-            for topic, number in asked.items():
-                with contained("a question of another node cannot be answered"):
-                    self._answer(topic, number)
-
-    def _answer(self, topic: Topic, number: int) -> None:
-        if topic is Topic.STACKS:
-            text = self._stacks_here(number)
-        else:
-            text = self._ranks_here(number)
-        questions, place = self._rendezvous.questions, self._rendezvous.place
-        if questions is not None and place is not None:
-            questions.answer(topic, place.rank, text)
-
-    def _stacks_here(self, number: int) -> str:
-        readings: Sequence[RankReading] = ()
-        if self._parts.asking.ask(_STACKS_S, stacks=True) is not None:
-            readings = self._parts.status.readings
-        return stacks_as_record(number, readings)
-
-    def _ranks_here(self, number: int) -> str:
-        self._parts.asking.ask(_READING_S)
-        facts, readings = self._parts.status.facts(), self._parts.status.readings
-        cycle = NO_CYCLE
-        if facts.cycle is not None:
-            cycle = facts.cycle
-        return ranks_as_record(number, cycle, ranks_as_json(facts, readings, time.monotonic()))
-
-    # Questions.
+        """By node rank: what a node has said last since this is wanted, and when that was read (monotonic seconds)."""
 
     def counts(self) -> Mapping[str, int]:
         """Returns how many nodes take part and wait, where this node is the coordinator."""
@@ -128,9 +69,12 @@ class JobNodes:
         with self._lock:
             self._wanted_at = now
             is_new, self._is_watching = not self._is_watching, True
+            if is_new:  # what was said long ago would look like the last words of nodes that are lost
+                self._said = {}
             said = dict(self._said)
-        if is_new:
-            threading.Thread(target=self._watch, name="ft_node_watch", daemon=True).start()
+        if is_new and not _is_started(self._watch, "ft_node_watch"):
+            with self._lock:
+                self._is_watching = False
         nodes = []
         for rank, name in _others(members, self._rendezvous.place).items():
             heard = said.get(rank)
@@ -142,32 +86,38 @@ class JobNodes:
 
     def _watch(self) -> None:
         """Asks the other nodes again and again, until nobody has wanted to know for a while."""
-        with contained("the other nodes cannot be asked"):
-            while self._ask_ranks():
+        with contained(_NOT_ASKED):
+            first: int | None = None
+            while self._is_wanted():
+                questions = self._rendezvous.questions
+                if questions is None:
+                    break
+                number = questions.ask(Topic.RANKS)
+                if first is None:
+                    first = number
                 for _ in range(_READS):
-                    time.sleep(_EVERY_S / _READS)
-                    self._read_ranks()
+                    time.sleep(self._every_s / _READS)
+                    if first is not None:
+                        self._read_ranks(questions, first)
         with self._lock:
             self._is_watching = False
 
-    def _ask_ranks(self) -> bool:
-        questions = self._rendezvous.questions
+    def _is_wanted(self) -> bool:
         with self._lock:
-            is_wanted = time.monotonic() < self._wanted_at + _WANTED_S
-        if not is_wanted or questions is None:
-            return False
-        questions.ask(Topic.RANKS)
-        return True
+            return time.monotonic() < self._wanted_at + _WANTED_S
 
-    def _read_ranks(self) -> None:
-        questions, members = self._rendezvous.questions, self._rendezvous.members()
-        if questions is None or members is None:
+    def _read_ranks(self, questions: Questions, first: int) -> None:
+        """Reads what has been answered to question `first` and later ones: what is older has no age that is known."""
+        members = self._rendezvous.members()
+        if members is None:
             return
         for rank, text in questions.answers(Topic.RANKS, _others(members, self._rendezvous.place)).items():
             record = ranks_of_record(text)
+            if record is None or record.number < first:
+                continue
             with self._lock:
                 known = self._said.get(rank)
-                if record is not None and (known is None or known[1] != record):
+                if known is None or known[1] != record:
                     self._said[rank] = (time.monotonic(), record)
 
     def ask_stacks(self) -> Callable[[], OtherStacks]:
@@ -175,12 +125,12 @@ class JobNodes:
         questions = self._rendezvous.questions
         if questions is None:
             return lambda: OtherStacks(problem=_NOT_LINKED)
-        deadline = time.monotonic() + min(questions.look_s, _LONGEST_LOOK_S) + _STACKS_S + _TRANSFER_S
+        deadline = time.monotonic() + min(questions.look_s, _LONGEST_LOOK_S) + STACKS_S + _TRANSFER_S
         found: queue.SimpleQueue[OtherStacks] = queue.SimpleQueue()
 
         # In a thread: an operation of a store whose host stands still ends after a minute.
         def ask() -> None:
-            with contained("the other nodes cannot be asked"):
+            with contained(_NOT_ASKED):
                 found.put(self._ask_stacks(questions, deadline))
 
         def wait() -> OtherStacks:
@@ -188,7 +138,8 @@ class JobNodes:
                 return found.get(timeout=max(0.0, deadline + _TRANSFER_S - time.monotonic()))
             return OtherStacks(problem=_NO_STORE)
 
-        threading.Thread(target=ask, name="ft_node_ask", daemon=True).start()
+        if not _is_started(ask, "ft_node_ask"):
+            return lambda: OtherStacks(problem=_NO_THREAD)
         return wait
 
     def _ask_stacks(self, questions: Questions, deadline: float) -> OtherStacks:
@@ -196,7 +147,18 @@ class JobNodes:
         number = questions.ask(Topic.STACKS)
         if members is None or number is None:
             return OtherStacks(problem=_NO_STORE)
-        return _await_stacks(questions, _others(members, self._rendezvous.place), number, deadline)
+        names = _others(members, self._rendezvous.place)
+        return _await_stacks(questions, names, number, members.cycle, deadline)
+
+
+def _is_started(work: Callable[[], None], name: str) -> bool:
+    """Starts a thread; returns whether it could: on a host that has no more of them, those who ask go on without."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as error:
+        log_contained(_NOT_ASKED, error)
+        return False
+    return True
 
 
 def _others(members: Members, place: RankAssigned | None) -> dict[int, str]:
@@ -207,14 +169,14 @@ def _others(members: Members, place: RankAssigned | None) -> dict[int, str]:
     return names
 
 
-def _await_stacks(questions: Questions, names: dict[int, str], number: int, deadline: float) -> OtherStacks:
-    """Waits until the nodes `names`, by node rank, have answered a question, or until the deadline."""
+def _await_stacks(questions: Questions, names: dict[int, str], number: int, cycle: int, deadline: float) -> OtherStacks:
+    """Waits until the nodes `names`, by node rank, have answered a question in a cycle, or until the deadline."""
     silent, readings = dict(names), list[RankReading]()
     while silent:
         for rank, text in questions.answers(Topic.STACKS, silent).items():
             record = stacks_of_record(text, time.monotonic())
             # That of a later question will do as well.
-            if record is not None and record.number >= number:
+            if record is not None and record.number >= number and record.cycle == cycle:
                 del silent[rank]
                 readings += record.readings
         if time.monotonic() >= deadline:

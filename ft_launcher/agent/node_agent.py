@@ -24,6 +24,7 @@ from ft_launcher.agent.job_nodes import JobNodes
 from ft_launcher.agent.log_feed import LogFeed
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
+from ft_launcher.agent.node_answers import NodeAnswers
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
@@ -50,7 +51,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self.results = Results(self._ranks, self._ending, self._monitor_workers)
             self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
             handler.waiting = parts.status.waits
-            parts.asking.other_nodes = JobNodes(parts, handler)
+            handler.heard = NodeAnswers(parts, handler).heard
+            parts.asking.other_nodes = JobNodes(handler)
         else:
             # torch's own rendezvous cannot pass a request on to other nodes.
             self._ranks = Ranks(parts, group, None, follows_requests=not parts.several_nodes)

@@ -111,6 +111,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.waiting: Callable[[], None] = lambda: None
         self.heard: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
+        self._is_joining = False
         self.cycle_store: CycleStore | None = None
 
     # torch's interface.
@@ -178,6 +179,13 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     def node(self) -> str:
         """This node's id."""
         return self._me.node
+
+    @property
+    def current_place(self) -> RankAssigned | None:
+        """This node's place; None: it has none yet, or waits for its next one, and another node may have this one."""
+        if self._is_joining:
+            return None
+        return self.place
 
     @property
     def questions(self) -> Questions | None:
@@ -287,6 +295,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return become_coordinator(me, store, lost_term)
 
     def _ask_to_join(self, link: Link) -> RankAssigned:
+        self._is_joining = True
         if self.place:
             cycle = self.place.cycle
         else:
@@ -307,7 +316,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         if isinstance(answer, JobOver):
             raise NoPlace(answer)
         assert isinstance(answer, RankAssigned)
-        self.place = answer
+        self.place, self._is_joining = answer, False
         link.entered(answer, self._settings.rules.deputies, self._is_hosted_by_user(answer))
         return answer
 

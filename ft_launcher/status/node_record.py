@@ -23,17 +23,19 @@ _MOST_TEXT = 200
 MOST_OF_RANK = 300
 """Bytes of a record for one rank: 0.6 MB for 2,048 of them."""
 _MOST_NAME = 64
-_PLAIN = ("rank", "local_rank", "pid", "state", "exit_code", "iteration", "sign_age_s")
+_PLAIN = ("rank", "local_rank", "pid", "state", "exit_code", "iteration", "sign_age_s", "reading_age_s")
 """What is written of a rank as `/status.json` has it."""
 _MOST_RANKS = 4096
+_MOST_NUMBER = 2**63 - 1
 _GROUP_NUMBERS, _GROUP_TEXTS = ("entered", "started", "finished"), ("description", "operation", "shape")
 
 
 @dataclass(frozen=True)
 class StacksRecord:
-    """Where the ranks of a node are: the answer to question `number`."""
+    """Where the ranks of a node are in a cycle: the answer to question `number`."""
 
     number: int
+    cycle: int
     readings: tuple[RankReading, ...] = ()
 
 
@@ -46,7 +48,7 @@ class RanksRecord:
     ranks: tuple[Mapping[str, Any], ...] = ()
 
 
-def stacks_as_record(number: int, readings: Sequence[RankReading]) -> str:
+def stacks_as_record(number: int, cycle: int, readings: Sequence[RankReading]) -> str:
     """Returns a record of where these ranks are and how far in their process groups, those that are equal together.
 
     Where that is too large for a record, outer frames, then process groups, and at last ranks are left out.
@@ -54,12 +56,12 @@ def stacks_as_record(number: int, readings: Sequence[RankReading]) -> str:
     text = ""
     for most, with_groups in _LESS:
         scenes = _scenes(readings, most, with_groups)
-        text = _encoded(number, scenes)
+        text = _encoded(number, cycle, scenes)
         if len(text) <= MOST_BYTES:
             return text
     while len(text) > MOST_BYTES:
         scenes = scenes[: len(scenes) // 2]
-        text = _encoded(number, scenes)
+        text = _encoded(number, cycle, scenes)
     return text
 
 
@@ -75,8 +77,10 @@ def stacks_of_record(text: bytes, now: float) -> StacksRecord | None:
         found = parse_json(text)
         if found["v"] != VERSION:
             return None
-        readings = [_reading(int(rank), scene, now) for scene in found["scenes"] for rank in scene["ranks"]]
-        return StacksRecord(int(found["number"]), tuple(readings[:_MOST_RANKS]))
+        readings: list[RankReading] = []
+        for scene in _listed(found["scenes"]):
+            readings += _readings(scene, _MOST_RANKS - len(readings), now)
+        return StacksRecord(_whole(found["number"]), _whole(found["cycle"]), tuple(readings))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
 
@@ -103,27 +107,45 @@ def ranks_of_record(text: bytes) -> RanksRecord | None:
         found = parse_json(text)
         if found["v"] != VERSION:
             return None
-        ranks = tuple(_rank(row) for row in found["ranks"][:_MOST_RANKS])
-        return RanksRecord(int(found["number"]), int(found["cycle"]), ranks)
+        ranks = tuple(_rank(row) for row in _listed(found["ranks"])[:_MOST_RANKS])
+        return RanksRecord(_whole(found["number"]), _whole(found["cycle"]), ranks)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
 
 
 def _rank(row: Sequence[Any]) -> dict[str, Any]:
-    *plain, section, open_s, frame = row
+    *plain, section, open_s, frame = _listed(row)
     found = dict(zip(_PLAIN, plain, strict=True))
-    for key in ("exit_code", "iteration"):
-        found[key] = None if found[key] is None else int(found[key])
     for key in ("rank", "local_rank", "pid"):
-        found[key] = int(found[key])
-    sign_age_s = found["sign_age_s"]
+        found[key] = _whole(found[key])
+    for key in ("exit_code", "iteration"):
+        found[key] = None if found[key] is None else _whole(found[key])
+    for key in ("sign_age_s", "reading_age_s"):
+        found[key] = None if found[key] is None else _real(found[key])
     return found | {
         "state": str(RankState(found["state"])),
-        "sign_age_s": None if sign_age_s is None else float(sign_age_s),
-        "sections": {str(section)[:_MOST_NAME]: float(open_s)} if section else {},
+        "sections": {str(section)[:_MOST_NAME]: _real(open_s)} if section else {},
         "frames": [str(frame)[:_MOST_NAME]] if frame else [],
-        "reading_age_s": None,
     }
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("not a list")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) > _MOST_NUMBER:
+        raise ValueError("not a whole number of 64 bits")
+    return value
+
+
+def _real(value: Any) -> float:
+    """A number; `parse_json` lets none pass that is not finite."""
+    if type(value) not in (int, float):
+        raise ValueError("not a number")
+    return float(value)
 
 
 def _scenes(readings: Sequence[RankReading], most_frames: int, with_groups: bool) -> list[dict[str, Any]]:
@@ -145,19 +167,30 @@ def _group(state: Mapping[str, Any]) -> dict[str, Any]:
     return texts | {key: int(state.get(key, 0)) for key in _GROUP_NUMBERS}
 
 
-def _reading(rank: int, scene: Mapping[str, Any], now: float) -> RankReading:
-    groups = {str(name)[:_MOST_TEXT]: _group(state) for name, state in scene["groups"].items()}
-    return RankReading(
-        rank,
-        local_rank=-1,
-        pid=0,
-        read_at=now,
-        frames=tuple(str(frame)[:_MOST_TEXT] for frame in scene["frames"][: _LESS[0][0]]),
-        process={"stacks": str(scene["why"])[:_MOST_TEXT]},
-        groups=groups,
-        groups_at=now if groups else None,
-    )
+def _readings(scene: Mapping[str, Any], most: int, now: float) -> list[RankReading]:
+    """Returns a reading for each rank of a scene, `most` at most. They share what is in it."""
+    groups = {str(name)[:_MOST_TEXT]: _group_of_record(state) for name, state in scene["groups"].items()}
+    frames = tuple(str(frame)[:_MOST_TEXT] for frame in _listed(scene["frames"])[: _LESS[0][0]])
+    process = {"stacks": str(scene["why"])[:_MOST_TEXT]}
+    return [
+        RankReading(
+            _whole(rank),
+            local_rank=-1,
+            pid=0,
+            read_at=now,
+            frames=frames,
+            process=process,
+            groups=groups,
+            groups_at=now if groups else None,
+        )
+        for rank in _listed(scene["ranks"])[:most]
+    ]
 
 
-def _encoded(number: int, scenes: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps({"v": VERSION, "number": number, "scenes": scenes}, separators=(",", ":"))
+def _group_of_record(state: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: str(state[key])[:_MOST_TEXT] for key in _GROUP_TEXTS}
+    return texts | {key: _whole(state[key]) for key in _GROUP_NUMBERS}
+
+
+def _encoded(number: int, cycle: int, scenes: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps({"v": VERSION, "number": number, "cycle": cycle, "scenes": scenes}, separators=(",", ":"))

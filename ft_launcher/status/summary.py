@@ -211,12 +211,10 @@ def others_as_json(seen: OthersSeen | None) -> dict[str, Any]:
 
 def _aged(rank: Mapping[str, Any], age_s: float) -> dict[str, Any]:
     """What was said of a rank some seconds ago, with the ages of now."""
-    sign_age_s = rank["sign_age_s"]
-    ages = {
-        "sign_age_s": None if sign_age_s is None else round(sign_age_s + age_s, 3),
-        "reading_age_s": round(age_s, 3),
-        "sections": {name: round(open_s + age_s, 3) for name, open_s in rank["sections"].items()},
+    ages: dict[str, Any] = {
+        key: None if rank[key] is None else round(rank[key] + age_s, 3) for key in ("sign_age_s", "reading_age_s")
     }
+    ages["sections"] = {name: round(open_s + age_s, 3) for name, open_s in rank["sections"].items()}
     return {**rank, **ages}
 
 

@@ -31,7 +31,8 @@ class Others:
         return {"active": 3, "waiting": 1}
 
     def seen(self) -> OthersSeen:
-        rank = {"rank": 2, "state": "training", "iteration": 7, "sign_age_s": 1.0, "sections": {"data": 2.0}}
+        rank: dict[str, Any] = {"rank": 2, "state": "training", "iteration": 7, "sign_age_s": 1.0, "reading_age_s": 0.5}
+        rank["sections"] = {"data": 2.0}
         return OthersSeen([NodeSeen(1, "host-b", 4.0, [rank]), NodeSeen(2, "host-c")], ["host-d"])
 
 
@@ -91,7 +92,7 @@ def test_the_status_of_the_coordinator_has_all_nodes() -> None:
     heard, silent = found["other_nodes"]
     assert (heard["node_rank"], heard["node"], heard["age_s"]) == (1, "host-b", 4.0)
     (rank,) = heard["ranks"]
-    assert (rank["sign_age_s"], rank["reading_age_s"], rank["sections"]) == (5.0, 4.0, {"data": 6.0}), "as of now"
+    assert (rank["sign_age_s"], rank["reading_age_s"], rank["sections"]) == (5.0, 4.5, {"data": 6.0}), "as of now"
     assert silent == {"node_rank": 2, "node": "host-c", "age_s": None, "ranks": []}
     assert found["waiting_nodes"] == ["host-d"]
 
