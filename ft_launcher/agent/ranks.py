@@ -60,9 +60,6 @@ take with it. An answer has 3 KB and costs the monitor 0.05 ms."""
 _ASKING_NODES = 3
 """So many nodes, the first ones, ask NCCL, whose answer is about the whole job: one of them may be the one that is cut
 off, and an answer to each of hundreds would be much to send."""
-_ASKED_S = 60.0
-"""An answer from before the first rank was ended is worth more than one from after it; the grace of a rank that hangs
-is shorter."""
 
 
 class Ranks:
@@ -318,7 +315,8 @@ class Ranks:
     def _ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
         """Asks NCCL which ranks it reaches, if this node is one of those that ask. Does not block."""
         if self.group.group_rank < _ASKING_NODES:
-            self._nccl.ask(time.monotonic(), again_s)
+            workers = self.group.workers
+            self._nccl.ask(time.monotonic(), workers[0].world_size, self.processes.pids().values(), again_s)
 
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
@@ -424,7 +422,9 @@ class Ranks:
         stop_began = time.monotonic()
         tree = self.tree()
         if hung:
-            self._ask_nccl(_ASKED_S)
+            # An answer from before the first rank was ended is worth more than one from after it.
+            found = map(self.monitors.found, self.monitors.local_ranks)
+            self._ask_nccl(nccl_ras.hung_for_s(found, stop_began))
         # The processes are looked for while the monitors answer: both take time in a large job.
         self.monitors.snapshots(meanwhile=tree.find, stacks=hung)
         # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.

@@ -8,14 +8,17 @@ communicator, 0.6 KB each; the text names those that differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ft_launcher.attribution.nccl_view import Late, NcclView, Peer, view_of
 from rank_monitor.contract.wire.foreign import parse_json, whole_number
 
-MOST_BYTES = 16 << 20
+_MOST_BYTES = 16 << 20
 """2,048 ranks, each in six communicators, are 7 MB of JSON."""
+_FEWEST_BYTES, _BYTES_OF_RANK = 1 << 20, 8 << 10
+"""A rank is 0.6 KB in each of its communicators, and those of a pipeline have one for each peer. To read 16 MB of empty
+lists takes 7 s, in which other threads stand still; the most that a few ranks may send, half a second."""
 _MOST_REPLIES = 4
 """Lines before the answer itself: one for each command that goes before `VERBOSE STATUS`."""
 _MOST_NUMBER = (1 << 31) - 1
@@ -36,8 +39,17 @@ _COUNTED = re.compile(r"\s*(?:Missing communicator data from )?(\d{1,10}) job pr
 _HEADINGS = ("Job summary", "Communicators...", "Errors", "Warnings")
 
 
-def view_in(answer: bytes) -> NcclView:
+def most_bytes(ranks: int) -> int:
+    """Returns how many bytes the answer of a job with so many ranks has at most."""
+    return min(_MOST_BYTES, _FEWEST_BYTES + ranks * _BYTES_OF_RANK)
+
+
+def view_in(answer: bytes, pids: Collection[int] = ()) -> NcclView:
     """Returns what an answer says, beginning with the server's answers to the commands before `VERBOSE STATUS`.
+
+    Args:
+        pids: of ranks, of which an answer in JSON must know at least one, so that it is about their job. The text does
+            not name the processes that are well. Empty: any answer is taken.
 
     Raises:
         ValueError: it is no such answer, or a part of one.
@@ -47,14 +59,14 @@ def view_in(answer: bytes) -> NcclView:
         if body.startswith((b"SERVER PROTOCOL", b"OK", b"ERROR")):  # an ERROR: a release that knows no JSON
             body = body.partition(b"\n")[2]
     if body.startswith(b"{"):
-        return _of_json(parse_json(body))
+        return _of_json(parse_json(body), pids)
     return _of_text(body.decode("ascii", errors="replace"))
 
 
 # JSON.
 
 
-def _of_json(found: Any) -> NcclView:
+def _of_json(found: Any, pids: Collection[int]) -> NcclView:
     if not isinstance(found, dict) or not isinstance(found.get("communicators"), list):
         raise ValueError("the answer has no communicators")
     known: set[tuple[str, int]] = set()
@@ -73,6 +85,8 @@ def _of_json(found: Any) -> NcclView:
                 if _is_unreached(rank) and (before is None or before.size < size):
                     missing[peer.host, peer.pid] = peer
         late += _late_in([(peer, rank.get("collective_counts")) for peer, rank in ranks if peer is not None])
+    if pids and not {pid for _, pid in known}.intersection(pids):
+        raise ValueError("the answer knows none of the ranks: it is about another job")
     return view_of(len(known), list(missing.values()), len(missing), late)
 
 

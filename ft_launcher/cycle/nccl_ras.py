@@ -8,17 +8,20 @@ set, held or asked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
 
 from torch.distributed import is_nccl_available
 
 from ft_launcher.attribution import ras_answer
 from ft_launcher.attribution.nccl_view import NcclView
+from ft_launcher.ranks.monitors import Found
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +33,9 @@ _REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n"
 answers with text. TIMEOUT: so many seconds it waits for each of its peers, a second being the least."""
 _CONNECTIONS = 3
 """The kernel may give a connection to a rank that is stopped: it takes it, and says nothing."""
-_FIRST_BYTES_S = 0.5
-"""NCCL answers the first line at once, from a thread of its own."""
+_FIRST_BYTES_S = 0.12
+"""NCCL answers the first line at once, from a thread of its own. After so long a further connection is made beside
+those before: all three are made in less than `_WAIT_S`."""
 _LIMIT_S = 5.0
 """Of all connections to one question: an answer that is later comes when the ranks are gone."""
 _WAIT_S = 0.5
@@ -46,6 +50,8 @@ class _Question:
     """One question and its answer, which another thread brings."""
 
     asked_at: float
+    most_bytes: int
+    pids: Collection[int]
     is_answered: threading.Event = field(default_factory=threading.Event)
     view: NcclView | None = None
 
@@ -62,6 +68,9 @@ class NcclRas:
         self._held: socket.socket | None = None
         self._address: tuple[str, int] | None = None
         self._question: _Question | None = None
+        """The last one of this cycle."""
+        self._last: _Question | None = None
+        """The last one of any cycle."""
         if not is_wanted or not is_nccl_available() or environ.get(ENABLE, "").strip() == "0":
             return
         if ADDRESS in environ:
@@ -82,13 +91,21 @@ class NcclRas:
         """Forgets the last cycle."""
         self._question = None
 
-    def ask(self, now: float, again_s: float = AGAIN_S) -> None:
-        """Sends a question, unless one was sent in the last `again_s` seconds. Does not block."""
+    def ask(self, now: float, ranks: int, pids: Collection[int], again_s: float = AGAIN_S) -> None:
+        """Sends a question, unless one was sent in the last `again_s` seconds or still waits. Does not block.
+
+        Args:
+            ranks: how many the job has.
+            pids: of the ranks of this node: an answer that knows none of them is about another job.
+        """
         if self._address is None:
             return
         if self._question is not None and now < self._question.asked_at + again_s:
             return
-        question = self._question = _Question(now)
+        # Reading what a stranger at this address sends may take long: never twice at a time.
+        if self._last is not None and not self._last.is_answered.is_set():
+            return
+        question = self._question = self._last = _Question(now, ras_answer.most_bytes(ranks), pids)
         asking = threading.Thread(target=_answer, args=(question, self._address), daemon=True, name="ft_nccl_ras")
         try:
             asking.start()
@@ -140,43 +157,86 @@ def _hold_port() -> socket.socket | None:
     return held
 
 
+def hung_for_s(found: Iterable[Found], now: float) -> float:
+    """Returns for how long the ranks that hang have made no progress, by what their monitors reported.
+
+    What NCCL said before that was about a wait that passed. `AGAIN_S` if no monitor ended its rank.
+    """
+    began = [
+        one.verdict_at - one.verdict.waited_s
+        for one in found
+        if one.verdict is not None and one.verdict.condemned and one.verdict_at is not None
+    ]
+    return now - max(began, default=now - AGAIN_S)
+
+
 def _answer(question: _Question, address: tuple[str, int]) -> None:
     """Asks until there is an answer. Runs in a thread of its own."""
     deadline = time.monotonic() + _LIMIT_S
     try:
-        for _ in range(_CONNECTIONS):
-            try:
-                view = ras_answer.view_in(_received(address, deadline))
-            except (OSError, ValueError, RecursionError) as error:
-                logger.debug("NCCL's RAS at %s does not answer: %s", address, error)
-                continue
-            question.view = replace(view, answered_at=time.monotonic())
-            return
+        with contextlib.closing(_speaking(address, deadline)) as connections:
+            for connection in connections:
+                try:
+                    received = _received(connection, question.most_bytes, deadline)
+                    view = ras_answer.view_in(received, question.pids)
+                except (OSError, ValueError, RecursionError) as error:
+                    logger.debug("NCCL's RAS at %s does not answer: %s", address, error)
+                    continue
+                question.view = replace(view, answered_at=time.monotonic())
+                return
+    except OSError as error:
+        logger.debug("NCCL's RAS at %s cannot be asked: %s", address, error)
     finally:
         question.is_answered.set()
 
 
-def _received(address: tuple[str, int], deadline: float) -> bytes:
-    """Returns all that comes after the request until the connection is closed.
+def _speaking(address: tuple[str, int], deadline: float) -> Generator[socket.socket]:
+    """Asks, and returns each connection at which an answer begins or which is closed.
+
+    Where one is silent for a moment a further one is made, and each of them may still answer.
 
     Raises:
-        OSError: it is refused, silent or too late, or too much comes.
+        OSError: it is too late, or no descriptor is left.
+    """
+    with contextlib.ExitStack() as opened:
+        silent: list[socket.socket] = []
+        for made in range(1, _CONNECTIONS + 1):
+            with contextlib.suppress(ConnectionError):  # the rank that listened there has ended
+                connection = opened.enter_context(socket.create_connection(address, _left(deadline)))
+                connection.sendall(_REQUEST)
+                silent.append(connection)
+            limit_s = _FIRST_BYTES_S
+            while silent:
+                if made == _CONNECTIONS:
+                    limit_s = _left(deadline)
+                ready = wait(silent, min(limit_s, _left(deadline)))
+                if not ready:
+                    break
+                for one in ready:
+                    assert isinstance(one, socket.socket)
+                    silent.remove(one)
+                    with one:
+                        yield one
+
+
+def _received(connection: socket.socket, most: int, deadline: float) -> bytes:
+    """Returns all that comes until the connection is closed.
+
+    Raises:
+        OSError: it is too late, or more comes than `most` bytes.
     """
     received = bytearray()
-    with socket.create_connection(address, _left(deadline, _FIRST_BYTES_S)) as connection:
-        connection.sendall(_REQUEST)
-        while len(received) <= ras_answer.MOST_BYTES:
-            if received:
-                connection.settimeout(_left(deadline, _LIMIT_S))
-            data = connection.recv(1 << 18)
-            if not data:
-                return bytes(received)
-            received += data
+    while len(received) <= most:
+        connection.settimeout(_left(deadline))
+        data = connection.recv(1 << 18)
+        if not data:
+            return bytes(received)
+        received += data
     raise OSError("the answer is too long")
 
 
-def _left(deadline: float, most: float) -> float:
+def _left(deadline: float) -> float:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("no time is left")
-    return min(left_s, most)
+    return left_s

@@ -138,7 +138,7 @@ def test_a_spoiled_answer_is_an_answer_or_an_error(name: str, seed: int) -> None
 
 def test_the_longest_answer_that_is_taken_holds_2048_ranks() -> None:
     per_rank = len(read("all_well.json")) / 8  # four ranks in the world, and in one more communicator
-    assert 6 * 2048 * per_rank < ras_answer.MOST_BYTES
+    assert 6 * 2048 * per_rank < ras_answer.most_bytes(2048)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,16 @@ import pytest
 from ft_launcher.attribution import ras_answer
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.nccl_ras import NcclRas, address_in
+from ft_launcher.ranks.monitors import Found
+from rank_monitor.contract.wire.launcher_messages import Verdict
 from tests.nccl_ras_server import Serve, Server
 from tests.patience import patient
 from tests.ports import free_port
 
 ANSWERS = Path(__file__).parents[2] / "data" / "nccl_ras"
 DEAD = "dead.json"
+RANKS, PIDS = 4, (100, 101)
+OWN_WAIT_S, OWN_FIRST_BYTES_S = nccl_ras._WAIT_S, nccl_ras._FIRST_BYTES_S
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +36,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(ras: NcclRas) -> NcclRas:
-    ras.ask(time.monotonic())
+    ras.ask(time.monotonic(), RANKS, PIDS)
     return ras
 
 
@@ -114,10 +119,23 @@ def test_the_answer_of_a_new_and_of_an_old_release(name: str, ras: NcclRas, serv
 def test_another_rank_answers_where_one_is_stopped_or_ends(
     ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", patient(1))
+    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.0)
     serve(silent, torn, status(DEAD))
     view = asked(ras).view()
     assert view is not None and view.processes == 4
+
+
+def test_one_that_is_late_may_still_answer_beside_others(
+    ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.0)
+    first: list[socket.socket] = []
+    serve(first.append, lambda second: status(DEAD)(first[0]), silent)
+    assert asked(ras).view() is not None
+
+
+def test_all_connections_are_made_before_a_restart_goes_on() -> None:
+    assert nccl_ras._CONNECTIONS * OWN_FIRST_BYTES_S < OWN_WAIT_S
 
 
 @pytest.mark.parametrize("function", [silent, torn, endless, one_byte_at_a_time])
@@ -126,7 +144,7 @@ def test_no_answer(
 ) -> None:
     monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.05)
     monkeypatch.setattr(nccl_ras, "_LIMIT_S", 0.5)
-    monkeypatch.setattr(ras_answer, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(ras_answer, "_MOST_BYTES", 1 << 20)
     serve(function)
     assert asked(ras).view() is None
 
@@ -150,7 +168,7 @@ def test_without_a_thread_there_is_no_answer_and_no_wait_for_one(ras: NcclRas, m
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    ras.ask(time.monotonic())
+    asked(ras)
     monkeypatch.setattr(threading.Event, "wait", lambda event, timeout=None: event.is_set() or pytest.fail("it waits"))
     assert ras.view() is None
 
@@ -158,15 +176,69 @@ def test_without_a_thread_there_is_no_answer_and_no_wait_for_one(ras: NcclRas, m
 def test_one_question_stands_for_all_ranks(ras: NcclRas, serve: Callable[..., Server]) -> None:
     server = serve(status(DEAD))
     now = time.monotonic()
-    ras.ask(now)
-    ras.ask(now + 1.0)
+    ras.ask(now, RANKS, PIDS)
+    ras.ask(now + 1.0, RANKS, PIDS)
     assert ras.view() is not None and server.connections == 1
-    ras.ask(now + 10.0, again_s=60.0)
+    ras.ask(now + 10.0, RANKS, PIDS, again_s=60.0)
     assert server.connections == 1
-    ras.ask(now + 10.0)
+    ras.ask(now + 10.0, RANKS, PIDS)
     assert ras.view() is not None and server.connections == 2
     ras.begin_cycle()
     assert ras.view() is None
+
+
+def test_no_second_thread_reads_an_answer_beside_the_first(ras: NcclRas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the last cycle may still read what a stranger sends without end."""
+    questions: list[nccl_ras._Question] = []
+    monkeypatch.setattr(nccl_ras, "_answer", lambda question, address: questions.append(question))
+    asked(ras)
+    until_asked(questions, 1)
+    ras.begin_cycle()
+    asked(ras)
+    assert ras.view() is None
+    questions[0].is_answered.set()
+    asked(ras)
+    until_asked(questions, 2)
+    questions[1].is_answered.set()
+
+
+def until_asked(questions: list[nccl_ras._Question], count: int) -> None:
+    stop = time.monotonic() + patient(30)
+    while len(questions) < count:
+        assert time.monotonic() < stop, "nothing is asked"
+        time.sleep(0.001)
+    assert len(questions) == count
+
+
+@pytest.mark.parametrize(("ranks", "is_read"), [(RANKS, False), (2048, True)])
+def test_an_answer_is_as_long_as_the_job_is_large(
+    ranks: int, is_read: bool, ras: NcclRas, serve: Callable[..., Server]
+) -> None:
+    answer = (ANSWERS / DEAD).read_bytes()
+
+    def longer(connection: socket.socket) -> None:
+        connection.sendall(answer + b" " * (2 << 20))
+        connection.shutdown(socket.SHUT_RDWR)
+
+    serve(longer)
+    ras.ask(time.monotonic(), ranks, PIDS)
+    assert (ras.view() is not None) == is_read
+
+
+def test_an_answer_about_another_job_is_none(ras: NcclRas, serve: Callable[..., Server]) -> None:
+    """The user set one address for two jobs."""
+    serve(status(DEAD))
+    ras.ask(time.monotonic(), RANKS, (900, 901))
+    assert ras.view() is None
+
+
+def test_since_when_ranks_hang() -> None:
+    """An answer to a suspicion that passed before they did says nothing of the hang."""
+    verdict = Verdict(0, 0, 100, "section:step", 5.0, 5.5, False, 7, {}, "", "", [], {}, True)
+    warned = replace(verdict, waited_s=1.0, condemned=False)
+    found = [Found(verdict=verdict, verdict_at=100.0), Found(verdict=warned, verdict_at=100.0), Found()]
+    assert nccl_ras.hung_for_s(found, 101.0) == 6.5
+    assert nccl_ras.hung_for_s([Found()], 101.0) == nccl_ras.AGAIN_S
 
 
 def test_each_job_has_a_port_that_its_ranks_alone_can_share(ras: NcclRas) -> None:
