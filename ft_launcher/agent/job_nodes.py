@@ -58,7 +58,7 @@ class JobNodes:
         members = self._rendezvous.members()
         if members is None:
             return {}
-        return {"active": len(members.active), "waiting": len(members.waiting)}
+        return {"active": len(members.active) - len(members.gone), "waiting": len(members.waiting)}
 
     def seen(self) -> OthersSeen | None:
         """Returns what the other nodes have said last, where this node is the coordinator."""
@@ -162,8 +162,8 @@ def _is_started(work: Callable[[], None], name: str) -> bool:
 
 
 def _others(members: Members, place: RankAssigned | None) -> dict[int, str]:
-    """Returns the names of the other nodes of a cycle by node rank; `place` is that of this node, if it has one."""
-    names = dict(enumerate(members.active))
+    """Returns the names of the other nodes in a cycle by node rank; `place` is that of this node, if it has one."""
+    names = {rank: name for rank, name in enumerate(members.active) if rank not in members.gone}
     if place is not None and place.cycle == members.cycle:
         names.pop(place.rank, None)
     return names

@@ -23,6 +23,8 @@ _LATE = 2
 _OLD_S = 20.0
 """What another node has said is up to 10 s old, as often as nodes are asked and look for questions."""
 _MOST_FAULTS = 8
+_OTHER_LINES = 6
+"""Of a screen: three above the rows of nodes, their header, and two below them."""
 _STYLE_OF = {
     JobState.RUNNING.value: "bold green",
     JobState.TROUBLED.value: "bold red",
@@ -47,7 +49,9 @@ place of the faults. The latter two may be empty."""
 def live_view() -> Iterator[Show]:
     """The terminal's alternate screen, in a context that gives the other one back."""
     with Live(screen=True, auto_refresh=False) as live:
-        yield lambda found, note, stacks: live.update(Group(*_parts(found, note, stacks)), refresh=True)
+        yield lambda found, note, stacks: live.update(
+            Group(*_parts(found, note, stacks, live.console.size.height)), refresh=True
+        )
 
 
 def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
@@ -68,11 +72,14 @@ def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
     return text
 
 
-def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str]) -> Iterator[Text | Table]:
+def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
+    """The parts of a screen of so many lines. Rows of nodes leave room for what is below them."""
     yield Text(printable(f"{found['run_id']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
     yield Text()
-    yield _nodes(found)
+    below = len(stacks) or 2 * min(len(found["faults"]), _MOST_FAULTS) or 1
+    room = height - _OTHER_LINES
+    yield from _nodes(found, max(1, room - min(below, room // 2)))
     yield Text(_LEGEND, "dim")
     yield Text()
     if stacks:
@@ -88,16 +95,30 @@ def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str]) -> Iterat
             yield Text(printable(f"         next: {fault['next']}"), "dim")
 
 
-def _nodes(found: Mapping[str, Any]) -> Table:
-    """A row for the node that was asked; where that is the coordinator, one for each node."""
+def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
+    """A row for the node that was asked; where that is the coordinator, one for each node, those that are not well
+    first where there are more than `most`."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("node", overflow="fold", max_width=32)
     table.add_column("ranks", overflow="fold")
     table.add_column("most silent", overflow="fold")
     nodes = [{**found, "age_s": 0.0}, *(found.get("other_nodes") or [])]
-    for node in sorted(nodes, key=lambda node: int(node["node_rank"])):
+    shown = nodes
+    if len(nodes) > most:
+        shown = sorted(nodes, key=_is_well)[: max(1, most - 1)]
+    for node in sorted(shown, key=lambda node: int(node["node_rank"])):
         table.add_row(Text(printable(str(node["node"]))), strip(node["ranks"]), Text(_about(node)))
-    return table
+    yield table
+    if len(shown) < len(nodes):
+        well = all(_is_well(node) for node in nodes if node not in shown)
+        yield Text(f"and {len(nodes) - len(shown)} nodes more{', all of them well' if well else ''}", "dim")
+
+
+def _is_well(node: Mapping[str, Any]) -> bool:
+    """Whether a node was heard of, and its ranks train or are about to."""
+    well = (RankState.TRAINING, RankState.UNWATCHED, RankState.STARTING)
+    is_heard = node["age_s"] is not None and node["age_s"] <= _OLD_S
+    return is_heard and all(rank["state"] in well for rank in node["ranks"])
 
 
 def _about(node: Mapping[str, Any]) -> str:

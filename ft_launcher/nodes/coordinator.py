@@ -92,16 +92,19 @@ class Coordinator:
             return self._notified - {self._me}
         return set()
 
-    def standing(self) -> tuple[int, frozenset[str]] | None:
-        """Returns the number of the cycle that runs and the nodes that wait meanwhile; None: no cycle runs."""
+    def standing(self) -> tuple[int, frozenset[str], frozenset[str]] | None:
+        """Returns the number of the cycle that runs, the nodes that wait meanwhile, and the members that it goes on
+        without; None: no cycle runs."""
         if self.phase is not Phase.RUNNING:
             return None
-        return self._roster.cycle, frozenset(self._roster.waiting)
+        return self._roster.cycle, frozenset(self._roster.waiting), frozenset(self._roster.away)
 
     def members(self) -> Members:
         """Returns the names of the nodes of the current or last cycle, and of those that wait."""
         active = [arrival.name for arrival in self._roster.members.values()]
-        return Members(self._roster.cycle, active, [arrival.name for arrival in self._roster.waiting.values()])
+        waiting = [arrival.name for arrival in self._roster.waiting.values()]
+        gone = [rank for rank, node in enumerate(self._roster.members) if node in self._roster.away]
+        return Members(self._roster.cycle, active, waiting, gone)
 
     def formed(self) -> Formed:
         """Returns what another coordinator needs to take over."""

@@ -108,7 +108,7 @@ class Coordination:
         self._kept = range(machine.read + 1, machine.read + 1)
         self._given_up: set[int] = set()
         self._todo: list[Work] = []
-        self._standing: tuple[int, frozenset[str]] = (NO_CYCLE, frozenset())
+        self._standing: tuple[int, frozenset[str], frozenset[str]] = (NO_CYCLE, frozenset(), frozenset())
         self.members: Members | None = None
         """The nodes of the current or last cycle, as the nodes can read them; None: no cycle has begun."""
         self._first = store

@@ -153,11 +153,15 @@ class Formed:
 
 @dataclass(frozen=True)
 class Members:
-    """The nodes of a cycle that runs: names by node rank, and the names of those that wait for a place."""
+    """The nodes of a cycle that runs: names by node rank, and the names of those that wait for a place.
+
+    `gone`: the node ranks of those that failed or were lost, where the cycle goes on without them.
+    """
 
     cycle: int
     active: list[str]
     waiting: list[str] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

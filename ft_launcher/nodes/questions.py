@@ -115,9 +115,8 @@ class Questions:
             self._next_look = time.monotonic() + 2 * self.look_s
         for topic, text in zip(Topic, counters, strict=True):
             number = whole_number(text or b"0", MOST_SENT) or 0
-            is_new = number > self._known.get(topic, 0)
-            self._known[topic] = number
-            if is_new:
+            if number > self._known.get(topic, 0):
+                self._known[topic] = number
                 self.heard(topic, number)
 
     def _look_for_wait(self) -> None:
@@ -131,8 +130,12 @@ class Questions:
             self.waits()
 
     def ask(self, topic: Topic) -> int | None:
-        """Asks all nodes. Returns the number of the question; None: the store does not answer."""
-        return self._try(lambda store: store.count(counter_key(topic)))
+        """Asks the other nodes. Returns the number of the question; None: the store does not answer."""
+        number = self._try(lambda store: store.count(counter_key(topic)))
+        # Not heard here, for whoever asks knows his own node: unless another node's question came before it.
+        if number is not None and number == self._known.get(topic, 0) + 1:
+            self._known[topic] = number
+        return number
 
     def answer(self, topic: Topic, rank: int, text: str) -> None:
         """Writes the answer of this node, whose node rank is `rank`."""

@@ -89,7 +89,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         first_store: the ranks' store of the first cycle, where the user gave its address.
 
     Attributes:
-        waiting: called when this node waits for a place while others run.
+        waiting: called with True when this node waits for a place while others run, with False when it has one.
         heard: called when another node asks something (`nodes/questions.py`). Neither may block.
     """
 
@@ -108,7 +108,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self._link: Link | None = None
         self._closed = False
-        self.waiting: Callable[[], None] = lambda: None
+        self.waiting: Callable[[bool], None] = lambda is_waiting: None
         self.heard: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
         self._is_joining = False
@@ -160,7 +160,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                     self._me.node, store, self._coordinate, self.lease, settings.beat_s, settings.timeout_s
                 )
                 self._link.questions.heard = self.heard
-                self._link.questions.waits = self.waiting
+                self._link.questions.waits = lambda: self.waiting(True)
                 # A signal may have ended the agent meanwhile: the thread with this call was left behind.
                 if self._closed:  # by another thread, while this one connected
                     self._link.close(Left(self._me.node, "its launcher ends"), settings.beat_s)
@@ -318,6 +318,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         assert isinstance(answer, RankAssigned)
         self.place, self._is_joining = answer, False
         link.entered(answer, self._settings.rules.deputies, self._is_hosted_by_user(answer))
+        self.waiting(False)
         return answer
 
     def _rename_if_deposed(self, link: Link) -> bool:

@@ -217,10 +217,10 @@ class NodeStatus:
                 self._is_stalled = False
                 self._facts = replace(self._facts, trouble="", frames={})
 
-    def waits(self) -> None:
-        """Notes that this node waits for a place while others run, until a cycle begins here or the job ends."""
+    def waits(self, is_waiting: bool) -> None:
+        """Notes whether this node waits for a place while others run. A cycle's begin and the job's end end that."""
         with self._lock:
-            self._facts = replace(self._facts, waits=True)
+            self._facts = replace(self._facts, waits=is_waiting)
 
     @property
     def readings(self) -> tuple[RankReading, ...]:

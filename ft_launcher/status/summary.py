@@ -65,7 +65,7 @@ def job_state(facts: Facts) -> JobState:
     """Returns what the job does."""
     if facts.ended:
         return JobState.ENDED
-    if facts.waits:
+    if facts.waits and not facts.runs:
         return JobState.WAITING
     if facts.cycle is None:
         return JobState.STARTING

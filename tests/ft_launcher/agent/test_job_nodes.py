@@ -54,6 +54,14 @@ def test_stacks_of_another_cycle_are_no_answer() -> None:
     assert [reading.rank for reading in found.readings] == [1] and found.silent == []
 
 
+def test_nodes_that_the_cycle_goes_on_without_are_neither_counted_nor_waited_for() -> None:
+    nodes = AskedNodes(Members(0, ["a", "b", "c"], ["d"], [2]))
+    asks = JobNodes(nodes.rendezvous(0), SOON_S)
+    assert asks.counts() == {"active": 2, "waiting": 1} and seen(asks).node == "b"
+    nodes.answer(Topic.STACKS, 1, stacks_as_record(1, 0, []))
+    assert asks.ask_stacks()().silent == []
+
+
 def test_a_host_without_threads_still_shows_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = AskedNodes(Members(0, ["a", "b"]))
     asks = JobNodes(nodes.rendezvous(0), SOON_S)

@@ -75,16 +75,35 @@ def test_a_row_for_each_node_on_the_coordinator() -> None:
     ]
 
 
+def test_more_nodes_than_lines() -> None:
+    """Those that are not well stay, and so does what is below them."""
+    status = after(START, CYCLE, fault(cycle=0), decision(), replace(CYCLE, cycle=1))
+    status.read(READINGS)
+    found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
+    others = [{"node_rank": n, "node": f"node-{n}", "age_s": 1.0, "ranks": [rank()]} for n in range(1, 64)]
+    others[59] |= {"ranks": [rank("hung")]}
+    others[61] |= {"age_s": None, "ranks": []}
+    found |= {"other_nodes": others}
+    lines = shown(found)
+    assert len(lines) <= 24 and lines[-1] == "next: restart: restart 1 of 3"
+    named = [line.split()[0] for line in lines[4:] if line]
+    assert "host-a" in named and "node-60" in named and "node-62" in named
+    more = next(line for line in lines if line.startswith("and "))
+    assert more == f"and {64 - sum(name.startswith(('host-', 'node-')) for name in named)} nodes more, all of them well"
+    lines = shown(found, stacks=[f"line {n}" for n in range(9)])
+    assert len(lines) <= 24 and lines[-1] == "line 8"
+
+
 def test_before_the_first_rank() -> None:
     found = summary.as_json(after(START).facts(), (), None, 1.0, 2000.0, "1.2")
     lines = shown(found)
     assert lines[0] == "train-7: starting" and lines[-1] == "no fault so far; 3 of 3 restarts left"
 
 
-def shown(found: dict[str, Any], note: str = "", stacks: list[str] | None = None) -> list[str]:
+def shown(found: dict[str, Any], note: str = "", stacks: list[str] | None = None, height: int = 24) -> list[str]:
     """The lines of the screen, faults without their time."""
     console = Console(width=120, color_system=None)
     with console.capture() as captured:
-        console.print(Group(*live_view._parts(found, note, stacks or [])))
+        console.print(Group(*live_view._parts(found, note, stacks or [], height)))
     lines = [line.strip() for line in captured.get().splitlines()]
     return [line[9:] if line[2:3] == ":" else line for line in lines]

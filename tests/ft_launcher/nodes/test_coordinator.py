@@ -362,6 +362,19 @@ def test_with_keep_healthy_the_cycle_goes_on_until_the_minimum_is_lost() -> None
     assert story.come("d") == ["cycle 1: acd"]
 
 
+def test_with_keep_healthy_members_that_are_gone_are_named() -> None:
+    """By node rank: the others keep theirs."""
+    story = running("abcd", minimum=2, maximum=4, keep_healthy=True)
+    before = story.machine.standing()
+    story.lost("c")
+    members = story.machine.members()
+    assert (len(members.active), members.gone) == (4, [2]) and story.machine.standing() != before
+    story.failed("a")
+    story.come("a")
+    members = story.machine.members()
+    assert (len(members.active), len(members.waiting), members.gone) == (4, 1, [0, 2])
+
+
 def test_with_keep_healthy_the_rest_may_succeed_alone() -> None:
     story = running("abc", minimum=2, keep_healthy=True)
     story.ended("a", EndReason.SUCCEEDED)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ft_launcher.nodes.messages import EndReason, Members
-from ft_launcher.nodes.questions import Questions, Topic
+from ft_launcher.nodes.questions import COUNTERS, Questions, Topic, counter_key
 from ft_launcher.rendezvous.handler import NoPlace
 from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until
 
@@ -25,16 +27,40 @@ def test_every_node_hears_a_question_and_answers_for_itself(hosted: bool) -> Non
     with site(3, 3, hosted) as made:
         made.form("abc", begin=True)
         heard: queue.SimpleQueue[tuple[str, Topic, int]] = queue.SimpleQueue()
-        for name in "abc":
+        for name in "ac":
             questions(made, name).heard = lambda topic, number, name=name: heard.put((name, topic, number))  # type: ignore[misc]
         assert questions(made, "b").ask(Topic.STACKS) == 1
-        assert {heard.get(timeout=PATIENT_S) for _ in "abc"} == {(name, Topic.STACKS, 1) for name in "abc"}
+        assert {heard.get(timeout=PATIENT_S) for _ in "ac"} == {(name, Topic.STACKS, 1) for name in "ac"}
         asker = questions(made, "b")
         questions(made, "c").answer(Topic.STACKS, 2, "here")
         assert asker.answers(Topic.STACKS, [0, 2]) == {2: b"here"}
         questions(made, "c").answer(Topic.STACKS, 2, "still here")
         assert asker.answers(Topic.STACKS, [0, 1, 2]) == {2: b"still here"}
         assert asker.answers(Topic.RANKS, [0, 1, 2]) == {}
+
+
+def test_a_node_hears_no_question_of_its_own() -> None:
+    counters = dict.fromkeys(COUNTERS, 0)
+
+    def count(key: str) -> int:
+        counters[key] += 1
+        return counters[key]
+
+    store = SimpleNamespace(count=count)
+    connections: Any = SimpleNamespace(shared=SimpleNamespace(open=lambda: store))
+    asker, heard = Questions(connections, 1.0), list[tuple[Topic, int]]()
+    asker.heard = lambda topic, number: heard.append((topic, number))
+
+    def look() -> None:
+        asker.take([str(number).encode() for number in counters.values()])
+
+    assert asker.ask(Topic.STACKS) == 1
+    look()
+    assert heard == []
+    count(counter_key(Topic.STACKS))
+    assert asker.ask(Topic.STACKS) == 3
+    look()
+    assert heard == [(Topic.STACKS, 3)], "another node has asked before"
 
 
 @both

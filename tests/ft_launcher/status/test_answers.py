@@ -111,10 +111,17 @@ def test_a_node_that_waits_as_a_spare_is_ready() -> None:
     answers = Answers(status, asking, lambda: None, {}, "1", lambda: None)
     status.on_event(events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
     assert answers.of_metrics("/readyz", {}).body == b"starting\n"
-    status.waits()
+    status.waits(True)
     assert (answers.of_metrics("/readyz", {}).code, answers.of_metrics("/readyz", {}).body) == (200, b"ok\n")
     found = json.loads(answers.of_everything("/status.json", {}).body)
     assert (found["state"], found["sentence"]) == ("waiting", "waits for a place, as a spare")
+    status.waits(False)
+    assert answers.of_metrics("/readyz", {}).body == b"starting\n", "it has a place, and its ranks do not run yet"
+    status.waits(True)
+    status.on_event(events.CycleStart(0, 0, 1, "host:1", []), 1001.0)
+    status.waits(True)
+    assert answers.of_metrics("/readyz", {}).code == 200
+    assert json.loads(answers.of_everything("/status.json", {}).body)["state"] == "running", "said late"
     status.on_event(events.JobEnd(0, "the job is over", 0, 0, 0), 1002.0)
     assert answers.of_metrics("/readyz", {}).body == b"ended\n"
     asking.close()
