@@ -29,11 +29,11 @@ def of_hostile_names() -> JobFindings:
     [found(NODE_A, NODE_B), found([start(0)]), found([start(0), part(0, 0, 9)]), of_hostile_names()],
     ids=["two nodes", "no time", "no cycle", "hostile names"],
 )
-def test_it_is_a_picture(findings: JobFindings, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_is_a_picture(findings: JobFindings, capsys: pytest.CaptureFixture[str]) -> None:
     from ft_launcher.report.picture import as_png
 
     assert as_png(findings).startswith(b"\x89PNG\r\n")
-    assert capfd.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_settings_of_the_user_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_a_page_of_somebody_else_gets_nothing_from_this_host(host: str, code: in
     ],
     ids=lambda sent: repr(sent[:12]),
 )
-def test_bad_requests_harm_nobody(sent: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_requests_harm_nobody(sent: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as one:
         with socket.create_connection(("127.0.0.1", one.port), LIMIT_S) as client, contextlib.suppress(OSError):
             client.sendall(sent)
@@ -109,7 +109,7 @@ def test_bad_requests_harm_nobody(sent: bytes, capfd: pytest.CaptureFixture[str]
             while client.recv(65536):
                 pass
         assert get(one.port, "/")[0] == 200
-    assert capfd.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
