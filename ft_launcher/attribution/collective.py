@@ -9,6 +9,8 @@ holds them up.
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +31,11 @@ _MOST_TRIED = 16
 NETWORK_OR_DEVICE = ", and it does not end: the network, or a device"
 """The end of what TRANSPORT says."""
 
-_SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter", "reduce")
-"""Collectives in which all ranks pass tensors of one size. In a scatter, a gather and an all-to-all they differ."""
+_SAME_SIZES = ("reduce", "broadcast", "_all_gather_base", "all_gather_into_tensor")
+"""In collectives with one of these in their names all ranks pass as many elements. In a scatter, a gather and an
+all-to-all they may differ, and in an all-gather of a list of tensors."""
+_SIZES = re.compile(r"\[([\d, ]{0,120})\]")
+"""Of one tensor, in the text of the recorder."""
 
 
 class Finding(Enum):
@@ -286,7 +291,10 @@ def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
         states = {rank: view.groups[group] for rank, view in views.items() if group in view.groups}
         through = [rank for rank, state in states.items() if state.finished == state.entered == number]
         known = [rank for rank in sorted({*waiting, *through}) if states[rank].operation]
-        kinds = {rank: _kind(states[rank]) for rank in known}
+        # The text of many tensors is cut at a limit: then it is not compared.
+        has_sizes = all(states[rank].shape.count("[") == states[rank].shape.count("]") for rank in known)
+        kinds = {rank: _kind(states[rank], has_sizes) for rank in known}
+        shown = {kinds[rank]: _shown(states[rank]) for rank in reversed(known)}
         counts = Counter(kinds.values())
         if len(counts) < 2:
             continue
@@ -296,7 +304,7 @@ def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
             faulty = odd
         else:
             faulty = known
-        sides = [f"{_shown(kind)} ({numbered([rank for rank in known if kinds[rank] == kind])})" for kind in counts]
+        sides = [f"{shown[kind]} ({numbered([rank for rank in known if kinds[rank] == kind])})" for kind in counts]
         place = f"collective {number} of {group_text(group, views[waiting[0]])}"
         verb = "is" if set(faulty) <= set(waiting) else "is or was"
         text = f"{verb} in {place}, in which the ranks differ: {', '.join(sides)}"
@@ -344,10 +352,20 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     return Blame(Finding.UNKNOWN, text=f"{numbered([view.rank for view in outside])} are in no collective")
 
 
-def _kind(state: GroupState) -> tuple[str, str]:
-    if any(name in state.operation for name in _SAME_SIZES):
-        return (state.operation, state.shape)
-    return (state.operation, "")
+def _kind(state: GroupState, has_sizes: bool) -> tuple[str, str]:
+    """Returns what must be the same for all members of a collective: its operation, and the number of elements of each
+    tensor with its type where that matters."""
+    if not (has_sizes and _has_same_sizes(state)):
+        return state.operation, ""
+    return state.operation, _SIZES.sub(_elements, state.shape)
+
+
+def _elements(sizes: re.Match[str]) -> str:
+    return str(math.prod(int(size) for size in re.findall(r"\d+", sizes[1])))
+
+
+def _has_same_sizes(state: GroupState) -> bool:
+    return any(name in state.operation for name in _SAME_SIZES)
 
 
 def _has(ranks: Sequence[int]) -> str:
@@ -360,5 +378,7 @@ def _ranks(views: Sequence[RankView]) -> tuple[int, ...]:
     return tuple(sorted(view.rank for view in views))
 
 
-def _shown(kind: tuple[str, str]) -> str:
-    return " of ".join(filter(None, kind))
+def _shown(state: GroupState) -> str:
+    if state.shape and _has_same_sizes(state):
+        return f"{state.operation} of {state.shape}"
+    return state.operation

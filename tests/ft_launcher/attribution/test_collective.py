@@ -146,6 +146,39 @@ def test_sizes_of_a_scatter_may_differ() -> None:
     assert find(views).finding is Finding.TRANSPORT
 
 
+CUT_OFF = "[" + ", ".join(["[2, 2]"] * 20)
+
+
+@pytest.mark.parametrize(
+    ("operation", "usual", "odd", "finding"),
+    [
+        # As many elements in another shape, which torch and NCCL allow.
+        ("all_reduce", "[[4]] ['Float']", "[[2, 2]] ['Float']", Finding.TRANSPORT),
+        ("all_reduce", "[[]] ['Float']", "[[1, 1]] ['Float']", Finding.TRANSPORT),
+        ("all_reduce", "[[4]] ['Float']", "[[4]] ['Double']", Finding.MISMATCH),
+        ("all_reduce", "[[2, 2]] ['Float']", "[[2, 3]] ['Float']", Finding.MISMATCH),
+        ("all_reduce", "[[2, 2], [3]] ['Float']", "[[4], [4]] ['Float']", Finding.MISMATCH),
+        # What the monitor cut at its limit.
+        ("all_reduce", CUT_OFF, CUT_OFF.replace("[2, 2]", "[4]"), Finding.TRANSPORT),
+        ("all_reduce", CUT_OFF, CUT_OFF.replace("[2, 2]", "[4]") + "]", Finding.TRANSPORT),
+        # A list of tensors may be uneven, one tensor for all ranks may not.
+        ("all_gather", "[[4]] ['Float']", "[[3]] ['Float']", Finding.TRANSPORT),
+        ("_all_gather_base", "[[4]] ['Float']", "[[3]] ['Float']", Finding.MISMATCH),
+        ("all_gather_into_tensor_coalesced", "[[4]] ['Float']", "[[3]] ['Float']", Finding.MISMATCH),
+    ],
+)
+def test_which_sizes_must_be_the_same(operation: str, usual: str, odd: str, finding: Finding) -> None:
+    shapes = [usual, usual, usual, odd]
+    views = [
+        RankView(Scene(rank, IN_COLLECTIVE), {"world": GroupState(5, 4, operation, shape)})
+        for rank, shape in enumerate(shapes)
+    ]
+    blame = find(views)
+    assert blame.finding is finding
+    if finding is Finding.MISMATCH:
+        assert blame.ranks == (3,) and f"{operation} of {odd} (rank 3)" in blame.text
+
+
 def test_a_deadlock_by_order() -> None:
     groups = {"a": [0, 1], "b": [0, 1]}
     blame = find(hang({0: [Op("a"), Op("b")], 1: [Op("b"), Op("a")]}, groups))
