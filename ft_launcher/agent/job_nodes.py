@@ -25,6 +25,8 @@ _EVERY_S, _READS = 5.0, 2
 """How often nodes are asked while somebody wants to see all of them (seconds), and how often answers are read then."""
 _WANTED_S = 15.0
 """So long after the last one who wanted to know (seconds): the page asks every second."""
+_OLD = 2.0
+"""What nodes have said is as old as the time between questions and that until they look; and twice, on a busy host."""
 _TRANSFER_S = 1.0
 """What question and answer may take on their way, after a node has looked (seconds)."""
 _LONGEST_LOOK_S = 20.0
@@ -62,7 +64,7 @@ class JobNodes:
 
     def seen(self) -> OthersSeen | None:
         """Returns what the other nodes have said last, where this node is the coordinator."""
-        members = self._rendezvous.members()
+        questions, members = self._rendezvous.questions, self._rendezvous.members()
         if members is None:
             return None
         now = time.monotonic()
@@ -82,7 +84,10 @@ class JobNodes:
                 nodes.append(NodeSeen(rank, name))
             else:
                 nodes.append(NodeSeen(rank, name, now - heard[0], heard[1].ranks))
-        return OthersSeen(nodes, members.waiting)
+        look_s = 0.0
+        if questions is not None:
+            look_s = questions.look_s
+        return OthersSeen(nodes, members.waiting, _OLD * (self._every_s + look_s))
 
     def _watch(self) -> None:
         """Asks the other nodes again and again, until nobody has wanted to know for a while."""

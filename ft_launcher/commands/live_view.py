@@ -20,8 +20,6 @@ from ft_launcher.status.summary import JobState, RankState
 
 _LATE = 2
 """Steps behind the foremost rank; one is usual while the ranks are asked one after the other."""
-_OLD_S = 20.0
-"""What another node has said is up to 10 s old, as often as nodes are asked and look for questions."""
 _MOST_FAULTS = 8
 _OTHER_LINES = 6
 """Of a screen: three above the rows of nodes, their header, and two below them."""
@@ -102,7 +100,7 @@ def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
     table.add_column("node", overflow="fold", max_width=32)
     table.add_column("ranks", overflow="fold")
     table.add_column("most silent", overflow="fold")
-    nodes = [{**found, "age_s": 0.0}, *(found.get("other_nodes") or [])]
+    nodes = [{**found, "age_s": 0.0, "is_old": False}, *(found.get("other_nodes") or [])]
     shown = nodes
     if len(nodes) > most:
         shown = sorted(nodes, key=_is_well)[: max(1, most - 1)]
@@ -117,7 +115,7 @@ def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
 def _is_well(node: Mapping[str, Any]) -> bool:
     """Whether a node was heard of, and its ranks train or are about to."""
     well = (RankState.TRAINING, RankState.UNWATCHED, RankState.STARTING)
-    is_heard = node["age_s"] is not None and node["age_s"] <= _OLD_S
+    is_heard = node["age_s"] is not None and not node["is_old"]
     return is_heard and all(rank["state"] in well for rank in node["ranks"])
 
 
@@ -125,7 +123,7 @@ def _about(node: Mapping[str, Any]) -> str:
     """How old what is known of a node is, and which of its ranks is the most silent one."""
     if node["age_s"] is None:
         return "not heard of yet"
-    if node["age_s"] > _OLD_S:
+    if node["is_old"]:
         return f"not heard of for {node['age_s']:.0f} s"
     silent = max(node["ranks"], key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
     if silent is None or silent["sign_age_s"] is None:

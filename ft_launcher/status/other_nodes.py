@@ -50,10 +50,15 @@ class NodeSeen:
 
 @dataclass(frozen=True)
 class OthersSeen:
-    """The other nodes of the cycle by node rank, and the names of those that wait for a place."""
+    """The other nodes of the cycle by node rank, and the names of those that wait for a place.
+
+    Attributes:
+        old_s: what a node that is well has said is never that old (seconds).
+    """
 
     nodes: Sequence[NodeSeen] = ()
     waiting: Sequence[str] = ()
+    old_s: float = 20.0
 
 
 class OtherNodes(Protocol):

@@ -202,6 +202,7 @@ def others_as_json(seen: OthersSeen | None) -> dict[str, Any]:
             "node_rank": node.node_rank,
             "node": node.node,
             "age_s": None if node.age_s is None else round(node.age_s, 3),
+            "is_old": node.age_s is not None and node.age_s > seen.old_s,
             "ranks": [_aged(rank, node.age_s or 0.0) for rank in node.ranks],
         }
         for node in seen.nodes

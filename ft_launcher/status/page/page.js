@@ -266,8 +266,7 @@ const MEANING = {
 };
 const PEN = { training: "--good", late: "--late", hung: "--bad", starting: "--start", unwatched: "--idle", exited: "--idle" };
 
-const OLD_S = 20;         // what another node says is up to 10 s old, as often as it is asked and looks for that
-const FADED = 0.4;        // opacity of the ranks of a node that has said nothing for so long
+const FADED = 0.4;        // opacity of the ranks of a node that has said nothing for longer than it should
 
 let nodes = [];           // by node rank: where the launcher is the coordinator all of the cycle, else its own alone
 let ranks = [];           // of these nodes, in their order
@@ -281,12 +280,11 @@ let cell = SIZES[0];
 const lag = (rank) => (rank.iteration === null ? 0 : rank.on.foremost - rank.iteration);
 const look = (rank) => (rank.state === "training" && lag(rank) >= LATE ? "late" : rank.state);
 const isWell = (rank) => rank.state !== "hung" && look(rank) !== "late" && !rank.exit_code;
-const isOld = (node) => node.age_s !== null && node.age_s > OLD_S;
 
 /** Takes nodes and ranks from the status; the one that is selected stays so. */
 function takeRanks() {
   const chosen = ranks[selected]?.rank;
-  const own = { node: status.node, node_rank: status.node_rank, age_s: 0, ranks: status.ranks };
+  const own = { node: status.node, node_rank: status.node_rank, age_s: 0, is_old: false, ranks: status.ranks };
   nodes = [own, ...(status.other_nodes ?? [])].sort((one, other) => one.node_rank - other.node_rank);
   for (const node of nodes) {
     node.foremost = node.ranks.reduce((most, rank) => Math.max(most, rank.iteration ?? 0), 0);
@@ -316,7 +314,7 @@ function silentNodes() {
   const some = (found) => `${found.slice(0, 8).map((name) => shown(name, 100)).join(", ")}${found.length > 8 ? ", …" : ""}`;
   const parts = [];
   const unheard = nodes.filter((node) => node.age_s === null).map((node) => node.node);
-  const old = nodes.filter(isOld).map((node) => `${shown(node.node, 100)} (${span(node.age_s)})`);
+  const old = nodes.filter((node) => node.is_old).map((node) => `${shown(node.node, 100)} (${span(node.age_s)})`);
   const waiting = status.waiting_nodes ?? [];
   if (unheard.length) parts.push(`not heard of yet: ${some(unheard)}`);
   if (old.length) parts.push(`not heard of any more: ${some(old)}`);
@@ -370,7 +368,7 @@ function draw() {
       brush.fillStyle = colours["--line"];
       brush.fillRect(left, top, cell, cell);
     }
-    brush.globalAlpha = isOld(ranks[index].on) ? FADED : 1;
+    brush.globalAlpha = ranks[index].on.is_old ? FADED : 1;
     mark(brush, colours, look(ranks[index]), left, top, cell, ranks[index]);
     brush.globalAlpha = 1;
     if (index === selected || index === hovered) {

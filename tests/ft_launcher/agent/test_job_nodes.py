@@ -42,6 +42,14 @@ def test_only_answers_to_questions_of_this_watch_are_shown() -> None:
     assert seen(asks).age_s is None, "nobody has asked meanwhile"
 
 
+def test_nodes_that_look_seldom_are_not_old_early() -> None:
+    """With `--ft-node-beat 10` a node hears a question after 20 s at most."""
+    nodes = AskedNodes(Members(0, ["a", "b"]))
+    nodes.look_s = 20.0
+    found = JobNodes(nodes.rendezvous(0), SOON_S).seen()
+    assert found is not None and found.old_s > 20.0 + SOON_S
+
+
 def test_stacks_of_another_cycle_are_no_answer() -> None:
     """A node that had this node rank in the cycle before may have written them."""
     nodes = AskedNodes(Members(1, ["a", "c"]))

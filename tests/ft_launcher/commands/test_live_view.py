@@ -62,9 +62,15 @@ def test_a_row_for_each_node_on_the_coordinator() -> None:
     status.read(READINGS)
     found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2") | {"node_rank": 1}
     others = [
-        {"node_rank": 2, "node": "host-c", "age_s": None, "ranks": []},
-        {"node_rank": 0, "node": "host-b", "age_s": 4.0, "ranks": [rank(iteration=9), rank(iteration=6)]},
-        {"node_rank": 3, "node": "host-d", "age_s": 61.0, "ranks": [rank("hung")]},
+        {"node_rank": 2, "node": "host-c", "age_s": None, "is_old": False, "ranks": []},
+        {
+            "node_rank": 0,
+            "node": "host-b",
+            "age_s": 4.0,
+            "is_old": False,
+            "ranks": [rank(iteration=9), rank(iteration=6)],
+        },
+        {"node_rank": 3, "node": "host-d", "age_s": 61.0, "is_old": True, "ranks": [rank("hung")]},
     ]
     lines = shown(found | {"other_nodes": others})[3:8]
     assert [line.split(maxsplit=2) for line in lines[1:]] == [
@@ -80,9 +86,11 @@ def test_more_nodes_than_lines() -> None:
     status = after(START, CYCLE, fault(cycle=0), decision(), replace(CYCLE, cycle=1))
     status.read(READINGS)
     found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
-    others = [{"node_rank": n, "node": f"node-{n}", "age_s": 1.0, "ranks": [rank()]} for n in range(1, 64)]
+    others = [
+        {"node_rank": n, "node": f"node-{n}", "age_s": 1.0, "is_old": False, "ranks": [rank()]} for n in range(1, 64)
+    ]
     others[59] |= {"ranks": [rank("hung")]}
-    others[61] |= {"age_s": None, "ranks": []}
+    others[61] |= {"age_s": None, "is_old": False, "ranks": []}
     found |= {"other_nodes": others}
     lines = shown(found)
     assert len(lines) <= 24 and lines[-1] == "next: restart: restart 1 of 3"

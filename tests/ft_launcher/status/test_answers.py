@@ -33,7 +33,7 @@ class Others:
     def seen(self) -> OthersSeen:
         rank: dict[str, Any] = {"rank": 2, "state": "training", "iteration": 7, "sign_age_s": 1.0, "reading_age_s": 0.5}
         rank["sections"] = {"data": 2.0}
-        return OthersSeen([NodeSeen(1, "host-b", 4.0, [rank]), NodeSeen(2, "host-c")], ["host-d"])
+        return OthersSeen([NodeSeen(1, "host-b", 4.0, [rank]), NodeSeen(2, "host-c")], ["host-d"], old_s=3.0)
 
 
 @contextlib.contextmanager
@@ -90,10 +90,10 @@ def test_the_status_of_the_coordinator_has_all_nodes() -> None:
         found = json.loads(answers.of_everything("/status.json", {}).body)
     assert len(found["ranks"]) == 2, "those of its own node"
     heard, silent = found["other_nodes"]
-    assert (heard["node_rank"], heard["node"], heard["age_s"]) == (1, "host-b", 4.0)
+    assert (heard["node_rank"], heard["node"], heard["age_s"], heard["is_old"]) == (1, "host-b", 4.0, True)
     (rank,) = heard["ranks"]
     assert (rank["sign_age_s"], rank["reading_age_s"], rank["sections"]) == (5.0, 4.5, {"data": 6.0}), "as of now"
-    assert silent == {"node_rank": 2, "node": "host-c", "age_s": None, "ranks": []}
+    assert silent == {"node_rank": 2, "node": "host-c", "age_s": None, "is_old": False, "ranks": []}
     assert found["waiting_nodes"] == ["host-d"]
 
 
