@@ -103,6 +103,27 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
     return replace(blame, waiting=tuple(rank for rank in waiting if rank not in blame.ranks))
 
 
+def all_inside(ranks: Sequence[RankView]) -> Blame | None:
+    """Returns TRANSPORT where all ranks of the job are in one collective of a group of all of them, wherever their
+    stacks are; None: they are not.
+
+    Such a collective usually runs in the background and ends by itself: ask only where a rank exceeded its limit. With
+    NCCL all ranks may wait for it in their own code, on a GPU, and then it is no fault of the one whose limit is first.
+    """
+    if len(ranks) < 2 or any(view.ended or view.scene.place is Whereabouts.STOPPED for view in ranks):
+        return None
+    of_all = set.intersection(*(set(view.groups) for view in ranks))
+    for group in sorted(of_all):
+        numbers = {view.groups[group].waits_in for view in ranks}
+        number = numbers.pop()
+        if number is not None and not numbers:
+            views = {view.rank: view for view in ranks}
+            wait = Wait(min(views), group, number, (), True)
+            text = f"all {len(views)} ranks are in {collective_text(wait, views)}{NETWORK_OR_DEVICE}"
+            return Blame(Finding.TRANSPORT, (), text, tuple(sorted(views)))
+    return None
+
+
 def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> Blame:
     for rule in (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport):
         blame = rule(views, waits)

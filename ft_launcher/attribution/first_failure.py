@@ -130,7 +130,8 @@ def _blame(
     hang = _kind(earliest) is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
     if not hang:
         return None
-    blame = collective.find([_as_seen(rank, rank in own, as_it_was) for rank in ranks], all_ranks)
+    seen = [_as_seen(rank, rank in own, as_it_was) for rank in ranks]
+    blame = collective.find(seen, all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
     named = [rank for rank in stopped if blame.finding is Finding.GONE and rank.rank in blame.ranks]
     if named:
@@ -140,6 +141,8 @@ def _blame(
         return Blame(Finding.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
     if _collateral(earliest) < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
         # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
+        if all_ranks and earliest.condemned and blame.finding is Finding.UNKNOWN:
+            return collective.all_inside(seen)
         return None
     return blame
 

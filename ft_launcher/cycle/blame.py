@@ -16,7 +16,7 @@ from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.wire.messages import Restarter
 
-_AGAIN_S = 1.0
+_FIRST_ASKS_FOR_S = 1.0
 """All ranks exceed their limits at nearly the same moment: the first is answered for all."""
 _ANSWERS_S = 0.5
 """After the interruption; answers come in milliseconds, and a late one cannot be used."""
@@ -45,13 +45,13 @@ class BlameOfInterruption:
 
     def ask(self, now: float) -> None:
         """Asks all monitors, unless they were asked a moment ago."""
-        if now >= self._asked_at + _AGAIN_S:
+        if now >= self._asked_at + _FIRST_ASKS_FOR_S:
             self._asked_at, self._asked_ns = now, time.monotonic_ns()
             self._monitors.ask_readings(stacks=True)
 
     def interrupted(self, now: float) -> None:
         """Takes that a rank was asked to restart."""
-        if self._interrupted != self._call and now < self._asked_at + _AGAIN_S:
+        if self._interrupted != self._call and now < self._asked_at + _FIRST_ASKS_FOR_S:
             self._due, self._interrupted = now + _ANSWERS_S, self._call
 
     def next_check(self) -> float | None:

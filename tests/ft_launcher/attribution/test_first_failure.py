@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.attribution import FaultClass, FaultKind, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution.nccl_view import NcclView, Peer
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import RankException
 
@@ -432,6 +433,36 @@ def test_a_rank_that_waits_for_its_gpu_is_not_to_blame(all_ranks: bool) -> None:
     fault = attribute([waits, late], NODE, stop_began=5.0, all_ranks=all_ranks)
     assert fault is not None
     assert (fault.rank, fault.finding, fault.waiting, fault.collateral) == (1, "behind", 1, False)
+
+
+def test_where_all_ranks_wait_for_their_gpus_it_is_the_network_or_a_device() -> None:
+    """All are in one collective by the recorder, and their stacks are in `loss.item()`."""
+    waits = [rank(one, **hangs(one, frames=["train.py:30 in step"]) | {"snapshot": in_program(9, 8)}) for one in (0, 1)]
+    waits.append(rank(2, **dies(-15, 9.0, snapshot=in_program(9, 8))))
+    network = "all 3 ranks are in all_reduce 9 of group dp, and it does not end: the network, or a device"
+    fault = attribute(waits, NODE, stop_began=5.0)
+    assert fault is not None
+    assert (fault.finding, fault.blamed, fault.collateral, fault.hint) == ("transport", (), True, network)
+    given_up = NcclView(3, (Peer("10.0.0.1", 102, 2, 3, True),), 1)
+    fault = attribute(waits, NODE, stop_began=5.0, nccl=given_up)
+    assert fault is not None
+    assert (fault.rank, fault.finding, fault.blamed, fault.collateral) == (2, "transport", (2,), False)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        in_program(9, 9),
+        in_program(10, 9),
+        replace(in_program(9, 8), groups={}),
+        replace(in_program(9, 8), process={"state": "T (stopped)"}),
+    ],
+    ids=["it has finished", "it is in the next one", "it has no recorder", "it is stopped"],
+)
+def test_where_one_is_elsewhere_the_network_is_not_said_to_be_gone(other: Snapshot) -> None:
+    waits = rank(0, **hangs(0, frames=["train.py:30 in step"]) | {"snapshot": in_program(9, 8)})
+    fault = attribute([waits, rank(1, **dies(-15, 9.0, snapshot=other))], NODE, stop_began=5.0)
+    assert fault is not None and fault.finding != "transport"
 
 
 def test_where_all_of_a_node_wait_for_their_gpus_the_cause_is_elsewhere() -> None:
