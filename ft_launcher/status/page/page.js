@@ -273,7 +273,6 @@ let ranks = [];           // of these nodes, in their order
 let places = [];          // left and top of the mark of each rank
 let selected = -1;        // index in ranks
 let hovered = -1;
-let columns = 1;
 let cell = SIZES[0];
 
 // Steps are compared within a node: what other nodes have said was true at other moments.
@@ -352,7 +351,6 @@ function draw() {
   canvas.hidden = byId("legend").hidden = !ranks.length;
   if (!ranks.length || !width) return;
   cell = SIZES.find((size) => layOut(size, width).height <= MOST_HEIGHT) ?? SIZES.at(-1);
-  columns = Math.max(1, Math.floor(width / cell));
   const { found, height } = layOut(cell, width);
   places = found;
   const scale = window.devicePixelRatio || 1;

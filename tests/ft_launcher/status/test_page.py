@@ -340,7 +340,7 @@ def test_by_keyboard(browser: Browser, job: Simulation) -> None:
     browser.press("END")
     assert "rank 1023: training" in browser.text("#rank")
     browser.press("ARROW_UP", "HOME", "ARROW_DOWN")
-    columns = browser.script("return columns")
+    columns = browser.script("return Math.floor(byId('grid').clientWidth / cell)")
     assert f"rank {columns}: training" in browser.text("#rank")
     browser.press("TAB", "TAB", "ENTER")
     browser.until(lambda: browser.text(".scene"), "the stacks")
@@ -407,7 +407,10 @@ def test_dark_and_light_and_narrow(browser: Browser, job: Simulation) -> None:
         colours |= {back, pixel}
     assert len(colours) == 4
     browser.resize(500, 900)
-    browser.until(lambda: browser.script("return byId('grid').clientWidth < 500 && columns * cell <= 500"), "the grid")
+    browser.until(
+        lambda: browser.script("return byId('grid').clientWidth < 500 && places.every(([left]) => left + cell <= 500)"),
+        "the grid",
+    )
     assert browser.script("return document.documentElement.scrollWidth") <= 500
 
 
