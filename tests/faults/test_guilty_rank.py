@@ -87,7 +87,9 @@ def test_a_rank_that_is_slow_is_no_fault(start_job: StartJob, tmp_path: Path) ->
 def test_without_the_recorder_stacks_decide(start_job: StartJob, tmp_path: Path) -> None:
     job = hang(start_job, tmp_path, "sleeps", 2, "--ft-flight-recorder=off")
     (fault,) = job.journal("fault")
-    assert (fault["rank"], fault["finding"]) == (2, "behind"), job.tail()
+    # On a busy machine a peer may lose its connections before its own limit: then it has no place by which to compare.
+    findings = {"behind", ""} if job.journal("uncaught_exception") else {"behind"}
+    assert fault["rank"] == 2 and fault["finding"] in findings, job.tail()
     (scene,) = job.journal("stacks")
     assert not any(seen["groups"] for seen in scene["ranks"])
 
