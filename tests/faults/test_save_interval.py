@@ -21,7 +21,7 @@ client = ft.init()
 with ft.section("checkpointing"):
     pass
 assert not ft.should_save()
-print("rank", dist.get_rank(), "saves every", interval_of(client.cfg.save_interval, os.environ))
+print(f"rank {dist.get_rank()} saves every {interval_of(client.cfg.save_interval, os.environ)}")
 dist.barrier()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os._exit(3)
