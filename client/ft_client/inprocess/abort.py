@@ -122,7 +122,6 @@ def forget_groups() -> None:
     # The number, too: an aborted group and one that was made meanwhile have the same name.
     held = [[group] for group in _aborted]
     _aborted.clear()
-    gloo_connections.release()
     _run({f"end of group {_name(holder[0])}, {number}": partial(_end, holder) for number, holder in enumerate(held)})
 
 

@@ -57,7 +57,7 @@ def cut_gloo() -> list[str]:
 
     Only the receiving side is shut down, and what gloo then closes stays open until `release`, so that no send fails,
     here or at the peer, before end of file was read: gloo never wakes a wait for such a send. The peer reads end of
-    file when it cuts as well, else after `release`.
+    file when it cuts as well.
 
     Returns:
         What could not be found or cut, one sentence each.
@@ -75,7 +75,11 @@ def cut_gloo() -> list[str]:
 
 
 def release() -> None:
-    """Closes the copies of gloo's sockets that were cut. To be called when no thread waits there any more."""
+    """Closes the copies of gloo's sockets that were cut. To be called when no rank waits for a connection any more.
+
+    The kernel answers with a reset where data was left unread. The peer then loses the send with which its gloo
+    answers what it had not read yet, as one does whose machine is busy.
+    """
     while _held:
         _held.popitem()[1].close()
 

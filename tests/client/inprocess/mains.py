@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from tests.groups import end_groups
 
 Note = Callable[[Any], None]
 LONG_S = 600.0
+# Number of the system call in which a thread waits for another, on x86-64.
+FUTEX = "202"
 
 
 class Uncopyable(Exception):
@@ -369,3 +372,40 @@ def breaks_while_groups_are_made(note: Note, rounds: int) -> Any:
         return call.iteration
 
     return Wrapper(**QUICK)(train)()
+
+
+def breaks_while_the_other_is_stopped(note: Note, rounds: int) -> Any:
+    """In each of so many iterations one of two ranks stops the other, asks it for data, fails and recovers.
+
+    The other goes on after that. It then answers with a send, on a connection of which the first needs nothing more.
+    """
+    stopped: list[int] = []
+
+    def go_on(state: FrozenState) -> FrozenState:
+        while stopped:
+            os.kill(stopped.pop(), signal.SIGCONT)
+        return state
+
+    def train(call: CallWrapper) -> int:
+        distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=LONG_S))
+        rank = distributed.get_rank()
+        processes = torch.zeros(2, dtype=torch.int64)
+        processes[rank] = os.getpid()
+        distributed.all_reduce(processes)
+        if call.iteration == rounds:
+            distributed.barrier()
+            end_groups()
+            return call.iteration
+        value = torch.ones(2)
+        if rank == call.iteration % 2:
+            other = int(processes[1 - rank])
+            while Path(f"/proc/{other}/syscall").read_text().split()[0] != FUTEX:
+                time.sleep(0.001)
+            stopped.append(other)
+            os.kill(other, signal.SIGSTOP)
+            distributed.all_reduce(value, async_op=True)
+            raise ValueError("on purpose")
+        distributed.all_reduce(value)
+        raise AssertionError("the other rank never completes this")
+
+    return Wrapper(**QUICK, finalize=go_on)(train)()

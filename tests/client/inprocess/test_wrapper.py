@@ -261,3 +261,10 @@ def test_who_is_making_a_group_or_sends_to_a_rank_that_gave_up_is_freed(rounds: 
     with job(3, mains.breaks_while_groups_are_made, rounds=rounds) as made:
         told = made.end()
     assert [one.result for one in told.values()] == [rounds] * 3, told
+
+
+def test_a_rank_that_was_stopped_while_the_other_recovered_is_freed() -> None:
+    """Its connections are reset if the other closes them before: gloo then never ends the wait for its answer."""
+    with job(2, mains.breaks_while_the_other_is_stopped, rounds=10) as made:
+        told = made.end()
+    assert [one.result for one in told.values()] == [10] * 2, told

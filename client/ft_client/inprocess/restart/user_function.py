@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.attribution import LastInterruption
@@ -76,7 +77,8 @@ class UserFunction:
         self._interrupter.close()
 
     def begin(self) -> None:
-        """Begins an iteration: functions may run again."""
+        """Begins an iteration: functions may run again. To be called when all ranks have recovered from the last."""
+        gloo_connections.release()
         self._interrupter.reset()
         self._wrapper.begin()
 
