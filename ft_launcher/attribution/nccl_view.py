@@ -180,7 +180,7 @@ def _ranks_of(peers: Sequence[Peer], pids: Mapping[int, int], is_one_node: bool)
 
 
 def _rank_of(peer: Peer, pids: Mapping[int, int], is_one_node: bool) -> int | None:
-    """The global rank of a process; None where it is none of the job's ranks, or may be one of several.
+    """The global rank of a process; None if no rank of the job has this pid, or several may have it.
 
     In containers ranks of different nodes have the same pids, and nothing says which node is at NCCL's address: there
     only the number in a communicator of all ranks counts, which is torch's.

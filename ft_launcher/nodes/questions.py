@@ -97,7 +97,7 @@ class Questions:
     def look(self) -> None:
         """Looks whether somebody has asked since the last look, and whether the others run without this node.
 
-        Does neither while another thread uses the store: whoever looks has more important things to do than wait.
+        Does neither while another thread uses the store: the thread that looks renews the lease, and must not wait.
         """
         self._next_look = time.monotonic() + self.look_s
         if self._one_at_a_time.locked():
@@ -132,7 +132,7 @@ class Questions:
     def ask(self, topic: Topic) -> int | None:
         """Asks the other nodes. Returns the number of the question; None: the store does not answer."""
         number = self._try(lambda store: store.count(counter_key(topic)))
-        # Not heard here, for whoever asks knows his own node: unless another node's question came before it.
+        # This node need not hear its own question; but if another node asked in between, that question is heard.
         if number is not None and number == self._known.get(topic, 0) + 1:
             self._known[topic] = number
         return number

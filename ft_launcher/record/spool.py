@@ -60,7 +60,7 @@ class Spool:
             self._free(max(min(self._places.values()), until - MOST_BEHIND))
 
     def trim(self) -> None:
-        """Frees all but the last `MOST_BEHIND` bytes, whoever has read them."""
+        """Frees all but the last `MOST_BEHIND` bytes, read or not."""
         with self._lock:
             if not self._is_open:
                 return

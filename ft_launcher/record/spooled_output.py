@@ -69,7 +69,7 @@ class SpooledOutput:
         return local_rank in self._local_ranks
 
     def start(self) -> None:
-        """Bounds the spools from now on, until `close`, whoever reads them."""
+        """Bounds the spools from now on, until `close`, even if nobody reads them."""
         if not self.spools:
             return
         self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)

@@ -22,7 +22,8 @@ TIMEOUT_S = 5
 PAIR = ("--nnodes=2", f"--ft-node-timeout={TIMEOUT_S}", "--ft-node-beat=0.5")
 PAIR_AND_SPARE = (*PAIR, "--ft-spares=1")
 PATIENT = ("--nnodes=2", "--ft-node-timeout=15", "--ft-node-beat=0.5")
-REPLACED = 100
+# A descriptor or a key that each replacement leaves shows after far fewer.
+REPLACED = 30
 STORE_LOST = 82
 
 
