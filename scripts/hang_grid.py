@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.ports import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "tests/faults/hang_worker.py"

@@ -203,7 +203,7 @@ class ManyNodes:
         if guilty is None:
             return None
         fault, life = guilty
-        for local_rank, seen in enumerate(self._ranks.views):
+        for local_rank, seen in enumerate(self._ranks.seen.get("ranks", ())):
             if seen["rank"] == fault.rank:
                 return replace(fault, local_rank=local_rank, pid=seen["pid"]), life
         return fault, life
@@ -271,7 +271,7 @@ class ManyNodes:
         fault = {}
         if found is not None:
             fault = fault_record(*found, self._parts.recorder.headline(found[0]))
-        self._nodes.bring(fault, self._ranks.views, self._ranks.nccl_view)
+        self._nodes.bring(fault, self._ranks.seen)
 
     def _after_end_elsewhere(self) -> JobEnd | None:
         """Ends a cycle that another node ended; returns a result when the job is over for this node.
@@ -418,7 +418,8 @@ class ManyNodes:
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
         self._parts.recorder.reform(self._ranks.cycle, end.reason)
-        self._ranks.stop()
+        self._ranks.stop_what_is_left()
+        self._keep_fault(None)
         return None
 
     def _await_end(self, limit_s: float) -> CycleEnd | None:

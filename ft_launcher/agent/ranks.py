@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.save_intervals import SaveIntervals
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, first_failure, nccl_view, rank_view
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
@@ -83,10 +83,8 @@ class Ranks:
         """The devices on which the ranks of the next cycle run."""
         self.request: tuple[int, ControlRequest] | None = None
         """The first request of this cycle that can be followed, with the global rank that made it."""
-        self.views: list[dict[str, Any]] = []
-        """Where each rank of this node was when the last cycle ended by a hang; empty: it did not."""
-        self.nccl_view: dict[str, Any] | None = None
-        """What NCCL said of the job then, as `nccl_view.to_record` has it; None: nothing."""
+        self.seen: dict[str, Any] = {}
+        """Where the ranks of this node were when the last cycle ended, as `JoinRequest.views` has it."""
         self._follows_requests = follows_requests
         self._save_intervals = SaveIntervals(parts.settings, parts.recorder)
         self._multipliers: dict[str, float] = {}
@@ -186,7 +184,7 @@ class Ranks:
         self._zombies = Zombies()
         self._warnings.begin_cycle()
         self._nccl.begin_cycle()
-        self.views, self.nccl_view = [], None
+        self.seen = {}
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -413,6 +411,14 @@ class Ranks:
         aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
         return fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
 
+    def stop_what_is_left(self) -> None:
+        """Stops what the ranks left when all of them had returned from the program."""
+        stop_began = time.monotonic()
+        self.stop()
+        with contained("when the ranks returned cannot be passed on to the other nodes"):
+            evidence = gather(self.group.workers, self.processes, self.monitors)
+            self.seen = all_nodes.to_record(evidence, stop_began, False, None)
+
     def stop_and_attribute(self, hung: bool) -> tuple[Fault, CycleLife] | None:
         """Stops the ranks; returns what failed first and how long the cycle lived. None when no rank failed by itself.
 
@@ -436,14 +442,10 @@ class Ranks:
         self.hear(is_over=True)
         gathered = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
         evidence = self.in_process.of_the_end(gathered)
-        self.views, self.nccl_view = [], None
-        if nccl is not None:
-            self.nccl_view = nccl_view.to_record(nccl)
         if hung:
             self.parts.recorder.stacks_of_hang(self.cycle, gathered, self.monitors.stack_file)
-            with contained("where the ranks were cannot be passed on to the other nodes"):
-                seen = zip(first_failure.views(evidence, stop_began), evidence, strict=True)
-                self.views = [rank_view.to_record(view) | {"pid": rank.pid} for view, rank in seen]
+        with contained("where the ranks were cannot be passed on to the other nodes"):
+            self.seen = all_nodes.to_record(evidence, stop_began, hung, nccl)
         known = CycleEvidence(
             evidence,
             of_node(self._oom_kills),

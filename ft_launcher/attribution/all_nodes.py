@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.attribution import collective, nccl_view, rank_view
+from ft_launcher.attribution import collective, first_failure, nccl_view, rank_view
 from ft_launcher.attribution.collective import Blame
 from ft_launcher.attribution.nccl_view import NcclView
+from ft_launcher.attribution.rank_evidence import RankEvidence
 from ft_launcher.attribution.rank_view import RankView
 from rank_monitor.contract.errors import ProtocolError
 
@@ -32,6 +33,28 @@ class NodeScene:
     views: Sequence[RankView]
     pids: Mapping[int, int]
     nccl: NcclView | None = None
+
+
+def to_record(
+    ranks: Sequence[RankEvidence], stop_began: float | None, hung: bool, nccl: NcclView | None
+) -> dict[str, Any]:
+    """Returns what a node tells the others of its ranks after a fault, as `JoinRequest.views` has it.
+
+    Args:
+        stop_began: when the launcher began to stop the ranks (monotonic seconds).
+        hung: the cycle ended by a hang.
+        nccl: what NCCL says of the ranks of the job; None: nothing.
+    """
+    seen: dict[str, Any] = {}
+    if hung:
+        views = zip(first_failure.views(ranks, stop_began), ranks, strict=True)
+        seen["ranks"] = [rank_view.to_record(view) | {"pid": rank.pid} for view, rank in views]
+        if nccl is not None:
+            seen["nccl"] = nccl_view.to_record(nccl)
+    returned = list(first_failure.returned(ranks, stop_began).items())
+    if returned:  # with two of them it is not known which one another rank has lost
+        seen["returned"] = {str(rank): round(ago_s, 3) for rank, ago_s in returned[:2]}
+    return seen
 
 
 def of_records(name: str, ranks: Sequence[Any], nccl: Any) -> NodeScene:

@@ -51,6 +51,8 @@ class Finding(Enum):
     """Members of a group are in the same collective by number, but not by name, sizes or types."""
     TRANSPORT = "transport"
     """All members entered the collective, and none has finished it: the network or a device."""
+    RETURNED = "returned"
+    """No hang: a rank has returned from its program, and others lost their connection to it."""
     UNKNOWN = "unknown"
 
 
@@ -223,7 +225,7 @@ def _are_in_one_call(views: Mapping[int, RankView], in_doubt: Sequence[RankView]
     """Whether each rank that may wait, those `in_doubt` among them, is at a line at which another one is, too.
 
     One cause brings one rank into a lock of its own, and the second waits for a rank there. So this line waits for
-    ranks, as torch's `work.wait()` of a send or a receive does, and whoever is at it waits for one.
+    ranks, as torch's `work.wait()` of a send or a receive does, and every rank that is at it waits for one.
     """
     found = [view for view in views.values() if view.may_wait]
     lines = Counter(view.scene.frames[0] for view in found)

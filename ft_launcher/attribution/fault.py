@@ -64,7 +64,8 @@ class Fault:
         error: type and place of an exception of the program; equal whenever the same line raises the same type.
         doubt: the suspect result because of which all ranks agreed to exit.
         failed: all ranks of the node that failed by themselves, without those that the launcher ended.
-        finding: of a hang in which ranks wait for others: a value of `collective.Finding`; else empty.
+        finding: of a hang in which ranks wait for others, or of a rank that lost one that had returned: a value of
+            `collective.Finding`; else empty.
         blamed: the ranks that hold up the others then; several for a deadlock or a mismatch, none if it is not known.
         waiting: how many ranks of the node wait then.
     """

@@ -6,7 +6,7 @@ What a rank did after the launcher began to stop it, or because a peer was gone,
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,6 +34,9 @@ _IN_C_CODE = (
     "a call of C code that waits for another thread: torch's work.wait() of a send, a receive or a collective, or a "
     "lock of the program"
 )
+_LOST_WITHIN_S = 60.0
+"""A rank notices that another is gone when it next waits for it, in a step of a minute at most. After that it may be a
+service as well: ranks may be meant to return at different times."""
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
 
@@ -103,6 +106,8 @@ def attribute(
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
     )
     if blame is None:
+        if all_ranks:
+            return with_returned(fault, returned(ranks, stop_began))
         return fault
     waiting = len(blame.waiting)
     # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
@@ -145,6 +150,36 @@ def _blame(
             return collective.all_inside(seen)
         return None
     return blame
+
+
+def returned(ranks: Sequence[RankEvidence], stop_began: float | None) -> dict[int, float]:
+    """Returns how many seconds before the stop ranks returned from their program, by rank; without those of the stop.
+
+    A rank that ends closes its connections some 20 ms before its end is seen: the exception of a peer may come first.
+    """
+    if stop_began is None:
+        return {}
+    ended = {rank.rank: stop_began - rank.died_at for rank in ranks if rank.exit_code == 0 and rank.died_at is not None}
+    return {rank: ago_s for rank, ago_s in ended.items() if ago_s >= 0}
+
+
+def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
+    """Returns the fault of a rank that lost a connection, with the one rank that had returned shortly before.
+
+    Args:
+        ranks: all of the job that had returned, with the seconds since. With more than one it is not known which.
+    """
+    has_lost_a_peer = (
+        fault.collateral and fault.kind is FaultKind.EXCEPTION and fault.fault_class is not FaultClass.HANG
+    )
+    if not has_lost_a_peer or len(ranks) != 1:
+        return fault
+    ((rank, ago_s),) = ranks.items()
+    if ago_s > _LOST_WITHIN_S:
+        return fault
+    hint = f"rank {rank} had returned from the program (exit code 0), while others still needed it"
+    lost = tuple(number for number in fault.failed if number != rank)
+    return replace(fault, hint=hint, finding=Finding.RETURNED.value, blamed=(rank,), waiting=len(lost))
 
 
 def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:

@@ -40,7 +40,7 @@ class PolicyAnswer:
 
 @dataclass(frozen=True)
 class HangViews:
-    """Where the ranks of the nodes were when a cycle ended by a hang, as the nodes report it.
+    """Where the ranks of the nodes were when a cycle ended, by a hang but for `returned`, as the nodes report it.
 
     Attributes:
         ranks: by node, JSON that `attribution/rank_view.py: of_record` reads.
@@ -48,12 +48,14 @@ class HangViews:
         is_complete: these are all nodes of the cycle.
         nccl: by node, what NCCL said of the job there, JSON that `attribution/nccl_view.py: of_record` reads; None, or
             no entry: nothing.
+        returned: by rank, how many seconds before its node stopped its ranks it had returned from the program.
     """
 
     ranks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     is_complete: bool = False
     nccl: Mapping[str, Any] = field(default_factory=dict)
+    returned: Mapping[int, float] = field(default_factory=dict)
 
 
 NO_VIEWS = HangViews()

@@ -46,7 +46,8 @@ class EndReason(str, Enum):
 class JoinRequest:
     """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `fault` its fault there.
     `views`: after a hang, `ranks` with where each of its ranks was before the first was ended, and `nccl` if NCCL was
-    asked there: what it said of the job.
+    asked there: what it said of the job. After any fault `returned`: by rank, as text, how many seconds before the stop
+    it had returned from the program.
 
     `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
     """

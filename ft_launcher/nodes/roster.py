@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
@@ -78,13 +79,21 @@ class Roster:
 
     def hang_views(self) -> HangViews:
         """Returns where the ranks were, as far as nodes brought that with them from the last cycle."""
-        ranks, names, nccl = {}, {}, {}
+        ranks, names, nccl, returned = {}, {}, {}, {}
         for node, arrival in self.waiting.items():
+            if arrival.cycle != self.cycle:
+                continue
             found = arrival.views.get("ranks")
-            if isinstance(found, list) and arrival.cycle == self.cycle:
+            if isinstance(found, list):
                 ranks[node], names[node] = found, arrival.name
                 nccl[node] = arrival.views.get("nccl")
-        return HangViews(ranks, names, ranks.keys() >= self.members.keys(), nccl)
+            # What does not fit is left out: the fault that a node reported stands.
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                ended = arrival.views.get("returned", {})
+                returned.update({int(rank): float(ago_s) for rank, ago_s in ended.items()})
+        if not self.waiting.keys() >= self.members.keys():
+            returned = {}  # others may have lost the ranks of a node that is gone
+        return HangViews(ranks, names, ranks.keys() >= self.members.keys(), nccl, returned)
 
     def end(self) -> None:
         """Notes the end of the cycle: members that failed are expected to return."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, rank_view
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
 from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
 from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
@@ -113,14 +113,18 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
             headline = f"rank {fault.rank} on {case.hang.names.get(faulty_node, faulty_node)} {fault.what}"[
                 :_MAX_HEADLINE
             ]
+        told = first_failure.with_returned(fault, case.hang.returned)
+        returned: Mapping[int, float] = {}
+        if told is not fault:
+            fault, returned = told, case.hang.returned
         before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
         elsewhere = case.elsewhere or (has_suspect_result and case.swap)
         question = Question(settings, max_restarts, before, life, elsewhere)
         decision, history = answer(fault, question, now)
         record = asdict(decision) | {"action": decision.action.value, _HEADLINE: headline}
-        record[_INPUTS] = inputs_of(fault, question, now, by_views=by_views)
-        if guilty is not None:
+        record[_INPUTS] = inputs_of(fault, question, now, by_views, returned)
+        if guilty is not None or returned:
             record[_GUILTY] = fault_record(fault, life)
         if fault.learned_limit:
             record[_FORGIVEN] = fault.limit

@@ -49,13 +49,19 @@ def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, Hist
     return decision, with_decision(history, decision, now)
 
 
-def inputs_of(fault: Fault, question: Question, now: float, by_views: int = 0) -> dict[str, Any]:
+def inputs_of(
+    fault: Fault, question: Question, now: float, by_views: int = 0, returned: Mapping[int, float] | None = None
+) -> dict[str, Any]:
     """Returns what a decision is made of as JSON values, beside what the event of the fault holds.
 
     Args:
         by_views: by where the ranks of so many nodes were the fault was found; 0: by the evidence of its own node.
+        returned: the rank that had returned, with the seconds since, by which nodes together found the fault.
     """
-    return to_record(question, now) | {"agreed_exit_code": fault.agreed_exit_code, "by_views": by_views}
+    found = to_record(question, now) | {"agreed_exit_code": fault.agreed_exit_code, "by_views": by_views}
+    if returned:
+        found["returned"] = {str(rank): ago_s for rank, ago_s in returned.items()}
+    return found
 
 
 def to_record(question: Question, now: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -246,22 +246,14 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         if self._link is not None and self.place is not None:
             self._link.send(Ended(self._me.node, self.place.cycle, end_reason.value, reason, exit_code, number))
 
-    def bring(
-        self, fault: dict[str, Any], views: Sequence[dict[str, Any]] = (), nccl: Mapping[str, Any] | None = None
-    ) -> None:
+    def bring(self, fault: dict[str, Any], views: dict[str, Any] | None = None) -> None:
         """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
 
         Args:
             fault: empty: none of them failed by itself.
-            views: after a hang, where each of them was.
-            nccl: what NCCL said of the job then.
+            views: where they were, as `JoinRequest` has it.
         """
-        seen: dict[str, Any] = {}
-        if views:
-            seen["ranks"] = list(views)
-        if views and nccl is not None:
-            seen["nccl"] = dict(nccl)
-        self._me = replace(self._me, fault=fault, views=seen)
+        self._me = replace(self._me, fault=fault, views=views or {})
 
     def leave(self, reason: str, limit_s: float | None = None) -> None:
         """Leaves the job for good. The store's host waits until the others know the job's end.

@@ -31,8 +31,11 @@ _IN_ORDER = ("ok", "not present")
 _AGES = "charged"
 
 
-def fault_by(evidence: Facts) -> dict[str, Any] | None:
+def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] | None:
     """Returns the facts of the fault that an event `evidence` shows, without the cycle; None: no rank failed.
+
+    Args:
+        returned: of the inputs of the decision: which rank of the job had returned.
 
     Raises:
         ProtocolError: the event does not fit.
@@ -40,6 +43,12 @@ def fault_by(evidence: Facts) -> dict[str, Any] | None:
     fault = find(of_record(evidence), lambda error: None)
     if fault is None:
         return None
+    try:
+        ended = {int(rank): float(ago_s) for rank, ago_s in (returned or {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the rank that had returned does not fit: {error}") from None
+    if ended:
+        fault = first_failure.with_returned(fault, ended)
     return _facts(events.Fault.of(fault, cycle=0))
 
 

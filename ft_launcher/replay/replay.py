@@ -206,16 +206,16 @@ class Replay:
         fault, evidence = journal.fault, journal.evidence
         journal.fault = journal.evidence = None
         inputs = facts.get("inputs")
-        by_views = 0
+        by_views, returned = 0, None
         if isinstance(inputs, Mapping):
-            by_views = _whole(inputs.get("by_views"))
+            by_views, returned = _whole(inputs.get("by_views")), inputs.get("returned")
         if fault is not None and by_views > 0:
             self._by_views.append((self._key(entry), fault, evidence, by_views, journal.nodes))
         elif fault is not None and evidence is None:
             self._leave_out(FAULT, _NO_EVIDENCE)
         elif fault is not None and evidence is not None:
             known = evidence.facts
-            self._compare(FAULT, fault, lambda: again.fault_by(known))
+            self._compare(FAULT, fault, lambda: again.fault_by(known, returned))
         if not isinstance(inputs, Mapping):
             self._leave_out(DECISION, _NOT_ASKED if "inputs" in facts else _OLDER)
         elif "request" in inputs:

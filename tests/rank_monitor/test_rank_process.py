@@ -89,6 +89,29 @@ def test_where_it_waits_is_read_before_it_is_asked_for_its_stacks(tmp_path: Path
             child.kill()
 
 
+_LIVES = """
+import time
+print("runs", flush=True)
+while True:
+    sum(range(300))
+    time.sleep(0.001)
+"""
+
+
+def test_where_one_sleeps_that_always_wakes_up_again_is_known() -> None:
+    """One in fifty times it is just on its way and seems to sleep nowhere, as one may that waits for a lock."""
+    with subprocess.Popen([sys.executable, "-c", _LIVES], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "runs\n"
+        process = RankProcess(child.pid)
+        try:
+            found = [process.facts() for _ in range(300)]
+        finally:
+            process.close()
+            child.kill()
+    assert [facts for facts in found if facts["state"].startswith("S") and "wchan" not in facts] == []
+
+
 @pytest.mark.parametrize(("what", "code"), [("leave", 7), ("ignore", -signal.SIGKILL)])
 def test_signal_then_grace_then_kill(node: Node, what: str, code: int) -> None:
     node.monitor(limited(SECTIONS, rank_termination_signal=signal.SIGUSR1))

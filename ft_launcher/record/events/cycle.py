@@ -108,7 +108,7 @@ class Fault(Event, name="fault"):
     """All ranks of this node that failed by themselves."""
     finding: str
     """Of a hang in which ranks wait for others: `gone`, `behind`, `deadlock`, `mismatch`, `transport` or `unknown`
-    (docs/hangs.md); else empty."""
+    (docs/hangs.md); `returned`: it lost a rank that had returned from the program; else empty."""
     blamed: Sequence[int]
     """The ranks that hold up the others then: several for a deadlock or a mismatch, none if it is not known."""
     waiting: int

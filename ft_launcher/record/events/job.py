@@ -170,8 +170,9 @@ class Decision(Event, name="decision"):
     """What the restart policy decided by, beside the fault: `settings` and `max_restarts`, `history` (before the cycle;
     of charged restarts the ages in seconds, without a window their number), `lived_s`, `iteration`, `elsewhere` (other
     hardware is there), `agreed_exit_code` (of all nodes), `by_views` (by where the ranks of so many nodes were the
-    fault was found; 0: by `evidence` of this node), or the `request` of a rank. null: the policy was not asked, since
-    this node leaves or, with several nodes, a rank asks. `ft_launcher replay` decides by it again."""
+    fault was found; 0: by `evidence` of this node), where it counted `returned` (the rank of the job that had returned,
+    and how many seconds before the stop), or the `request` of a rank. null: the policy was not asked, since this node
+    leaves or, with several nodes, a rank asks. `ft_launcher replay` decides by it again."""
 
 
 @dataclass(frozen=True)

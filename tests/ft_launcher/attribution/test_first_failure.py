@@ -97,6 +97,36 @@ def test_an_exception_about_a_lost_peer_is_collateral_though_it_comes_first() ->
     assert fault.agreed_exit_code == -9
 
 
+LOST = raised("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+
+
+@pytest.mark.parametrize(
+    ("ended", "lost", "all_ranks", "blamed"),
+    [
+        ({1: 0.99}, LOST, True, (1,)),
+        ({1: 1.01}, LOST, True, (1,)),
+        ({1: 1.04}, LOST, True, ()),
+        ({1: -60.0}, LOST, True, ()),
+        ({1: 0.9, 2: 0.99}, LOST, True, ()),
+        ({1: 0.99}, LOST, False, ()),
+        ({1: 0.99}, raised("bad value", "ValueError"), True, ()),
+        ({}, LOST, True, ()),
+    ],
+    ids=["before", "seen later", "by the stop", "long ago", "two", "more nodes", "an error of its own", "nobody"],
+)
+def test_a_rank_that_returned_while_others_needed_it(
+    ended: dict[int, float], lost: RankException, all_ranks: bool, blamed: tuple[int, ...]
+) -> None:
+    ranks = [rank(0, exit_code=1, died_at=1.02, exception=lost, exception_at=1.0)]
+    ranks += [rank(number, exit_code=0, died_at=at) for number, at in ended.items()]
+    ranks.append(rank(3, exit_code=-15, died_at=1.1))
+    fault = attribute(ranks, NODE, stop_began=1.03, all_ranks=all_ranks)
+    assert fault is not None
+    assert (fault.rank, fault.kind, fault.blamed) == (0, FaultKind.EXCEPTION, blamed)
+    assert (fault.finding, fault.waiting) == (("returned", 1) if blamed else ("", 0))
+    assert ("rank 1 had returned" in fault.hint) == bool(blamed)
+
+
 def test_a_rank_that_waits_in_a_collective_is_not_the_hanging_one() -> None:
     waits = "torch/distributed/distributed_c10d.py:2962 in all_reduce"
     waiting = verdict(0, frames=[waits, "train.py:3 in step"])

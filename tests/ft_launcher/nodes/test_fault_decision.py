@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.messages import Answer, Ended, EndReason, JobOver, Reply, Work
+from ft_launcher.nodes.roster import Roster
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
@@ -32,6 +34,25 @@ def test_a_take_over_before_the_places_were_told_tells_them_whole() -> None:
         "a": ({"action": "restart"}, "b"),
         "b": ({"action": "restart"}, "b"),
     }
+
+
+@pytest.mark.parametrize(
+    ("brought", "came", "returned"),
+    [
+        ({"returned": {"1": 0.02}}, "ab", {1: 0.02}),
+        ({"returned": {"1": 0.02}}, "b", {}),
+        ({"returned": {"one": 0.02}}, "ab", {}),
+        ({"returned": ["1"]}, "ab", {}),
+        ({}, "ab", {}),
+    ],
+    ids=["returned", "a node is missing", "no number", "a list", "nothing"],
+)
+def test_which_ranks_had_returned(brought: dict[str, Any], came: str, returned: dict[int, float]) -> None:
+    roster = Roster(None)
+    roster.form([node("a"), node("b")])
+    for name in came:
+        roster.waiting[name] = node(name, 2, roster.cycle, views=brought if name == "b" else {})
+    assert roster.hang_views().returned == returned
 
 
 def test_what_a_waiting_node_has_to_hear_outlives_the_coordinator() -> None:

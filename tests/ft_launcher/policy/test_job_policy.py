@@ -257,6 +257,37 @@ def test_the_fault_of_the_node_stands(views: dict[str, list[Any]], fault: Fault)
     assert headline_in(answer.decision) == "rank 0 on a hangs"
 
 
+LOST = Fault(
+    FaultKind.EXCEPTION, 0, 0, 4711, 1, "raised RuntimeError: Connection closed", "", "", collateral=True, failed=(0,)
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "returned", "blamed"),
+    [
+        (LOST, {3: 0.02}, (3,)),
+        (LOST, {3: 70.0}, ()),
+        (LOST, {3: 0.02, 5: 0.02}, ()),
+        (replace(LOST, collateral=False), {3: 0.02}, ()),
+        (replace(LOST, fault_class=FaultClass.HANG), {3: 0.02}, ()),
+        (HANG, {3: 0.02}, ()),
+    ],
+    ids=["returned", "long ago", "two", "its own error", "timed out", "hang"],
+)
+def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, float], blamed: tuple[int, ...]) -> None:
+    record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a failed"))
+    case = Case(record, {}, 0.0, False, False, HangViews(returned=returned))
+    answer = make_policy(RestartSettings(), 3)(case, 0.0)
+    found = guilty_in(through_json(answer.decision))
+    assert (answer.faulty_node, headline_in(answer.decision)) == ("", "rank 0 on a failed")
+    if not blamed:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found[0].rank, found[0].finding, found[0].blamed, found[0].pid) == (0, "returned", blamed, 4711)
+        assert found[0].hint == "rank 3 had returned from the program (exit code 0), while others still needed it"
+
+
 def in_the_same_collective() -> dict[str, list[Any]]:
     """All ranks of three nodes; in their containers they have the same pid."""
     return {name: [ranks_of(rank, 4, WAITS)[0] | {"pid": 50}] for rank, name in enumerate("abc")}

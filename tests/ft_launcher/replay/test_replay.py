@@ -34,6 +34,7 @@ from ft_launcher.replay.replay import (
 )
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
+from rank_monitor.contract.wire.messages import RankException
 from tests.ft_launcher.replay.decisions import START, Job, Line, begins, crashed, fault_in, line, replayed, the
 
 
@@ -286,6 +287,24 @@ def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
     the(journals[1], "evidence")["nccl"] = None
     (difference,) = replayed(*journals).differences
     assert difference.fields["blamed"] == ([2], [])
+
+
+def test_a_rank_of_another_node_had_returned() -> None:
+    """The journal of the node whose rank lost the other has all that it was decided by."""
+    lost = RankException("RuntimeError", "Connection closed by peer", "", 0.0)
+    raised = RankEvidence(0, 0, 50, 1, 9.0, exception=lost, exception_at=8.0)
+    seen = CycleEvidence([raised], stop_began=10.0, all_ranks=False)
+    case = Case(fault_record(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, hang=HangViews(returned={1: 0.5}))
+    decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
+    guilty, decision = guilty_in(decided), decision_of(decided)
+    assert guilty is not None and decision is not None and guilty[0].finding == "returned"
+    journal = [START, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(seen)))]
+    journal.append(line(events.Fault.of(guilty[0], cycle=0)))
+    journal.append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    found = replayed(journal)
+    assert found.differences == [] and found.same == {FAULT: 1, DECISION: 1}
+    the(journal, "decision")["inputs"]["returned"] = {"2": 0.5}
+    assert only(journal).fields["blamed"] == ([1], [2])
 
 
 def test_another_rank_holds_up_those_of_all_nodes() -> None:
