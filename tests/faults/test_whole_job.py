@@ -8,6 +8,7 @@ import re
 import signal
 from typing import Any
 
+from tests.etcd_server import running_etcd
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
 from tests.faults.test_status import command, get, status
@@ -37,6 +38,22 @@ def test_each_node_shows_where_all_ranks_are(start_job: StartJob) -> None:
     stacks_while_it_stands_still(host, asked=other, note=named)
     host.go()
     assert [node.finish(120) for node in (host, other)] == [0, 0], host.tail() + other.tail()
+
+
+def test_each_node_shows_where_all_ranks_are_over_etcd(start_job: StartJob) -> None:
+    with running_etcd() as etcd:
+        flags = (
+            *("--nnodes=2", "--rdzv-backend=etcd-v3", f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-id=pair"),
+            *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--ft-node-beat=0.5", "--ft-node-timeout=600"),
+        )
+        nodes = [start_job(Plan(hold=4), WORLD // 2, *flags, name=name) for name in ("one", "other")]
+        nodes[0].until(lambda: nodes[0].trained(3, 0, WORLD), "the ranks to come to iteration 4")
+        for node in nodes:
+            found = node.until(lambda node=node: all_stacks(node), "the stacks of all ranks")  # type: ignore[misc]
+            assert found["silent"] == [] and found["problem"] == ""
+        nodes[0].until(lambda: any(status(node)["other_nodes"] for node in nodes), "the coordinator to show the other")
+        nodes[0].go()
+        assert [node.finish(120) for node in nodes] == [0, 0], nodes[0].tail() + nodes[1].tail()
 
 
 def stacks_of(job: Job) -> dict[str, Any]:
