@@ -35,7 +35,7 @@ _CHARACTER_OF = {
     RankState.EXITED.value: ("x", "dim"),
 }
 _LEGEND = ". training   2-9 + so many steps behind   H hung   s starting   u not watched   x exited"
-_KEYS = "s stacks of all ranks now, Esc without them, q leaves"
+_KEYS = "s stacks of all ranks now, a of all nodes, Esc without them, q leaves"
 
 
 Show = Callable[[Mapping[str, Any], str, Sequence[str]], None]

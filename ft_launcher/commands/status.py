@@ -21,7 +21,7 @@ from rank_monitor.contract.iterations.barrier import ranges_of
 UNWELL = 3
 """The exit code where a job hangs or restarts."""
 _UNWELL = {JobState.TROUBLED.value, JobState.RESTARTING.value}
-_ALL_NODES_S = 60.0
+ALL_NODES_S = 60.0
 """For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
 _MOST_NAMED = 16
 RUN = click.argument("run", required=False, metavar="[RUN]")
@@ -68,7 +68,7 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
     job = running_job(run)
     try:
         if all_nodes:
-            found = job.ask("/stacks?all=1", _ALL_NODES_S)
+            found = job.ask("/stacks?all=1", ALL_NODES_S)
         else:
             found = job.ask("/stacks")
     except OSError as error:
@@ -82,7 +82,7 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
             print(printable(line))
     for line in collective_lines(found.get("collectives")):
         print(printable(line))
-    for line in _missing_lines(found):
+    for line in missing_lines(found):
         print(printable(line), file=sys.stderr)
 
 
@@ -146,7 +146,7 @@ def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
         yield text
 
 
-def _missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Returns which nodes are not in an answer about all of them, in lines."""
     silent = found.get("silent", [])
     if silent:

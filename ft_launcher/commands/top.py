@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ft_launcher.commands.running_jobs import RunningJob
-from ft_launcher.commands.status import RUN, collective_lines, running_job, stack_lines
+from ft_launcher.commands.status import ALL_NODES_S, RUN, collective_lines, missing_lines, running_job, stack_lines
 from ft_launcher.record.report import printable
 from ft_launcher.settings.options import UsageError
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 _SILENT_S = 3.0
 """A launcher answers within a third of a second; one that does not for so long stands still, or the host does."""
-_STATUS, _STACKS = "/status.json", "/stacks"
+_STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
 
 
 @click.command(
     help="Shows live what a job on this host does: its ranks as a strip of characters, its faults, by the key s where "
-    "each rank is; q leaves. RUN is its run id, or the beginning; none is needed where one job runs. It needs rich: "
-    "pip install 'ft-launcher[observe]'."
+    "each rank is, by a where those of all nodes are; q leaves. RUN is its run id, or the beginning; none is needed "
+    "where one job runs. It needs rich: pip install 'ft-launcher[observe]'."
 )
 @RUN
 def top(run: str | None) -> None:
@@ -91,6 +91,9 @@ class _Screen:
         if key in (b"s", b"S"):
             self._note = "asks the ranks for their stacks"
             self._asking.ask(_STACKS)
+        elif key in (b"a", b"A"):
+            self._note = "asks the ranks of all nodes for their stacks"
+            self._asking.ask(_ALL_STACKS)
         elif key == b"\x1b":
             self._stacks = []
 
@@ -98,12 +101,13 @@ class _Screen:
         for path, found, problem in self._asking.take():
             if path == _STATUS and found is not None:
                 self._found = found
-            elif path == _STACKS:
+            elif path != _STATUS:
                 self._note = ""
                 self._stacks = [f"no stacks: {problem}"]
                 if found is not None:
                     self._stacks = [line for group in found.get("groups", []) for line in stack_lines(group)]
                     self._stacks += collective_lines(found.get("collectives"))
+                    self._stacks += missing_lines(found)
 
     def _silence(self) -> str:
         silent_s = time.monotonic() - self._asking.answered_at
@@ -154,7 +158,10 @@ class _Asking(threading.Thread):
             for path in sorted(paths):
                 found, problem = None, ""
                 try:
-                    found = self._job.ask(path)
+                    if path == _ALL_STACKS:
+                        found = self._job.ask(path, ALL_NODES_S)
+                    else:
+                        found = self._job.ask(path)
                     self.answered_at = time.monotonic()
                 except (ConnectionRefusedError, FileNotFoundError):
                     self.is_over = True

@@ -12,9 +12,11 @@ from tests.etcd_server import running_etcd
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
 from tests.faults.test_status import command, get, status
+from tests.faults.test_top import top
 from tests.faults.test_two_nodes import WORLD, global_ranks
 from tests.faults.training import Plan
 from tests.ports import free_port
+from tests.terminal import Terminal
 
 
 def test_each_node_shows_where_all_ranks_are(start_job: StartJob) -> None:
@@ -51,6 +53,11 @@ def test_each_node_shows_where_all_ranks_are_over_etcd(start_job: StartJob) -> N
         for node in nodes:
             found = node.until(lambda node=node: all_stacks(node), "the stacks of all ranks")  # type: ignore[misc]
             assert found["silent"] == [] and found["problem"] == ""
+        with top(nodes[0]) as screen:
+            screen.until("a of all nodes")
+            nodes[0].until(lambda: shows_all_stacks(screen), "the stacks of all ranks on the screen")
+            screen.press("q")
+            assert screen.finish() == 0
         nodes[0].until(lambda: any(status(node)["other_nodes"] for node in nodes), "the coordinator to show the other")
         nodes[0].go()
         assert [node.finish(120) for node in nodes] == [0, 0], nodes[0].tail() + nodes[1].tail()
@@ -70,6 +77,12 @@ def all_stacks(job: Job) -> dict[str, Any] | None:
     """What `stacks --all-nodes` says where it has frames of all ranks; on a busy machine some may be late."""
     found = stacks_of(job)
     return found if ranks_with_frames(found) == set(range(WORLD)) else None
+
+
+def shows_all_stacks(screen: Terminal) -> bool:
+    """Asks for them, and waits for the answer. Now and then one rank is at another line than the others."""
+    screen.press("a")
+    return f"ranks 0-{WORLD - 1}:" in screen.until("worker.py:")
 
 
 def stacks_while_it_stands_still(still: Job, asked: Job, note: str) -> None:

@@ -44,7 +44,7 @@ def test_a_status() -> None:
     found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
     assert shown(found) == [
         "train-7: running, cycle 1, step 41, saved at step 40, goodput 90.0%, 1 fault",
-        "s stacks of all ranks now, Esc without them, q leaves",
+        "s stacks of all ranks now, a of all nodes, Esc without them, q leaves",
         "",
         "node    ranks  most silent",
         "host-a  ..     rank 1, 14.0 s",
