@@ -18,8 +18,9 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.agent import preemption
+from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.failed_cycle import Findings
 from ft_launcher.agent.health_gate import check_node
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.ranks import Ranks
@@ -77,7 +78,8 @@ class ManyNodes:
         self._nodes = rendezvous
         self._end: CycleEnd | None = None
         self._cut: Cut | None = None
-        self._found: tuple[Fault, CycleLife] | None = None
+        self._found = Findings()
+        """Of the cycle that has ended, until that end is recorded."""
         self._ended_cycle = 0
         # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
         self._preempted = int(ExitCode.PREEMPTED)
@@ -156,11 +158,11 @@ class ManyNodes:
         return True
 
     def _unhealthy(self, why: str) -> JobEnd:
-        found, self._found = self._found, None
+        failure = self._found.failure
         code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
-        if found is not None:  # nobody else will hear of it
+        if failure is not None:  # nobody else will hear of it
             decision = Decision(Action.LEAVE, why, exit_code=code)
-            self._parts.recorder.failed(self._ranks.cycle, found[0], decision, found[1])
+            self._parts.recorder.failed(self._ranks.cycle, failure[0], decision, failure[1])
         self._why_leaving = reason
         return JobEnd(code, reason, self._results.stopped())
 
@@ -176,7 +178,8 @@ class ManyNodes:
         The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
         node's fault is recorded, or the reason for the new formation.
         """
-        found, self._found = self._found, None
+        found, self._found = self._found, Findings()
+        failure = found.failure
         decision, recorder = decision_of(answer.decision), self._parts.recorder
         ended = None
         if self._ranks.were_started:
@@ -184,9 +187,9 @@ class ManyNodes:
         # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
         is_ours = answer.fault_of == self._nodes.node
         if is_ours:
-            found = self._fault_here(answer) or found
-        if found is not None and decision is not None and is_ours:
-            recorder.failed(self._ended_cycle, found[0], decision, found[1], inputs_in(answer.decision))
+            failure = self._fault_here(answer, found) or failure
+        if failure is not None and decision is not None and is_ours:
+            recorder.failed(self._ended_cycle, failure[0], decision, failure[1], inputs_in(answer.decision))
         elif ended is not None and decision is not None:
             recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
         elif isinstance(answer, JobOver):
@@ -195,7 +198,7 @@ class ManyNodes:
         elif ended is not None:
             recorder.reform(ended, answer.reason)
 
-    def _fault_here(self, answer: RankAssigned | JobOver) -> tuple[Fault, CycleLife] | None:
+    def _fault_here(self, answer: RankAssigned | JobOver, found: Findings) -> tuple[Fault, CycleLife] | None:
         """Returns the fault of the rank of this node that held up those of all nodes, if the coordinator found one."""
         guilty = None
         with contained("which rank held up the others cannot be read"):
@@ -203,7 +206,7 @@ class ManyNodes:
         if guilty is None:
             return None
         fault, life = guilty
-        for local_rank, seen in enumerate(self._ranks.seen.get("ranks", ())):
+        for local_rank, seen in enumerate(found.views.get("ranks", ())):
             if seen["rank"] == fault.rank:
                 return replace(fault, local_rank=local_rank, pid=seen["pid"]), life
         return fault, life
@@ -243,7 +246,7 @@ class ManyNodes:
         The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
         """
         ranks = self._ranks
-        hung = ranks.failed_by_hang()
+        hung = failed_cycle.failed_by_hang(ranks)
         # A request is reported by `_after_request`, with what it asks for.
         if ranks.request is None:
             end_reason = EndReason.FAILED
@@ -254,10 +257,11 @@ class ManyNodes:
             self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        found = ranks.stop_and_attribute(hung)
+        found = failed_cycle.stop_and_attribute(ranks, hung)
         if ranks.request is not None:
+            self._found = Findings(views=found.views)
             return self._after_request(*ranks.request)
-        self._keep_fault(found)
+        self._keep(found)
         return None
 
     def _await_agreed_exits(self) -> None:
@@ -265,13 +269,14 @@ class ManyNodes:
         if self._ending.number is not None:
             self._end_by_signal()
 
-    def _keep_fault(self, found: tuple[Fault, CycleLife] | None) -> None:
-        """Keeps the fault of the cycle that has ended, for the coordinator and for our own record."""
-        self._found, self._ended_cycle = found, self._ranks.cycle
+    def _keep(self, found: Findings) -> None:
+        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record."""
+        self._found = found
+        self._ended_cycle = self._ranks.cycle
         fault = {}
-        if found is not None:
-            fault = fault_record(*found, self._parts.recorder.headline(found[0]))
-        self._nodes.bring(fault, self._ranks.seen)
+        if found.failure is not None:
+            fault = fault_record(*found.failure, self._parts.recorder.headline(found.failure[0]))
+        self._nodes.bring(fault, found.views)
 
     def _after_end_elsewhere(self) -> JobEnd | None:
         """Ends a cycle that another node ended; returns a result when the job is over for this node.
@@ -284,10 +289,10 @@ class ManyNodes:
         self._note_end(self._end.how)
         if self._end.how == EndReason.AGREED:
             self._await_agreed_exits()
-        found = self._ranks.stop_and_attribute(hung=self._end.how == EndReason.HUNG)
+        found = failed_cycle.stop_and_attribute(self._ranks, hung=self._end.how == EndReason.HUNG)
         if self._end.exit_code is not None:
             return self._over(JobOver(self._end.exit_code, self._end.reason))
-        self._keep_fault(found)
+        self._keep(found)
         return None
 
     def _note_end(self, how: str) -> None:
@@ -311,7 +316,7 @@ class ManyNodes:
             self._end_by_signal()
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
-        self._keep_fault(None)
+        self._keep(Findings())
         return None
 
     def _end_by_signal(self) -> NoReturn:
@@ -346,7 +351,7 @@ class ManyNodes:
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it."""
-        found, decision = self._found, decision_of(over.decision)
+        failure, decision = self._found.failure, decision_of(over.decision)
         is_preempted = over.exit_code == ExitCode.PREEMPTED
         code = over.exit_code
         if is_preempted:
@@ -356,8 +361,8 @@ class ManyNodes:
         if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
             return JobEnd(code, over.reason, self._results.stopped())
         fault = None
-        if found is not None:
-            fault = found[0]
+        if failure is not None:
+            fault = failure[0]
         if decision is not None:
             return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
         return JobEnd(code, over.reason, self._results.failed(fault))
@@ -386,7 +391,7 @@ class ManyNodes:
         self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
         self._nodes.wake()
-        self._keep_fault(None)
+        self._keep(Findings())
 
     def _after_success(self) -> JobEnd | None:
         """Waits for the other nodes after this one's ranks are done, then leaves.
@@ -418,8 +423,7 @@ class ManyNodes:
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
         self._parts.recorder.reform(self._ranks.cycle, end.reason)
-        self._ranks.stop_what_is_left()
-        self._keep_fault(None)
+        self._keep(failed_cycle.stop_what_is_left(self._ranks))
         return None
 
     def _await_end(self, limit_s: float) -> CycleEnd | None:

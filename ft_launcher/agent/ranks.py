@@ -1,7 +1,7 @@
-"""The ranks of this node: starts them, takes what their monitors report, stops them, and finds what failed first.
+"""The ranks of this node: starts them, takes what their monitors report, and stops them.
 
 Made by the node agent, once for a job; `begin` makes it work on the ranks of the next cycle. A source of events of the
-cycle loop. Does not decide what follows a fault.
+cycle loop. What failed first, `failed_cycle.py` finds; what follows, the membership decides.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.save_intervals import SaveIntervals
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence, all_nodes
-from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
-from ft_launcher.cycle.evidence import await_cause, fault_in, gather, iteration_reached, of_node, oom_kills
+from ft_launcher.cycle.evidence import oom_kills
 from ft_launcher.cycle.in_process import InProcess
 from ft_launcher.cycle.nccl_ras import NcclRas
 from ft_launcher.cycle.zombies import Zombies
-from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import is_known
-from ft_launcher.processes.process_tree import Ending, ProcessTree, is_stopped
+from ft_launcher.processes.process_tree import Ending, ProcessTree
 from ft_launcher.ranks.devices import Relocation
 from ft_launcher.ranks.environment import (
     cycle_environment,
@@ -76,23 +73,23 @@ class Ranks:
         self.parts = parts
         self.group = group
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, group.spec.local_world_size, lease)
-        self._nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
+        self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
         self.store: CycleStore | None = None
         """The store of the cycle, which the agent sets before the start."""
         self.relocation = Relocation()
         """The devices on which the ranks of the next cycle run."""
         self.request: tuple[int, ControlRequest] | None = None
         """The first request of this cycle that can be followed, with the global rank that made it."""
-        self.seen: dict[str, Any] = {}
-        """Where the ranks of this node were when the last cycle ended, as `JoinRequest.views` has it."""
+        self.zombies = Zombies()
+        """Those of this cycle."""
+        self.oom_kills_before: int | None = None
+        """What `oom_kills` returned before this cycle's start."""
         self._follows_requests = follows_requests
         self._save_intervals = SaveIntervals(parts.settings, parts.recorder)
         self._multipliers: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
         self._processes: RankContext | None = None
         self._in_process: InProcess | None = None
-        self._zombies = Zombies()
-        self._oom_kills: int | None = None
         self._ask_times_at = math.inf
 
     @property
@@ -118,6 +115,11 @@ class Ranks:
         """The restarts in process of the present cycle."""
         assert self._in_process is not None, "no rank was started yet"
         return self._in_process
+
+    @property
+    def have_agreed(self) -> bool:
+        """Whether a rank exited with a code by which all ranks leave together: the others are about to exit too."""
+        return any(end.exit_code in AGREED for end in self.processes.exits.values())
 
     def running(self) -> dict[int, int]:
         """Returns the pidfds of the ranks that run, by local rank."""
@@ -146,7 +148,7 @@ class Ranks:
             if isinstance(kwargs["entrypoint"], str) and not self.parts.is_script:
                 rank_env.update(printing_environment(settings.record, os.environ))
             rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.relocation))
-            rank_env.update(self._nccl.variables())
+            rank_env.update(self.nccl.variables())
             socket_path, stack_file = self.monitors.socket_path(local_rank), self.monitors.stack_file(local_rank)
             rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
             recorder_socket = self.monitors.recorder_socket(local_rank)
@@ -180,11 +182,10 @@ class Ranks:
     def prepare(self) -> None:
         """Forgets the last cycle. To be called right before the start."""
         # Read before the start: a rank may be killed for memory in its first second.
-        self._oom_kills = oom_kills()
-        self._zombies = Zombies()
+        self.oom_kills_before = oom_kills()
+        self.zombies = Zombies()
         self._warnings.begin_cycle()
-        self._nccl.begin_cycle()
-        self.seen = {}
+        self.nccl.begin_cycle()
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -225,11 +226,11 @@ class Ranks:
         found = self.monitors.descriptors() | self.parts.zygotes.descriptors() | self.parts.injected.descriptors()
         found |= self.processes.descriptors() | self.in_process.descriptors()
         # The pidfd of a rank whose exit code cannot be taken yet stays readable, and would wake the loop without end.
-        return found | {pidfd for rank, pidfd in self.running().items() if rank not in self._zombies.unreaped}
+        return found | {pidfd for rank, pidfd in self.running().items() if rank not in self.zombies.unreaped}
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
-        sources = (self.monitors, self.processes, self.in_process, self._zombies, self._warnings)
+        sources = (self.monitors, self.processes, self.in_process, self.zombies, self._warnings)
         moments = [self._ask_times_at, *(source.next_check() for source in sources)]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -240,7 +241,7 @@ class Ranks:
         """
         self.parts.zygotes.handle()
         self.processes.attend()
-        unreaped = self._zombies.unreaped
+        unreaped = self.zombies.unreaped
         # Ranks that ended without an exit code so far are tried again at each event.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
         events = self.hear()
@@ -257,7 +258,7 @@ class Ranks:
                 self.parts.recorder.rank_ended(self.cycle, self.global_rank(local_rank), end.exit_code)
                 events.append(self.in_process.ended(local_rank, end.exit_code))
         events += self.in_process.attend()
-        if self._zombies.attend(self.processes):
+        if self.zombies.attend(self.processes):
             events.append(CyclePhase.FAILED)
         self._warnings.attend(self.cycle, self.group.workers)
         if time.monotonic() >= self._ask_times_at:
@@ -303,18 +304,18 @@ class Ranks:
             case Restarter():
                 self.in_process.heard(local_rank, message)
             case Suspected(interrupts=interrupts, is_wrapped=is_wrapped):
-                self._ask_nccl()
+                self.ask_nccl()
                 if is_wrapped:
                     self.in_process.suspected(interrupts)
             case ControlRequest():
                 return self._take_request(local_rank, message)
         return []
 
-    def _ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
+    def ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
         """Asks NCCL which ranks it reaches, if this node is one of those that ask. Does not block."""
         if self.group.group_rank < _ASKING_NODES:
             workers = self.group.workers
-            self._nccl.ask(time.monotonic(), workers[0].world_size, self.processes.pids().values(), again_s)
+            self.nccl.ask(time.monotonic(), workers[0].world_size, self.processes.pids().values(), again_s)
 
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
@@ -385,107 +386,4 @@ class Ranks:
         self.stop()
         self.monitors.close()
         self.take_times()
-        self._nccl.close()
-
-    # End of a cycle that failed.
-
-    def await_cause(self, interrupt: int) -> None:
-        """Waits, within a bound, for the error of the rank whose peers have lost it; a descriptor interrupts it."""
-        await_cause(self.group.workers, self.processes, self.monitors, interrupt, lambda: self.hear(is_over=True))
-
-    @property
-    def have_agreed(self) -> bool:
-        """Whether a rank exited with a code by which all ranks leave together: the others are about to exit too."""
-        return any(end.exit_code in AGREED for end in self.processes.exits.values())
-
-    def failed_by_hang(self) -> bool:
-        """Returns whether the cycle failed by a hang, as far as is known before the other ranks are stopped.
-
-        Afterwards each rank has ended, and nothing tells which of them hung.
-        """
-        if self.request is not None:
-            return False
-        fault = fault_in(CycleEvidence(gather(self.group.workers, self.processes, self.monitors)))
-        if fault is None:
-            return True
-        aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
-        return fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
-
-    def stop_what_is_left(self) -> None:
-        """Stops what the ranks left when all of them had returned from the program."""
-        stop_began = time.monotonic()
-        self.stop()
-        with contained("when the ranks returned cannot be passed on to the other nodes"):
-            evidence = gather(self.group.workers, self.processes, self.monitors)
-            self.seen = all_nodes.to_record(evidence, stop_began, False, None)
-
-    def stop_and_attribute(self, hung: bool) -> tuple[Fault, CycleLife] | None:
-        """Stops the ranks; returns what failed first and how long the cycle lived. None when no rank failed by itself.
-
-        Args:
-            hung: some ranks hang or hold up others, so the stacks of all are kept.
-        """
-        stop_began = time.monotonic()
-        tree = self.tree()
-        if hung:
-            # An answer from before the first rank was ended is worth more than one from after it.
-            found = map(self.monitors.found, self.monitors.local_ranks)
-            self._ask_nccl(nccl_ras.hung_for_s(found, stop_began))
-        # The processes are looked for while the monitors answer: both take time in a large job.
-        self.monitors.snapshots(meanwhile=tree.find, stacks=hung)
-        # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
-        stopped = {rank for rank, pid in self.processes.pids().items() if is_stopped(pid)}
-        nccl = None
-        if hung:
-            nccl = self._nccl.view()
-        stopping = self.stop(tree=tree)
-        self.hear(is_over=True)
-        gathered = gather(self.group.workers, self.processes, self.monitors, stopped, stopping.killed)
-        evidence = self.in_process.of_the_end(gathered)
-        if hung:
-            self.parts.recorder.stacks_of_hang(self.cycle, gathered, self.monitors.stack_file)
-        with contained("where the ranks were cannot be passed on to the other nodes"):
-            self.seen = all_nodes.to_record(evidence, stop_began, hung, nccl)
-        known = CycleEvidence(
-            evidence,
-            of_node(self._oom_kills),
-            stop_began,
-            # With several nodes the rank that all of these wait for may be on another node.
-            all_ranks=self.group.group_world_size == 1,
-            # These count only where no rank failed by itself: their ranks have no failure of their own.
-            otherwise=self.in_process.fault(evidence) or self._zombies.fault(evidence),
-            suspect_results=self.monitors.suspect_results(),
-            on_purpose=self.parts.injected.struck(self.cycle),
-            nccl=nccl,
-        )
-        fault = fault_in(known)
-        if fault is not None or hung:
-            self.parts.recorder.evidence(self.cycle, known)
-        if fault is None:
-            if hung:
-                self.parts.recorder.hang_elsewhere(self.cycle, evidence)
-            return None
-        self.parts.times.failed(_began(fault, evidence))
-        self.take_times()
-        self.parts.times.stopped()
-        reached = None
-        with contained("how far the cycle came cannot be found"):
-            reached = iteration_reached(evidence, self.parts.settings.restart.checkpoint_iteration_file)
-        return fault, CycleLife(stop_began - self.processes.started_ns / 1e9, reached)
-
-
-def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
-    """When a fault began (monotonic seconds); None: when the cycle was over.
-
-    A hang began before its limit was over. Of one that no monitor saw it is only known that it came after the last
-    progress, as any moment before that says.
-    """
-    for rank in evidence:
-        if rank.local_rank == fault.local_rank:
-            if rank.verdict is not None and rank.verdict.condemned and rank.verdict_at is not None:
-                return rank.verdict_at - rank.verdict.waited_s
-            if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
-                return 0.0
-            moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
-            return min(moments, default=None)
-    return None
+        self.nccl.close()

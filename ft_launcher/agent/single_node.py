@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher.agent import preemption
+from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.health_gate import check_node
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
@@ -157,12 +157,12 @@ class SingleNode:
             if self._ending.number is not None:
                 raise preemption.end_ranks(ranks, self._ending)
         elif ranks.request is None and not self._parts.several_nodes:
-            ranks.await_cause(self._ending.signals.fileno())
-        found = ranks.stop_and_attribute(hung=ranks.failed_by_hang())
+            failed_cycle.await_cause(ranks, self._ending.signals.fileno())
+        found = failed_cycle.stop_and_attribute(ranks, failed_cycle.failed_by_hang(ranks))
         if ranks.request is not None:
             return self._after_request(*ranks.request)
-        assert found is not None, "a cycle failed without a failed rank"
-        fault, life = found
+        assert found.failure is not None, "a cycle failed without a failed rank"
+        fault, life = found.failure
         spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()
         relocation = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.relocation)
         question = Question(restart, spec.max_restarts, self._history, life, elsewhere=relocation is not None)

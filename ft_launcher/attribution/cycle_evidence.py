@@ -1,7 +1,7 @@
 """All that is known of a failed cycle on one node, as one value; the fault that follows from it; both as JSON. Pure.
 
-`agent/ranks.py` and `cycle/in_process.py` gather it; the journal keeps it, so that `ft_launcher replay` finds the fault
-again.
+`agent/failed_cycle.py` and `cycle/in_process.py` gather it; the journal keeps it, so that `ft_launcher replay` finds
+the fault again.
 """
 
 from __future__ import annotations

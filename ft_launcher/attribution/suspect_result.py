@@ -1,7 +1,7 @@
 """Faults of ranks that agreed to exit because of a suspect result: names its rank and device. Pure.
 
-`agent/ranks.py` asks it after a failed cycle, `policy/restart_policy.py` for the text. Whether the result is wrong is
-decided in the ranks (`ft_client.rerun`).
+`agent/failed_cycle.py` asks it after a failed cycle, `policy/restart_policy.py` for the text. Whether the result is
+wrong is decided in the ranks (`ft_client.rerun`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank, and waits for what is
-missing before all ranks are stopped. Reads what the node shows about a death, and how far the training came.
+"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank. Reads what the node shows
+about a death, and how far the training came.
 
-Called by `agent/ranks.py`, and by in-process restart for one rank. What ranks wrote may be broken: errors in reading it
-are contained here.
+Called by `agent/failed_cycle.py`, and by in-process restart for one rank. What ranks wrote may be broken: errors in
+reading it are contained here.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import BAD_LOSS, Fault, FaultKind, NodeEvidence, RankEvidence, iteration
+from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, iteration
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
 from ft_launcher.attribution.error_text import of_error_file, of_output
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
-from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import read_file
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _MOST_OUTPUT = 16384
 """Bytes at the end of a rank's output in which its last traceback is looked for."""
-_CAUSE_WAIT_S = 3.0
-"""Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
 _CGROUPS = Path("/sys/fs/cgroup")
 """Where version 2 is mounted, and below it the controllers of version 1."""
 _READ_TIMEOUT_S = 5.0
@@ -87,36 +84,6 @@ def gather(
 def fault_in(evidence: CycleEvidence) -> Fault | None:
     """As `cycle_evidence.find`; an error in what the ranks wrote is logged."""
     return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
-
-
-def await_cause(
-    workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, interrupt: int, hear: Callable[[], object]
-) -> None:
-    """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` seconds at most.
-
-    A rank that cleans up after an error, in a `finally` that destroys the process group for example, closes its
-    connections first: its peers fail before it has reported its error, and a stop would end it before it does.
-
-    Args:
-        workers: torch's, in the order of local ranks.
-        interrupt: a descriptor, readable when the launcher got a signal, which ends the wait.
-        hear: takes the monitors' messages.
-    """
-    deadline = time.monotonic() + _CAUSE_WAIT_S
-    while ranks.pidfds and _cause_may_come(workers, ranks, monitors) and (left := deadline - time.monotonic()) > 0:
-        if interrupt in readable([*ranks.pidfds.values(), *monitors.descriptors(), interrupt], left):
-            return
-        ranks.reap_all()
-        hear()
-
-
-def _cause_may_come(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors) -> bool:
-    """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
-    fault = fault_in(CycleEvidence(gather(workers, ranks, monitors), all_ranks=False))
-    # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
-    if fault is None or fault.kind is not FaultKind.EXCEPTION or fault.error == BAD_LOSS:
-        return False
-    return fault.collateral or fault.local_rank in ranks.pidfds
 
 
 def _printed(end: RankExit, last_output: str, path: str) -> tuple[RankException | None, float | None]:

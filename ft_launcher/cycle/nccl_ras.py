@@ -1,9 +1,9 @@
 """Asks NCCL's own watch (RAS) which ranks it reaches, at a hang: a port of this job for it, and the question.
 
-`agent/ranks.py` asks when a rank is about to exceed a limit, and takes the answer before it stops the ranks; what it
-says is read in `attribution/ras_answer.py`. The RAS threads of all ranks of a node listen at one address, and the
-kernel gives a connection to any of them; where no rank uses NCCL, it refuses it. Where torch has no NCCL, nothing is
-set, held or asked.
+`agent/ranks.py` asks when a rank is about to exceed a limit, `agent/failed_cycle.py` takes the answer before it stops
+the ranks; what it says is read in `attribution/ras_answer.py`. The RAS threads of all ranks of a node listen at one
+address, and the kernel gives a connection to any of them; where no rank uses NCCL, it refuses it. Where torch has no
+NCCL, nothing is set, held or asked.
 """
 
 from __future__ import annotations

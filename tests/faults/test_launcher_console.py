@@ -23,7 +23,7 @@ CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 FAILING_REPORTS = """
 import sys
 from ft_launcher import attribution, cli, composition
-from ft_launcher.agent import ranks as agent_ranks
+from ft_launcher.agent import failed_cycle
 from ft_launcher.attribution import cycle_evidence
 from ft_launcher.record import recorder, report
 
@@ -36,7 +36,7 @@ def without_exceptions(ranks, *rest):
     return attribution.attribute(ranks, *rest)
 
 cycle_evidence.attribute = without_exceptions
-report.block = agent_ranks.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
+report.block = failed_cycle.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """
 

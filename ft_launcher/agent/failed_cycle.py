@@ -1,0 +1,175 @@
+"""The end of a cycle that failed on this node: from the first failed rank to the fault, with all ranks stopped.
+
+Called by the memberships, which report the end to other nodes and decide what follows. Asks the monitors and NCCL where
+the ranks are before it stops them, and joins what is known into the fault. Decides nothing, and starts no rank.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, RankEvidence, all_nodes
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.cycle import nccl_ras
+from ft_launcher.cycle.evidence import fault_in, gather, iteration_reached, of_node
+from ft_launcher.policy.restart_history import CycleLife
+from ft_launcher.processes.process_tree import is_stopped
+from ft_launcher.record.contained import contained
+from rank_monitor.contract.processes.wait import readable
+
+_CAUSE_WAIT_S = 3.0
+"""Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What this node found of a cycle that has ended.
+
+    Attributes:
+        failure: what failed first, and how long the cycle lived; None: no rank of this node failed by itself.
+        views: where the ranks of this node were, as `JoinRequest.views` has it; empty: nobody looked.
+    """
+
+    failure: tuple[Fault, CycleLife] | None = None
+    views: dict[str, Any] = field(default_factory=dict)
+
+
+def await_cause(ranks: Ranks, interrupt: int) -> None:
+    """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` seconds at most.
+
+    A rank that cleans up after an error, in a `finally` that destroys the process group for example, closes its
+    connections first: its peers fail before it has reported its error, and a stop would end it before it does.
+
+    Args:
+        interrupt: a descriptor, readable when the launcher got a signal, which ends the wait.
+    """
+    deadline = time.monotonic() + _CAUSE_WAIT_S
+    processes = ranks.processes
+    while processes.pidfds and _cause_may_come(ranks) and (left := deadline - time.monotonic()) > 0:
+        if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
+            return
+        processes.reap_all()
+        ranks.hear(is_over=True)
+
+
+def _cause_may_come(ranks: Ranks) -> bool:
+    """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
+    fault = fault_in(CycleEvidence(_gathered(ranks), all_ranks=False))
+    # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
+    if fault is None or fault.kind is not FaultKind.EXCEPTION or fault.error == BAD_LOSS:
+        return False
+    return fault.collateral or fault.local_rank in ranks.processes.pidfds
+
+
+def failed_by_hang(ranks: Ranks) -> bool:
+    """Returns whether the cycle failed by a hang, as far as is known before the other ranks are stopped.
+
+    Afterwards each rank has ended, and nothing tells which of them hung.
+    """
+    if ranks.request is not None:
+        return False
+    fault = fault_in(CycleEvidence(_gathered(ranks)))
+    if fault is None:
+        return True
+    aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
+    return fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
+
+
+def stop_what_is_left(ranks: Ranks) -> Findings:
+    """Stops what the ranks left when all of them had returned from the program; returns where they were."""
+    stop_began = time.monotonic()
+    ranks.stop()
+    views: dict[str, Any] = {}
+    with contained("when the ranks returned cannot be passed on to the other nodes"):
+        views = all_nodes.to_record(_gathered(ranks), stop_began, False, None)
+    return Findings(views=views)
+
+
+def stop_and_attribute(ranks: Ranks, hung: bool) -> Findings:
+    """Stops the ranks, and returns what failed first, and where they were.
+
+    Args:
+        hung: some ranks hang or hold up others, so the stacks of all are kept.
+    """
+    stop_began = time.monotonic()
+    recorder, times = ranks.parts.recorder, ranks.parts.times
+    known = _stop(ranks, hung, stop_began)
+    views: dict[str, Any] = {}
+    with contained("where the ranks were cannot be passed on to the other nodes"):
+        views = all_nodes.to_record(known.ranks, stop_began, hung, known.nccl)
+    fault = fault_in(known)
+    if fault is not None or hung:
+        recorder.evidence(ranks.cycle, known)
+    if fault is None:
+        if hung:
+            recorder.hang_elsewhere(ranks.cycle, known.ranks)
+        return Findings(views=views)
+    times.failed(_began(fault, known.ranks))
+    ranks.take_times()
+    times.stopped()
+    reached = None
+    with contained("how far the cycle came cannot be found"):
+        reached = iteration_reached(known.ranks, ranks.parts.settings.restart.checkpoint_iteration_file)
+    life = CycleLife(stop_began - ranks.processes.started_ns / 1e9, reached)
+    return Findings((fault, life), views)
+
+
+def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:
+    """Stops the ranks; returns all that is known of them. What can be seen only while they run is asked before."""
+    tree = ranks.tree()
+    if hung:
+        # An answer from before the first rank was ended is worth more than one from after it.
+        found = map(ranks.monitors.found, ranks.monitors.local_ranks)
+        ranks.ask_nccl(nccl_ras.hung_for_s(found, stop_began))
+    # The processes are looked for while the monitors answer: both take time in a large job.
+    ranks.monitors.snapshots(meanwhile=tree.find, stacks=hung)
+    # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
+    stopped = {rank for rank, pid in ranks.processes.pids().items() if is_stopped(pid)}
+    nccl = None
+    if hung:
+        nccl = ranks.nccl.view()
+    stopping = ranks.stop(tree=tree)
+    ranks.hear(is_over=True)
+    gathered = _gathered(ranks, stopped, stopping.killed)
+    evidence = ranks.in_process.of_the_end(gathered)
+    if hung:
+        ranks.parts.recorder.stacks_of_hang(ranks.cycle, gathered, ranks.monitors.stack_file)
+    return CycleEvidence(
+        evidence,
+        of_node(ranks.oom_kills_before),
+        stop_began,
+        # With several nodes the rank that all of these wait for may be on another node.
+        all_ranks=ranks.group.group_world_size == 1,
+        # These count only where no rank failed by itself: their ranks have no failure of their own.
+        otherwise=ranks.in_process.fault(evidence) or ranks.zombies.fault(evidence),
+        suspect_results=ranks.monitors.suspect_results(),
+        on_purpose=ranks.parts.injected.struck(ranks.cycle),
+        nccl=nccl,
+    )
+
+
+def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[int] = ()) -> list[RankEvidence]:
+    """As `gather`, of all ranks of the cycle."""
+    return gather(ranks.group.workers, ranks.processes, ranks.monitors, stopped, killed)
+
+
+def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
+    """When a fault began (monotonic seconds); None: when the cycle was over.
+
+    A hang began before its limit was over. Of one that no monitor saw it is only known that it came after the last
+    progress, as any moment before that says.
+    """
+    for rank in evidence:
+        if rank.local_rank == fault.local_rank:
+            if rank.verdict is not None and rank.verdict.condemned and rank.verdict_at is not None:
+                return rank.verdict_at - rank.verdict.waited_s
+            if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
+                return 0.0
+            moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
+            return min(moments, default=None)
+    return None
