@@ -230,6 +230,9 @@ def _as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None
 
 def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
     gave_up = failed_by_itself and _collateral(rank) == 1
+    # One that has lost a peer to the stop, and had no time to show its stack, waited for it until then.
+    if rank.exception is not None and rank.scene.place is Whereabouts.UNKNOWN:
+        gave_up |= known_errors.is_about_peers(rank.exception) == 1
     groups, members = rank_view.states_of(rank.groups)
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
     # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.

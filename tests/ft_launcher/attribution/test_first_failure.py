@@ -455,6 +455,23 @@ def in_program(entered: int, finished: int) -> Snapshot:
     return Snapshot(1, True, True, 7, {}, 0.1, frames=["train.py:30 in step"], groups=groups)
 
 
+@pytest.mark.parametrize(("message", "blamed"), [(PAIR, ()), ("bad value", (1,))], ids=["a lost peer", "another"])
+def test_who_lost_a_peer_to_the_stop_waited_for_one(message: str, blamed: tuple[int, ...]) -> None:
+    """It was in a receive, which the recorder does not know, and ended before it showed its stack."""
+
+    def snapshot(entered: int) -> Snapshot:
+        groups = {"0": {"entered": entered, "finished": 3, "operation": "all_reduce", "description": "dp"}}
+        return Snapshot(1, True, True, 7, {}, 0.1, groups=groups)
+
+    waits = verdict(0, frames=["torch/distributed/distributed_c10d.py:2962 in all_reduce"])
+    ranks = [
+        rank(0, exit_code=-9, died_at=1.1, verdict=waits, verdict_at=1.0, snapshot=snapshot(4)),
+        rank(1, exit_code=1, died_at=1.3, exception=raised(message), exception_at=1.2, snapshot=snapshot(3)),
+    ]
+    fault = attribute(ranks, NODE, stop_began=1.05)
+    assert fault is not None and fault.blamed == blamed
+
+
 @pytest.mark.parametrize("all_ranks", [True, False])
 def test_a_rank_that_waits_for_its_gpu_is_not_to_blame(all_ranks: bool) -> None:
     """Its limit passes first, and its stack is in `loss.item()`."""
