@@ -6,6 +6,7 @@ Of bounded size, whatever the ranks have written: it is kept for each of the las
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -63,7 +64,7 @@ class CollectiveRow:
     """
 
     group: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     entered: int
     finished: int
     operation: str
@@ -75,7 +76,7 @@ class CollectiveRow:
 class FaultScene:
     """All ranks of the node: `stacks` has those at the same place together, the smallest group first."""
 
-    stacks: tuple[tuple[tuple[int, ...], RankScene], ...]
+    stacks: tuple[tuple[Sequence[int], RankScene], ...]
     collectives: tuple[CollectiveRow, ...]
 
 
@@ -90,7 +91,7 @@ def scene_of(ranks: Sequence[Mapping[str, Any]]) -> FaultScene:
         )
         for rank in ranks
     ]
-    stacks = [(tuple(found), first) for found, first in merged_stacks(scenes)[:_MOST_STACKS]]
+    stacks = [(_compact(found), first) for found, first in merged_stacks(scenes)[:_MOST_STACKS]]
     return FaultScene(tuple(stacks), collectives(ranks))
 
 
@@ -119,9 +120,18 @@ def collectives(ranks: Iterable[Mapping[str, Any]]) -> tuple[CollectiveRow, ...]
     waits = {name for name, entered, finished, *_ in rows if entered > finished}
     ordered = sorted(rows.items(), key=lambda row: (row[0][0] not in waits, row[0]))
     return tuple(
-        CollectiveRow(names[name], tuple(found), entered, finished, operation, shape, started)
+        CollectiveRow(names[name], _compact(found), entered, finished, operation, shape, started)
         for (name, entered, finished, operation, shape, started), found in ordered[:_MOST_ROWS]
     )
+
+
+def _compact(ranks: Sequence[int]) -> Sequence[int]:
+    """Returns the same ranks in a few bytes where they are a row or every n-th of one, as those of a group are."""
+    if len(ranks) > 2:
+        row = range(ranks[0], ranks[-1] + 1, max(ranks[1] - ranks[0], 1))
+        if len(row) == len(ranks) and all(map(operator.eq, row, ranks)):
+            return row
+    return tuple(ranks)
 
 
 def innermost(frames: Sequence[str]) -> list[str]:

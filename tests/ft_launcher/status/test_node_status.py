@@ -231,7 +231,7 @@ def test_a_fault_has_the_stacks_of_its_cycle() -> None:
     found = summary.as_json(status.facts(), (), TIMES, 102.0, 2000.0, "1.2")["faults"]
     assert [(one["number"], one["has_stacks"]) for one in found] == [(1, True), (2, False)]
     first, second = (summary.fault_as_json(one) for one in status.facts().faults)
-    assert first["stacks"] == [{"ranks": (1,), "place": "outside", "frames": ["read"], "process": {"stacks": ""}}]
+    assert first["stacks"] == [{"ranks": [1], "place": "outside", "frames": ["read"], "process": {"stacks": ""}}]
     assert second == {"v": 1, "number": 2, "stacks": [], "collectives": []}
 
 
@@ -241,7 +241,7 @@ def test_collectives_are_those_that_somebody_asked_for() -> None:
     groups = {"0": {"entered": 5, "started": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}}
     asked = (replace(READINGS[0], groups=groups, groups_at=101.0), replace(READINGS[1], groups_at=100.5))
     table = summary.collectives(asked, 103.0)
-    row = {"group": "0", "ranks": (0,), "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
+    row = {"group": "0", "ranks": [0], "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
     assert table == {"age_s": 2.5, "rows": [row | {"started": 5}]}
     found = summary.as_json(Facts(), asked, None, 103.0, 1000.0, "1")
     assert found["collectives"] == table
