@@ -57,7 +57,6 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.health": {"attribution", "processes"},
     "ft_launcher.settings": {"health", "policy"},
     "ft_launcher.record": {"attribution", "health", "ledger", "policy", "processes"},
-    "ft_launcher.replay": {"attribution", "health", "policy", "record"},
     "ft_launcher.report": {"ledger", "record"},
     "ft_launcher.status": {"ledger", "record"},
     "ft_launcher.bundle": {"record", "status"},
@@ -66,6 +65,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.ranks": {"health", "processes", "record", "settings", "zygote"},
     "ft_launcher.rendezvous": {"nodes", "policy", "processes"},
     "ft_launcher.cycle": {"attribution", "policy", "processes", "ranks", "record", "rendezvous", "zygote"},
+    "ft_launcher.replay": {"attribution", "cycle", "health", "policy", "record"},
     "ft_launcher.agent": {
         *("attribution", "cycle", "health", "ledger", "nodes", "policy", "processes"),
         *("ranks", "record", "rendezvous", "report", "settings", "status", "training_log", "zygote"),

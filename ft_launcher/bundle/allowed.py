@@ -59,6 +59,7 @@ FIELDS: dict[str, str] = {
     "section_times": "cycle rank sections gpu",
     "result_in_doubt": "cycle finding rank iteration node device",
     "control_request": "cycle rank action",
+    "in_process_decision": "cycle happened known follows",
     "in_process_fault": "cycle rank pid exit_code where hint fault_class",
     "in_process_restart": "cycle iteration took_s why",
     "in_process_blame": "cycle iteration finding ranks text",
@@ -86,6 +87,7 @@ TEXTS: dict[str, str] = {
     "monitor_replaced": "why",
     "interrupted_again": "why stack",
     "control_request": "description",
+    "in_process_decision": "happened known follows",
     "in_process_fault": "what",
     "in_process_restart": "why",
     "stays_away": "reason",
@@ -115,6 +117,11 @@ _OF_PROCESS = _words("state stopped threads wchan")
 _OF_GROUP = _words("entered finished started operation shape description")
 _OF_ROW = _OF_GROUP - {"description"} | {"group", "ranks"}
 _OF_READING = _words("check state took_s")
+_OF_HAPPENED = _words("what local_rank exit_code")
+_OF_MESSAGE = _words("member state iteration prefix limit_s")
+_OF_KNOWN = _words("ranks rejoin final_codes since_s failed")
+_OF_WRAPPER = _OF_MESSAGE | _words("local_ranks exit_code is_new is_lost starts is_next due_s is_ended")
+_OF_STEP = _words("step local_rank member prefix limit_s joins iteration took_s failed")
 _OF_STATUS = _words(
     "v t started launcher run_id node node_rank nodes state cycle max_restarts restarts_left restarts steps_lost "
     "health fault_count ranks times exit_code"
@@ -238,12 +245,40 @@ def _inputs(value: Any) -> Any:
     return found
 
 
+def _happened(value: Any) -> dict[str, Any]:
+    """Returns what a decision about a restart in process followed from, without the words of a rank."""
+    if not isinstance(value, Mapping):
+        return {}
+    found = _named(value, _OF_HAPPENED)
+    if isinstance(value.get("message"), Mapping):
+        found["message"] = _named(value["message"], _OF_MESSAGE)
+    return found
+
+
+def _known(value: Any) -> dict[str, Any]:
+    """Returns what was known before that decision, without the words of ranks."""
+    if not isinstance(value, Mapping):
+        return {}
+    wrappers = [part for part in _list(value.get("wrappers")) if isinstance(part, Mapping)]
+    return _only(value, _OF_KNOWN) | {"wrappers": [_named(wrapper, _OF_WRAPPER) for wrapper in wrappers]}
+
+
+def _follows(value: Any) -> list[dict[str, Any]]:
+    """Returns the steps of that decision, without their reasons."""
+    return [_named(step, _OF_STEP) for step in _list(value) if isinstance(step, Mapping)]
+
+
 def _each(names: frozenset[str]) -> Callable[[Any], list[dict[str, Any]]]:
     return lambda value: [_only(part, names) for part in _list(value) if isinstance(part, Mapping)]
 
 
 def _only(facts: Facts, names: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name in names}
+
+
+def _named(facts: Facts, names: frozenset[str]) -> dict[str, Any]:
+    """Returns the facts with these names; of texts only those that have the form of a name."""
+    return {name: value for name, value in _only(facts, names).items() if not isinstance(value, str) or _name(value)}
 
 
 def _process(value: Any) -> dict[str, Any]:
@@ -279,9 +314,12 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "detail": _detail,
     "environment": _environment,
     "error": _error,
+    "follows": _follows,
     "frames": _frames,
     "groups": _groups,
+    "happened": _happened,
     "inputs": _inputs,
+    "known": _known,
     "process": _process,
     "ranks": _ranks,
     "readings": _each(_OF_READING),

@@ -23,8 +23,9 @@ _HINT = "Give journals, or folders that have journal.*.jsonl"
 
 
 @click.command(
-    help="Makes the decisions in journals again: what failed, what follows, how a restart counts, changes of health. "
-    "JOURNAL is a file, or a folder that is searched for journal.*.jsonl. Exits with 1 if one would be another now."
+    help="Makes the decisions in journals again: what failed, what follows, how a restart counts, what ranks that "
+    "restart in process do, changes of health. JOURNAL is a file, or a folder that is searched for journal.*.jsonl. "
+    "Exits with 1 if one would be another now."
 )
 @click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))
 @click.option("--run-id", metavar="ID", help="Takes the events of this job only.")

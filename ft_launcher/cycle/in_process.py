@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore
@@ -21,9 +22,24 @@ from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.blame import BlameOfInterruption
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
-from ft_launcher.cycle.rank_loss import LossNotified, RankLossNotifier
-from ft_launcher.cycle.rung_steps import EndRank, Joined, NotifyLoss, Restarted, StartAgain, StayAway, Step, TakeOver
-from ft_launcher.cycle.rungs import Rungs
+from ft_launcher.cycle.rank_loss import RankLossNotifier
+from ft_launcher.cycle.rung_record import is_recorded, to_record
+from ft_launcher.cycle.rung_steps import (
+    DeadlinePassed,
+    Died,
+    EndRank,
+    Happened,
+    Heard,
+    Joined,
+    LossNotified,
+    NotifyLoss,
+    Restarted,
+    StartAgain,
+    StayAway,
+    Step,
+    TakeOver,
+)
+from ft_launcher.cycle.rungs import Rungs, RungState
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.policy.restart_policy import final_codes
 from ft_launcher.ranks.monitors import NodeMonitors
@@ -67,7 +83,8 @@ class InProcess:
         self._monitors, self._recorder = monitors, recorder
         self._rejoins = settings.start.rejoin
         start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
-        self._rungs = Rungs(numbers, start.inprocess == "auto", start.rejoin != "false", final_codes(settings.restart))
+        state = RungState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
+        self._rungs = Rungs(state, start.inprocess == "auto")
         self._threads = StoreThreads(store.host, store.port)
         self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout)
         self._servers: dict[str, dict[int, object]] = {}
@@ -98,7 +115,7 @@ class InProcess:
         if message.prefix and message.prefix not in self._servers and self._ports is not None:
             self._serve_iterations(message.prefix, self._ports)
         self._blames.heard(message)
-        self._do(self._rungs.heard(local_rank, message, time.monotonic()))
+        self._do(self._decide(Heard(local_rank, message)) or [])
 
     def suspected(self, interrupts: bool) -> None:
         """Takes that a rank is about to be asked to restart, which begins with asking where all are as long as they are
@@ -113,7 +130,7 @@ class InProcess:
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Takes the end of a rank's process; returns the event that it is for the cycle."""
         was_let_in = local_rank not in self._rungs.lost
-        steps = self._rungs.died(local_rank, exit_code, time.monotonic())
+        steps = self._decide(Died(local_rank, exit_code))
         if steps is None:
             return RankEnded(local_rank, exit_code)
         (end,) = gather([self._workers[local_rank]], self._ranks, self._monitors)
@@ -148,8 +165,10 @@ class InProcess:
         """Carries out what is due; returns the events since the last call."""
         losses, self._notified = self._notified, []
         for loss in losses:
-            self._do(self._rungs.loss_notified(loss.local_rank, loss.problem, time.monotonic()))
-        self._do(self._rungs.tick(time.monotonic()))
+            self._do(self._decide(loss) or [])
+        due = self._rungs.next_check()
+        if due is not None and due <= time.monotonic():
+            self._do(self._decide(DeadlinePassed()) or [])
         self._tell_blame()
         events, self._events = self._events, []
         return events
@@ -189,6 +208,16 @@ class InProcess:
         others = tuple(f"rank {other.rank} was running" for other in evidence if other is not rank)
         what = f"hangs: {self._took_over.reason}"
         return Fault(FaultKind.HANG, rank.rank, rank.local_rank, rank.pid, 1, what, "", "", limit=LIMIT, others=others)
+
+    def _decide(self, happened: Happened) -> list[Step] | None:
+        """Returns the steps that follow, as `Rungs.on`, and records what they were decided by."""
+        known, now = self._rungs.known(), time.monotonic()
+        steps = self._rungs.on(happened, now)
+        # Rung 2 takes over once; the deadline that it was for passes again until the cycle has ended.
+        comes_again = self._took_over is not None and isinstance(happened, DeadlinePassed)
+        if is_recorded(happened, known, steps) and not comes_again:
+            self._recorder.decided(self._store.cycle, partial(to_record, happened, known, steps, now))
+        return steps
 
     def _do(self, steps: list[Step]) -> None:
         for step in steps:

@@ -10,23 +10,14 @@ import json
 import queue
 import signal
 import socket
-from dataclasses import dataclass
 
-from ft_launcher.cycle.rung_steps import NotifyLoss
+from ft_launcher.cycle.rung_steps import LossNotified, NotifyLoss
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.processes.process_tree import SessionTree
 from rank_monitor.contract.iterations.rank_departure import depart, withdraw
 
 # The name of `Interruption.TERMINATED`, as in the records that ranks write.
 _TERMINATED = "TERMINATED"
-
-
-@dataclass(frozen=True)
-class LossNotified:
-    """The other ranks took note of a rank's end; or `problem` says why they may not have."""
-
-    local_rank: int
-    problem: str
 
 
 class RankLossNotifier:

@@ -1,9 +1,46 @@
-"""The steps of rung 1 as values: decided by `rungs.py`, carried out by `in_process.py`. Pure data."""
+"""What rung 1 goes by, and the steps that follow, as values. Pure data.
+
+`rungs.py` decides the steps, `in_process.py` carries them out.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from rank_monitor.contract.wire.messages import Restarter
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message of a rank's wrapper."""
+
+    local_rank: int
+    message: Restarter
+
+
+@dataclass(frozen=True)
+class Died:
+    """The end of a rank's process."""
+
+    local_rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class LossNotified:
+    """The other ranks took note of a rank's end; or `problem` says why they may not have."""
+
+    local_rank: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    """The time of `Rungs.next_check` has come."""
+
+
+Happened: TypeAlias = Heard | Died | LossNotified | DeadlinePassed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ft_launcher.cycle.rung_steps import EndRank, Joined, NotifyLoss, Restarted, StartAgain, StayAway, Step, TakeOver
+from ft_launcher.cycle.rung_steps import (
+    DeadlinePassed,
+    Died,
+    EndRank,
+    Happened,
+    Heard,
+    Joined,
+    LossNotified,
+    NotifyLoss,
+    Restarted,
+    StartAgain,
+    StayAway,
+    Step,
+    TakeOver,
+)
 from rank_monitor.contract.wire.messages import Restarter, WrapperState
 
 # In these states the rank is inside the wrapped function or on its way back into it.
@@ -29,6 +43,9 @@ _RESTARTED = frozenset({WrapperState.HANDLING_COMPLETED, WrapperState.FINALIZED}
 # A rank that dies at each start, for a broken device for example, must not be started for ever.
 MOST_STARTS = 3
 """How often a rank is started again alone between two restarts."""
+# Ranks are at most a few iterations apart; but a rank may send any number, and a journal may hold any.
+_MOST_ENDS = 100
+"""Ends of restarts that are reported at once."""
 # Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach rung 2.
 _DEFAULT_LIMIT_S = 600.0
 _NOBODY = "no rank of this node goes on"
@@ -37,12 +54,12 @@ _LAST_MESSAGE_S = 5.0
 
 
 @dataclass
-class _WrapperSlot:
+class WrapperSlot:
     """What is known of a local rank.
 
     `last`: the last message of its wrapper. `is_new`: started again, and not let in yet. `is_lost`: rung 1 handles its
-    death. `due`: the deadline after which rung 1 has failed here, and `why_due` the reason; `is_ended`: it was killed
-    for that. `starts`: how often it was started again since the last restart; `is_next`: it is to be started again.
+    death. `due`: the deadline after which rung 1 has failed here; `is_ended`: it was killed for that. `starts`: how
+    often it was started again since the last restart; `is_next`: it is to be started again.
     """
 
     last: Restarter | None = None
@@ -50,7 +67,6 @@ class _WrapperSlot:
     is_new: bool = False
     is_lost: bool = False
     due: float | None = None
-    why_due: str = ""
     starts: int = 0
     is_next: bool = False
     is_ended: bool = False
@@ -66,22 +82,39 @@ class _WrapperSlot:
         return self.exit_code is None and not self.is_new and self.state in AT_WORK
 
 
+@dataclass
+class RungState:
+    """What is known of the local ranks of one cycle.
+
+    `ranks`: the global rank of each local rank, for reasons. `rejoin`: whether a dead rank is started again.
+    `final_codes`: exit codes that speak to the launcher: rung 2 handles them. `since`: the first sign of the fault that
+    is dealt with in process; None: there is none. `failed`: the iteration that is restarted.
+    """
+
+    ranks: Sequence[int]
+    rejoin: bool
+    final_codes: Collection[int]
+    slots: list[WrapperSlot]
+    since: float | None = None
+    failed: int = -1
+
+    @classmethod
+    def at_start(cls, ranks: Sequence[int], rejoin: bool, final_codes: Collection[int]) -> RungState:
+        """Returns the state when the ranks have just started."""
+        return cls(ranks, rejoin, final_codes, [WrapperSlot() for _ in ranks])
+
+
 class Rungs:
     """The local ranks of one cycle.
 
     Args:
-        ranks: the global rank of each local rank, for reasons.
+        state: what is known already; it changes with each event.
         enabled: whether rung 1 is used at all.
-        rejoin: whether a dead rank is started again.
-        final_codes: exit codes that speak to the launcher: rung 2 handles them.
     """
 
-    def __init__(self, ranks: Sequence[int], enabled: bool, rejoin: bool, final_codes: Collection[int]) -> None:
-        self._ranks, self._enabled, self._rejoin, self._final_codes = ranks, enabled, rejoin, final_codes
-        self._slots = [_WrapperSlot() for _ in ranks]
-        self._since: float | None = None
-        self._failed = -1
-        """The iteration that is restarted."""
+    def __init__(self, state: RungState, enabled: bool = True) -> None:
+        self._state, self._enabled = state, enabled
+        self._slots = state.slots
 
     @property
     def lost(self) -> set[int]:
@@ -91,7 +124,7 @@ class Rungs:
     @property
     def is_restarting(self) -> bool:
         """Whether a fault is dealt with in process."""
-        return self._since is not None
+        return self._state.since is not None
 
     def needs_message(self, local_rank: int) -> bool:
         """Whether the last message of a rank that ended is needed: its monitor may not have passed it on yet."""
@@ -106,6 +139,22 @@ class Rungs:
         """When `tick` is to be called (monotonic seconds); None: no deadline runs."""
         return min((slot.due for slot in self._slots if slot.due is not None), default=None)
 
+    def known(self) -> RungState:
+        """Returns the present state, which further events do not change."""
+        return replace(self._state, slots=[replace(slot) for slot in self._slots])
+
+    def on(self, happened: Happened, now: float) -> list[Step] | None:
+        """Takes what happened; returns the steps of rung 1, or None for a death that counts as without wrappers."""
+        match happened:
+            case Heard(local_rank, message):
+                return self.heard(local_rank, message, now)
+            case Died(local_rank, exit_code):
+                return self.died(local_rank, exit_code, now)
+            case LossNotified(local_rank, problem):
+                return self.loss_notified(local_rank, problem, now)
+            case DeadlinePassed():
+                return self.tick(now)
+
     def heard(self, local_rank: int, message: Restarter, now: float) -> list[Step]:
         """Takes a message of a rank's wrapper; a repeated message changes nothing."""
         slot = self._slots[local_rank]
@@ -119,11 +168,9 @@ class Rungs:
             steps += self._notify_again(message)
         if message.state == WrapperState.HANDLING_STARTING:
             self._begin(message.iteration, now)
-            self._expect(local_rank, message, now)
-        elif message.state == WrapperState.ABORTED:
-            slot.due, slot.why_due = now + _LAST_MESSAGE_S, self._gave_up(local_rank)
-        elif message.state == WrapperState.LEFT and not self._any_goes_on():
-            slot.due, slot.why_due = now + _LAST_MESSAGE_S, _NOBODY
+            self._expect(local_rank, now)
+        elif message.state == WrapperState.ABORTED or (message.state == WrapperState.LEFT and not self._any_goes_on()):
+            slot.due = now + _LAST_MESSAGE_S
         else:
             slot.due = None
         if message.state == WrapperState.HANDLING_COMPLETED:
@@ -136,7 +183,7 @@ class Rungs:
         is_declared = self.needs_message(local_rank)
         slot.exit_code, slot.due = exit_code, None
         # Without a wrapper nobody else can recover, and a final code is a request to the launcher.
-        if not is_declared or exit_code in self._final_codes:
+        if not is_declared or exit_code in self._state.final_codes:
             return None
         steps: list[Step] | None
         if slot.is_new:
@@ -152,7 +199,7 @@ class Rungs:
         if not problem:
             slot.is_next, steps = slot.state != WrapperState.LEFT, self._restarted(now)
             if all(other.due is None for other in self._slots):  # they knew, and nobody restarts
-                self._since = None
+                self._state.since = None
             return steps + self._start_next()
         if slot.is_new:
             return [StayAway(local_rank, f"its request to join could not be cancelled: {problem}")]
@@ -162,7 +209,7 @@ class Rungs:
 
     def started(self, local_rank: int) -> None:
         """Notes that the rank was started again."""
-        self._slots[local_rank] = _WrapperSlot(is_new=True, starts=self._slots[local_rank].starts)
+        self._slots[local_rank] = WrapperSlot(is_new=True, starts=self._slots[local_rank].starts)
 
     def tick(self, now: float) -> list[Step]:
         """Returns the steps for deadlines that have passed."""
@@ -173,9 +220,9 @@ class Rungs:
         slot = self._slots[number]
         # A rank that the others went on without is killed first; only if that does not end it, rung 2 takes over.
         if slot.is_ended or not self._is_left_behind(slot):
-            return [TakeOver(number, slot.why_due)]
+            return [TakeOver(number, self._why_late(number))]
         slot.is_ended, slot.due = True, now + _LAST_MESSAGE_S
-        return [EndRank(number, slot.why_due)]
+        return [EndRank(number, self._why_late(number))]
 
     # Deaths.
 
@@ -210,8 +257,7 @@ class Rungs:
         return [self._notify(local_rank, last)]
 
     def _notify(self, local_rank: int, last: Restarter) -> NotifyLoss:
-        limit_s = last.limit_s or _DEFAULT_LIMIT_S
-        return NotifyLoss(local_rank, last.member, last.prefix, limit_s, last.state == WrapperState.JOINING)
+        return NotifyLoss(local_rank, last.member, last.prefix, _limit_s(last), last.state == WrapperState.JOINING)
 
     def _notify_again(self, message: Restarter) -> list[Step]:
         """Notifies a further call of the wrapped function of ranks that are gone: its start would wait for them."""
@@ -220,8 +266,7 @@ class Rungs:
             is_gone = slot.is_lost and slot.exit_code is not None
             if is_gone and slot.last and message.prefix and slot.last.prefix != message.prefix:
                 slot.last = replace(slot.last, prefix=message.prefix)
-                limit_s = message.limit_s or _DEFAULT_LIMIT_S
-                steps.append(NotifyLoss(number, slot.last.member, message.prefix, limit_s, joins=False))
+                steps.append(NotifyLoss(number, slot.last.member, message.prefix, _limit_s(message), joins=False))
         return steps
 
     def _start_next(self) -> list[Step]:
@@ -235,7 +280,7 @@ class Rungs:
 
     def _start_again(self, local_rank: int) -> list[Step]:
         slot = self._slots[local_rank]
-        if not self._rejoin or self._is_finished(slot.last.prefix if slot.last else None):
+        if not self._state.rejoin or self._is_finished(slot.last.prefix if slot.last else None):
             return []
         # It ended well without having taken part: another start would do the same.
         if slot.is_new and slot.exit_code == 0:
@@ -260,22 +305,21 @@ class Rungs:
 
     # Restarts.
 
-    def _expect(self, local_rank: int, last: Restarter, now: float) -> None:
+    def _expect(self, local_rank: int, now: float) -> None:
         """Starts the deadline by which the rank must come to the end of a restart."""
-        slot, limit_s = self._slots[local_rank], last.limit_s or _DEFAULT_LIMIT_S
-        slot.due = now + limit_s
-        slot.why_due = f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
+        slot = self._slots[local_rank]
+        slot.due = now + _limit_s(slot.last)
 
     def _expect_silent_ones(self, message: Restarter, now: float) -> None:
         """Starts the deadline of ranks that have not even reported that they handle the fault."""
         for number, slot in enumerate(self._slots):
             if slot.goes_on and slot.last and slot.due is None and slot.last.iteration < message.iteration:
-                self._expect(number, message, now)
+                self._expect(number, now)
 
     def _begin(self, iteration: int, now: float) -> None:
         """Notes the first sign of a fault, unless one is being handled already."""
-        if self._since is None:
-            self._since, self._failed = now, iteration
+        if self._state.since is None:
+            self._state.since, self._state.failed = now, iteration
 
     def _restarted(self, now: float) -> list[Step]:
         """Returns the ends of restarts that all ranks have reached: one for each iteration.
@@ -284,10 +328,10 @@ class Rungs:
         after it, before the message that another has recovered from the first.
         """
         going_on = [slot.last for slot in self._slots if slot.goes_on and slot.last]
-        reached = min((message.iteration for message in going_on), default=self._failed)
-        if self._since is None or (going_on and reached <= self._failed):
+        reached = min((message.iteration for message in going_on), default=self._state.failed)
+        if self._state.since is None or (going_on and reached <= self._state.failed):
             return []
-        took_s, self._since = now - self._since, None
+        took_s, self._state.since = now - self._state.since, None
         for slot in self._slots:
             # A restart in which all ranks took part shows that they can start.
             slot.starts = 0
@@ -295,7 +339,8 @@ class Rungs:
             prefix = going_on[0].prefix
         else:
             prefix = ""
-        ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(self._failed, reached)]
+        first = max(self._state.failed, reached - _MOST_ENDS)
+        ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(first, reached)]
         if any(message.state == WrapperState.HANDLING_STARTING or message.iteration > reached for message in going_on):
             self._begin(reached, now)
         return ends
@@ -305,7 +350,7 @@ class Rungs:
     def _all_ended_well(self) -> bool:
         return all(slot.exit_code == 0 or slot.is_new for slot in self._slots)
 
-    def _is_left_behind(self, slot: _WrapperSlot) -> bool:
+    def _is_left_behind(self, slot: WrapperSlot) -> bool:
         """Whether others came to the end of a restart without this rank."""
         last = slot.last
         if last is None or last.state not in AT_WORK:
@@ -321,6 +366,16 @@ class Rungs:
         finalized = [slot.last for slot in self._slots if slot.last and slot.state == WrapperState.FINALIZED]
         return any(prefix in (None, last.prefix) for last in finalized)
 
+    def _why_late(self, local_rank: int) -> str:
+        """Why rung 1 has failed when the deadline of a rank has passed."""
+        slot = self._slots[local_rank]
+        if slot.state == WrapperState.ABORTED:
+            return self._gave_up(local_rank)
+        if slot.state == WrapperState.LEFT:
+            return _NOBODY
+        limit_s = _limit_s(slot.last)
+        return f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
+
     def _gave_up(self, local_rank: int) -> str:
         last = self._slots[local_rank].last
         if last is not None and last.reason:
@@ -330,4 +385,11 @@ class Rungs:
         return f"the wrapper of {self._name(local_rank)} gave up{why}"
 
     def _name(self, local_rank: int) -> str:
-        return f"rank {self._ranks[local_rank]}"
+        return f"rank {self._state.ranks[local_rank]}"
+
+
+def _limit_s(message: Restarter | None) -> float:
+    """Returns the longest time that a restart may take, by a wrapper's last message."""
+    if message is None:
+        return _DEFAULT_LIMIT_S
+    return message.limit_s or _DEFAULT_LIMIT_S

@@ -5,7 +5,7 @@ Called by the in-process engine of a cycle. Decides nothing, and nothing here ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence
@@ -26,6 +26,12 @@ class InProcessRecorder:
         self._journal = files.journal
         self.counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
         """Of the whole run, by their names in the journal."""
+
+    @contained("an event cannot be recorded")
+    def decided(self, cycle: int, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """What follows for the ranks of this node, and by what it was decided."""
+        # `report`: messages of ranks lead to it, and are in it.
+        self._journal.report(events.InProcessDecision(cycle, **facts()))
 
     @contained("an event cannot be recorded")
     def evidence(self, cycle: int, found: CycleEvidence, rank: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ft_launcher.attribution import Fault, all_nodes, collective, first_failure, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import fault_of_json, find, of_record
+from ft_launcher.cycle import rung_record
 from ft_launcher.health.reading import Reading
 from ft_launcher.health.repeated import changes
 from ft_launcher.policy import question
@@ -115,6 +116,18 @@ def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
     if not found:
         return None
     return _facts(events.HealthChange.of(found[0], cycle=0))
+
+
+def decision_in_process(facts: Facts) -> dict[str, Any]:
+    """Returns what follows for ranks that restart in process.
+
+    Args:
+        facts: of the event.
+
+    Raises:
+        ProtocolError: they do not fit.
+    """
+    return {"follows": rung_record.decide_again(facts.get("happened"), facts.get("known"))}
 
 
 def scene_in(evidence: Facts, node: str) -> NodeScene:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ft_launcher.attribution.all_nodes import NodeScene
+from ft_launcher.cycle.rung_record import NOTICE
 from ft_launcher.record import events
 from ft_launcher.record.journal_reader import Entry
 from ft_launcher.replay import again
@@ -23,7 +24,8 @@ _MAX_TEXT = 300
 """Characters of a value in a line: some are texts of ranks."""
 
 FAULT, DECISION, HISTORY = "fault", "decision", "history of restarts"
-IN_PROCESS_FAULT, REQUEST, HEALTH = "fault handled in process", "request of a rank", "change of health"
+IN_PROCESS_FAULT, IN_PROCESS = "fault handled in process", "decision about a restart in process"
+REQUEST, HEALTH = "request of a rank", "change of health"
 FAULT_OF_ALL = "fault by the ranks of all nodes"
 
 _OLDER = "an earlier release wrote it, without what it was made of"
@@ -33,6 +35,7 @@ _NO_FAULT = "the fault before it is missing"
 _NO_DECISION = "the decision after it is missing"
 _NO_EVIDENCE = "the evidence before it is missing"
 _NO_FIT = "what it was made of does not fit"
+_NO_INPUTS = "what it was made of is missing"
 _OTHER_NODES = "the journals of all nodes are needed"
 _TOO_MANY = "ranks have failed too often on several nodes at once"
 
@@ -82,6 +85,7 @@ class _Journal:
         history: after the last decision of this journal; None: another node, or a missing line, may have changed it.
         health: check -> its state by the last event about it.
         nodes: of the present cycle.
+        expected: events of restarts in process that follow from decisions before them, and have not come yet.
     """
 
     run_id: str = ""
@@ -92,6 +96,7 @@ class _Journal:
     history: dict[str, Any] | None = None
     health: dict[str, str] = field(default_factory=dict)
     nodes: int = 0
+    expected: int = 0
 
 
 class Replay:
@@ -149,6 +154,10 @@ class Replay:
                 self._on_cycle_start(entry)
             case events.Evidence.event:
                 self._take_evidence(entry, name)
+            case events.InProcessDecision.event:
+                self._on_in_process_decision(entry)
+            case name if name in _OF_STEPS:
+                self._on_step()
             case events.InProcessFault.event:
                 self._on_in_process_fault(entry)
             case events.Fault.event:
@@ -165,7 +174,7 @@ class Replay:
 
     def _on_cycle_start(self, entry: Entry) -> None:
         journal = self._journal
-        journal.nodes = _whole(entry.facts.get("nodes"))
+        journal.nodes, journal.expected = _whole(entry.facts.get("nodes")), 0
         # The decisions of a job of several nodes are in the journals of all of them.
         if journal.nodes != 1:
             journal.history = None
@@ -200,6 +209,18 @@ class Replay:
             return
         known = evidence.facts
         self._compare(IN_PROCESS_FAULT, entry, lambda: _fields(again.fault_by(known), "what", "where", "hint"))
+
+    def _on_in_process_decision(self, entry: Entry) -> None:
+        facts, follows = entry.facts, entry.facts.get("follows")
+        if isinstance(follows, list):
+            self._journal.expected += sum(isinstance(step, Mapping) and step.get("step") != NOTICE for step in follows)
+        self._compare(IN_PROCESS, entry, lambda: again.decision_in_process(facts))
+
+    def _on_step(self) -> None:
+        if self._journal.expected <= 0:
+            self._leave_out(IN_PROCESS, _NO_INPUTS)
+        else:
+            self._journal.expected -= 1
 
     def _on_decision(self, entry: Entry) -> None:
         journal, facts = self._journal, entry.facts
@@ -287,10 +308,21 @@ class Replay:
 _DECIDED = {
     events.Fault.event: FAULT,
     events.Decision.event: DECISION,
+    events.InProcessDecision.event: IN_PROCESS,
     events.InProcessFault.event: IN_PROCESS_FAULT,
     events.HealthChange.event: HEALTH,
     events.Evidence.event: FAULT,
 }
+
+
+_OF_STEPS = {
+    event.event
+    for event in (
+        *(events.InProcessRestart, events.Joined, events.LateRankEnded),
+        *(events.StartedAgain, events.StaysAway, events.TakenOver),
+    )
+}
+"""Each follows from a step of a decision about a restart in process; only a notice to the others has no event."""
 
 
 def _fields(facts: Mapping[str, Any] | None, *names: str) -> Mapping[str, Any] | None:

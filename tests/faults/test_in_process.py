@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
+from ft_launcher.commands.replay import decide_again
+from ft_launcher.replay.replay import IN_PROCESS, IN_PROCESS_FAULT
 from rank_monitor.contract.iterations.iteration import joining
 from tests.faults.conftest import StartJob
 from tests.faults.in_process_worker import SAMPLES, STEPS
-from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left
+from tests.faults.invariants import Told, decided_again, healthy_ranks_live, journal_tells, nothing_left
 from tests.faults.job import Job
 from tests.faults.training import Plan
 from tests.ports import free_port
@@ -101,6 +103,27 @@ def test_a_dead_rank_is_started_again_and_joins_at_the_next_restart(
         assert [line.split()[-1] for line in file.read_text().splitlines()] == ["0-0", "0-2"], "both wrote to it"
     if flags:
         assert job.output.count("rank 1 holds in") == 2
+    again = decided_again(job.journal_folder)
+    assert again.same[IN_PROCESS] >= 4 and again.same[IN_PROCESS_FAULT] == 1 and not again.left_out
+    assert "take_over" in decided_if_rank_zero_were_outside(job)
+
+
+def decided_if_rank_zero_were_outside(job: Job) -> str:
+    """What is decided about the first death, by the same journal but for one state of a wrapper."""
+    (file,) = job.journal_folder.glob("journal.*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    decision = next(line for line in lines if line["event"] == "in_process_decision")
+    (wrappers,) = decision["known"]["wrappers"]
+    decision["known"]["wrappers"] = [
+        wrappers | {"local_ranks": [0], "state": "finalized"},
+        wrappers | {"local_ranks": wrappers["local_ranks"][1:]},
+    ]
+    changed = job.folder / "journal.changed.jsonl"
+    changed.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, _ = decide_again([changed])
+    (difference,) = found.differences
+    assert (difference.what, difference.line) == (IN_PROCESS, lines.index(decision) + 1)
+    return difference.lines()[1]
 
 
 def test_a_rank_that_leaves_is_a_loss_and_is_not_started_again(start_job: StartJob) -> None:

@@ -28,6 +28,7 @@ from ft_launcher.record.events.event import (
 from ft_launcher.record.events.in_process import (
     FinishedWithout,
     InProcessBlame,
+    InProcessDecision,
     InProcessFault,
     InProcessRestart,
     Joined,
@@ -86,6 +87,7 @@ __all__ = [
     "Health",
     "HealthChange",
     "InProcessBlame",
+    "InProcessDecision",
     "InProcessFault",
     "InProcessRestart",
     "InterruptedAgain",

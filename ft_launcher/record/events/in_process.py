@@ -10,6 +10,30 @@ from ft_launcher.record.events.event import Event
 
 
 @dataclass(frozen=True)
+class InProcessDecision(Event, name="in_process_decision"):
+    """What the launcher decides for ranks that restart in process; `ft_launcher replay` decides it again. Written
+    before the events of what follows: for each death of a rank there, and for a message or a deadline that calls for
+    a step.
+    """
+
+    cycle: int
+    """The cycle that runs."""
+    happened: Mapping[str, Any]
+    """`what`: `heard` (a `message` of the wrapper of `local_rank`), `died` (with `exit_code`), `loss_notified` (the
+    others know that it is gone, or the `problem` with that) or `deadline` (one of `known` has passed)."""
+    known: Mapping[str, Any]
+    """What the launcher knew before: `ranks` of this node; `rejoin` (dead ranks are started again); `final_codes`
+    (exit codes that end the cycle); where ranks restart, `since_s` (seconds since the first sign of the fault) and
+    `failed` (the iteration); `wrappers`: of `local_ranks` that are alike the last message (`state`, `iteration`,
+    `prefix`, `limit_s`, `reason`, and `member` where it is not the rank), and where it is so `exit_code`,
+    `is_new` (started again, not let in yet), `is_lost`, `starts` (how often it was started again), `is_next` (to be
+    started again), `is_ended` (killed for its deadline), and `due_s` (for each of them the seconds to its deadline)."""
+    follows: Sequence[Mapping[str, Any]] | None
+    """The steps, each with its name `step`: `notify_loss`, `start_again`, `stay_away`, `joined`, `restarted`,
+    `end_rank` or `take_over`; none: the others go on. null: the death ends the cycle, as without wrappers."""
+
+
+@dataclass(frozen=True)
 class InProcessFault(Event, name="in_process_fault"):
     """The process of a rank ended, and the other ranks go on in process."""
 

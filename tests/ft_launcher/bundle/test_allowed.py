@@ -138,6 +138,25 @@ def test_evidence_is_passed_on_without_words_of_ranks() -> None:
     assert found == {"cycle": 1, "ranks": [{"rank": 0, "local_rank": 0, "pid": 7, "exit_code": 1}]}
 
 
+def test_a_decision_about_a_restart_in_process_is_passed_on_without_words_of_ranks() -> None:
+    message = {"state": "aborted", "member": 1, "iteration": 0, "prefix": "in_process/0", "limit_s": 1.0}
+    words = message | {"reason": SECRET}
+    facts = {
+        "cycle": 0,
+        "happened": {"what": "heard", "local_rank": 0, "message": words},
+        "known": {"ranks": [1], "wrappers": [{"local_ranks": [0], **words, "prefix": URL}]},
+        "follows": [{"step": "take_over", "local_rank": 0, "reason": SECRET}],
+    }
+    del message["prefix"]
+    assert of_event("in_process_decision", facts) == {
+        "cycle": 0,
+        "happened": {"what": "heard", "local_rank": 0, "message": message | {"prefix": "in_process/0"}},
+        "known": {"ranks": [1], "wrappers": [{"local_ranks": [0], **message}]},
+        "follows": [{"step": "take_over", "local_rank": 0}],
+    }
+    assert of_event("in_process_decision", facts, with_texts=True) == facts
+
+
 def test_the_status_of_a_job() -> None:
     fault = {"t": 1, "cycle": 0, "kind": "exception", "exit_code": 1, "what": f"raised X: {URL}", "others": [URL]}
     found = of_status({"state": "running", "sentence": SECRET, "trouble": SECRET, "later": URL, "faults": [fault]})

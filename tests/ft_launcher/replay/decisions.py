@@ -6,8 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ft_launcher.attribution import Fault, RankEvidence
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, to_record
+from ft_launcher.attribution import Fault, RankEvidence, cycle_evidence
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
+from ft_launcher.cycle.rung_record import is_recorded, to_record
+from ft_launcher.cycle.rung_steps import Died, Happened, Heard, LossNotified, Restarted, StartAgain
+from ft_launcher.cycle.rungs import Rungs, RungState
 from ft_launcher.policy import question
 from ft_launcher.policy.question import Question, answer, inputs_of
 from ft_launcher.policy.restart_history import CycleLife, History
@@ -17,7 +20,7 @@ from ft_launcher.record.journal_reader import Findings, parse
 from ft_launcher.replay.replay import Replay
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot
-from rank_monitor.contract.wire.messages import ControlRequest, RankException
+from rank_monitor.contract.wire.messages import ControlRequest, RankException, Restarter
 
 Line = dict[str, Any]
 
@@ -71,7 +74,7 @@ class Job:
         decided, self._history = answer(fault, asked, now)
         self.lines += [
             begins(cycle),
-            line(events.Evidence(cycle, None, **to_record(evidence))),
+            line(events.Evidence(cycle, None, **cycle_evidence.to_record(evidence))),
             line(events.Fault.of(fault, cycle=cycle)),
             line(events.Decision.of(decided, cycle=cycle, inputs=inputs_of(fault, asked, now))),
             line(events.CycleEnd(cycle, "failed")),
@@ -87,6 +90,35 @@ class Job:
         self.lines += [begins(self._cycle), line(events.Decision.of(decided, cycle=self._cycle, inputs=inputs))]
         self._cycle += 1
         return self
+
+
+def in_process() -> list[Line]:
+    """The last of three ranks dies, the others restart, and it is started again alone."""
+    rungs = Rungs(RungState.at_start(range(3), True, {16, 17}))
+    lines, now = [START, begins(0)], 100.0
+
+    def happens(happened: Happened) -> None:
+        nonlocal now
+        known, now = rungs.known(), now + 0.25
+        steps = rungs.on(happened, now)
+        if is_recorded(happened, known, steps):
+            lines.append(line(events.InProcessDecision(0, **to_record(happened, known, steps, now))))
+        for step in steps or []:
+            if isinstance(step, Restarted):
+                lines.append(line(events.InProcessRestart(0, step.iteration, step.took_s, [])))
+            elif isinstance(step, StartAgain):
+                lines.append(line(events.StartedAgain(0, step.local_rank, step.local_rank, 103)))
+
+    def say(state: str, iteration: int, *ranks: int) -> None:
+        for rank in ranks:
+            happens(Heard(rank, Restarter(state, rank, iteration, "in_process/0", 30.0)))
+
+    say("initialized", 0, 0, 1, 2)
+    happens(Died(2, -9))
+    say("handling_starting", 0, 0, 1)
+    happens(LossNotified(2, ""))
+    say("handling_completed", 1, 0, 1)
+    return lines
 
 
 def the(lines: Iterable[Line], event: str, number: int = 0) -> Line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from ft_launcher.replay.replay import (
     FAULT_OF_ALL,
     HEALTH,
     HISTORY,
+    IN_PROCESS,
     IN_PROCESS_FAULT,
     REQUEST,
     Difference,
@@ -35,7 +37,18 @@ from ft_launcher.replay.replay import (
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import RankException
-from tests.ft_launcher.replay.decisions import START, Job, Line, begins, crashed, fault_in, line, replayed, the
+from tests.ft_launcher.replay.decisions import (
+    START,
+    Job,
+    Line,
+    begins,
+    crashed,
+    fault_in,
+    in_process,
+    line,
+    replayed,
+    the,
+)
 
 
 def only(lines: list[Line]) -> Difference:
@@ -185,6 +198,42 @@ def test_a_rank_that_the_launcher_killed_has_no_fault() -> None:
     the(lines, "in_process_fault")["fault_class"] = ""
     found = replayed(lines)
     assert not found.same and not found.left_out and not found.differences
+
+
+def test_what_follows_for_ranks_that_restart_in_process() -> None:
+    found = replayed(in_process())
+    assert found.same == {IN_PROCESS: 2} and not found.differences and not found.left_out
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "steps"),
+    [
+        (0, lambda line: line["happened"].update(exit_code=16), None),
+        (0, lambda line: line["known"]["wrappers"][0].update(state="finalized"), None),
+        (0, lambda line: line["follows"].clear(), ["notify_loss"]),
+        (0, lambda line: line["known"]["wrappers"][0].update(prefix=""), ["take_over"]),
+        (1, lambda line: line["known"].update(rejoin=False), ["restarted"]),
+        (1, lambda line: line["follows"][0].update(took_s=0.1), ["restarted", "start_again"]),
+        (1, lambda line: line["known"]["wrappers"][-1].pop("is_next"), ["restarted"]),
+    ],
+    ids=["code", "state", "step", "store", "setting", "time", "rank"],
+)
+def test_something_else_follows_for_ranks_that_restart_in_process(
+    number: int, change: Callable[[Line], None], steps: list[str] | None
+) -> None:
+    lines = in_process()
+    decision = the(lines, "in_process_decision", number)
+    change(decision)
+    difference = only(lines)
+    assert (difference.event, difference.what) == ("in_process_decision", IN_PROCESS)
+    _, now = difference.fields["follows"]
+    assert (now and [step["step"] for step in now]) == steps
+
+
+def test_a_restart_in_process_that_an_earlier_release_wrote_is_counted() -> None:
+    found = replayed(without(in_process(), "in_process_decision"))
+    assert not found.differences and not found.same
+    assert [(what, count) for (what, _), count in found.left_out.items()] == [(IN_PROCESS, 2)]
 
 
 # Health.
@@ -360,7 +409,13 @@ def test_views_survive_the_journal() -> None:
 
 # Anyone may have written a journal.
 
-LINES = Job().fails().is_asked().lines + lost_rank()[2:] + [health("nic", "ok", "warning")] + over_three_nodes()[1]
+LINES = (
+    Job().fails().is_asked().lines
+    + lost_rank()[2:]
+    + in_process()[2:]
+    + [health("nic", "ok", "warning")]
+    + over_three_nodes()[1]
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
