@@ -89,7 +89,7 @@ class ManyNodes:
 
     def descriptors(self) -> set[int]:
         """Readable when the cycle's end may have arrived."""
-        return self._nodes.descriptors()
+        return {self._nodes.link.fileno()}
 
     def next_check(self) -> float | None:
         """When to ask whether this node is cut off (monotonic seconds); it must know before others count it as lost."""
@@ -105,12 +105,12 @@ class ManyNodes:
         if end is not None:
             self._end = end
             events.append(CyclePhase.REFORM)
-        cut = self._nodes.cut(time.monotonic())
+        cut = self._nodes.link.cut(time.monotonic())
         if cut is not None:
             self._cut = cut
             events.append(CyclePhase.CUT_OFF)
             return events
-        trouble = self._nodes.trouble()
+        trouble = self._nodes.link.trouble()
         if trouble is not None:
             self._parts.recorder.store_silent(trouble)
         return events
@@ -214,11 +214,11 @@ class ManyNodes:
     @contextmanager
     def attended(self) -> Iterator[None]:
         """While a loop that should take an arrived end does not, the lease is not renewed: this launcher hangs."""
-        self._nodes.set_attended(True)
+        self._nodes.link.attended = True
         try:
             yield
         finally:
-            self._nodes.set_attended(False)
+            self._nodes.link.attended = False
 
     # After its end.
 
@@ -390,7 +390,7 @@ class ManyNodes:
         reason = f"its launcher stood still for {silent_s:.1f} s, and its monitors ended its ranks"
         self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
-        self._nodes.wake()
+        self._nodes.link.wake(time.monotonic())
         self._keep(Findings())
 
     def _after_success(self) -> JobEnd | None:
@@ -443,11 +443,11 @@ class ManyNodes:
             end = self._nodes.take_end()
             if end is not None:
                 return end
-            cut = self._nodes.cut(time.monotonic())
+            cut = self._nodes.link.cut(time.monotonic())
             if cut is not None:
                 logger.warning("%s; the ranks of this node are done", cut.reason)
                 return None
-            readable({self._ending.signals.fileno(), *self._nodes.descriptors()}, min(left, self._nodes.check_s))
+            readable({self._ending.signals.fileno(), *self.descriptors()}, min(left, self._nodes.check_s))
             for number in self._ending.signals.read():
                 if self._ending.number is not None or number == signal.SIGINT:
                     raise self._ending.error_without_ranks(number)

@@ -30,7 +30,7 @@ from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.link import Cut, Link
+from ft_launcher.nodes.link import Link
 from ft_launcher.nodes.messages import (
     CycleEnd,
     Ended,
@@ -181,6 +181,12 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._me.node
 
     @property
+    def link(self) -> Link:
+        """This node's link to the others. There is one from the first place on; its `fileno` announces `take_end`."""
+        assert self._link is not None, "this node has had no place yet"
+        return self._link
+
+    @property
     def current_place(self) -> RankAssigned | None:
         """This node's place; None: it has none yet, or waits for its next one, and another node may have this one."""
         if self._is_joining:
@@ -201,39 +207,11 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return None
         return coordination.members
 
-    def descriptors(self) -> set[int]:
-        """Readable when `take_end` may have something."""
-        if self._link and not self._closed:
-            return {self._link.fileno()}
-        return set()
-
     @property
     def check_s(self) -> float:
-        """How often `cut` must be called while ranks run (seconds)."""
+        """How often `Link.cut` must be called while ranks run (seconds)."""
         # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
         return self._settings.beat_s / 4
-
-    def cut(self, now: float) -> Cut | None:
-        """Returns why this node must end its ranks, because others may have gone on without it; None: it need not."""
-        if self._link:
-            return self._link.cut(now)
-        return None
-
-    def set_attended(self, attends: bool) -> None:
-        """Sets whether the agent waits for the cycle's end now and takes it as soon as it arrives."""
-        if self._link is not None:
-            self._link.attended = attends
-
-    def wake(self) -> None:
-        """Called after a standstill of this process: the store gets its whole time to answer again."""
-        if self._link is not None:
-            self._link.wake(time.monotonic())
-
-    def trouble(self) -> Exception | None:
-        """Returns the error of the last beat; None while the store answers."""
-        if self._link:
-            return self._link.trouble()
-        return None
 
     def take_end(self) -> CycleEnd | None:
         """Returns the end of this node's cycle if it has arrived. Does not block."""

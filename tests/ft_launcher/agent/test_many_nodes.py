@@ -18,15 +18,10 @@ class Rendezvous:
     def __init__(self) -> None:
         self.lease = SimpleNamespace(silent_s=lambda: None)
         self.ends = [END]
+        self.link = SimpleNamespace(cut=lambda now: None, trouble=lambda: None)
 
     def take_end(self) -> CycleEnd | None:
         return self.ends.pop() if self.ends else None
-
-    def cut(self, now: float) -> None:
-        return None
-
-    def trouble(self) -> None:
-        return None
 
 
 def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -> None:
