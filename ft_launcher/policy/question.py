@@ -6,12 +6,12 @@ The journal holds it with each decision, so that `ft_launcher replay` can ask it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ft_launcher.attribution import Fault
 from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import Decision, decide, with_decision
+from ft_launcher.policy.restart_policy import Decision, decide
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json
@@ -46,7 +46,9 @@ def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, Hist
     settings = question.settings
     history = question.history.ended(fault, question.life, settings, now)
     decision = decide(fault, history, settings, question.max_restarts, now, question.elsewhere)
-    return decision, with_decision(history, decision, now)
+    if decision.charged:
+        history = replace(history, charged=(*history.charged, now))
+    return decision, history
 
 
 def inputs_of(

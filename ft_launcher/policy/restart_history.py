@@ -108,10 +108,6 @@ class History:
         """Returns the charged restarts of the last `window_s` seconds; with None, those of the whole job."""
         return tuple(at for at in self.charged if window_s is None or at > now - window_s)
 
-    def after_charge(self, now: float) -> History:
-        """Returns the history with one more charged restart."""
-        return replace(self, charged=(*self.charged, now))
-
     def to_record(self, now: float) -> dict[str, Any]:
         """Returns JSON values, with ages in seconds instead of times."""
         return asdict(self) | {"charged": [now - at for at in self.charged]}

@@ -54,13 +54,6 @@ class Decision:
     not_restartable: bool = False
 
 
-def with_decision(history: History, decision: Decision, now: float) -> History:
-    """Returns the history after a decision was carried out."""
-    if decision.charged:
-        return history.after_charge(now)
-    return history
-
-
 def decide(
     fault: Fault,
     history: History,

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.policy.question import Question, answer
 from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import Action, decide, with_decision
+from ft_launcher.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import NO_ITERATION
@@ -124,11 +125,11 @@ def test_torchruns_meaning_without_iterations() -> None:
     """The same exception for ever, and no iteration: N restarts, whatever else is said."""
     history, restarts = History(), 0
     while True:
-        history = history.ended(raised(ERROR, NO_ITERATION), CycleLife(1.0), ONCE, now=1.0)
-        decision = decide(raised(ERROR, NO_ITERATION), history, ONCE, 5, now=1.0)
+        question = Question(ONCE, 5, history, CycleLife(1.0))
+        decision, history = answer(raised(ERROR, NO_ITERATION), question, now=1.0)
         if decision.action is Action.GIVE_UP:
             break
-        history, restarts = with_decision(history, decision, 1.0), restarts + 1
+        restarts += 1
     assert (restarts, decision.exit_code) == (5, 3)
 
 
@@ -139,14 +140,14 @@ def test_a_job_without_progress_always_ends(reached: list[int | None], least: in
     history, given_back, restarts = History(), 0, 0
     for iteration in reached:
         before = history.mark
-        history = after(history, iteration, settings=settings)
+        question = Question(settings, cycles, history, CycleLife(100.0, iteration))
+        decision, history = answer(CRASH, question, now=10.0)
         if history.mark != before:
             given_back += 1
             assert before is None or (history.mark or 0) >= before + least
-        decision = decide(CRASH, history, settings, cycles, now=10.0)
         if decision.action is Action.GIVE_UP:
             break
-        history, restarts = with_decision(history, decision, 10.0), restarts + 1
+        restarts += 1
     assert restarts <= cycles * (given_back + 1)
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ft_client.control import WorkloadAction
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.policy.restart_history import History
+from ft_launcher.policy.question import Question, answer
+from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import (
     MOST_MOVES,
     MOST_UNCHARGED,
@@ -20,7 +21,6 @@ from ft_launcher.policy.restart_policy import (
     decide,
     is_known,
     is_suspect,
-    with_decision,
 )
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import ControlRequest
@@ -263,11 +263,17 @@ def test_every_decision_is_whole(fault: Fault, history: History, budget: int, el
     assert 0 <= decision.restarts_left <= budget
     if decision.action is not Action.RESTART:
         assert not decision.charged and decision.wait_s == 0 and 0 < (decision.exit_code or 0) < 256
+    assert not decision.charged or len(history.charged) < budget
+
+
+@given(FAULTS, HISTORIES, st.integers(0, 8))
+def test_a_charged_restart_is_remembered(fault: Fault, history: History, budget: int) -> None:
+    ended = history.ended(fault, CycleLife(), ONCE, 1000.0)
+    decision, after = answer(fault, Question(ONCE, budget, history), 1000.0)
+    charged = ended.charged
     if decision.charged:
-        assert len(history.charged) < budget
-        assert len(with_decision(history, decision, 1000.0).charged) == len(history.charged) + 1
-    else:
-        assert with_decision(history, decision, 1000.0) == history
+        charged = (*charged, 1000.0)
+    assert after == replace(ended, charged=charged)
 
 
 def test_deciding_needs_no_torch() -> None:
