@@ -29,17 +29,12 @@ from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.process_tree import Ending, ProcessTree
 from ft_launcher.ranks.devices import Relocation
-from ft_launcher.ranks.environment import (
-    cycle_environment,
-    printing_environment,
-    rank_environment,
-    start_environment,
-)
+from ft_launcher.ranks.environment import cycle_environment, rank_environment
 from ft_launcher.ranks.function_context import FunctionContext
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
 from ft_launcher.record.contained import contained
-from ft_launcher.record.cycle_files import application_log, info_environment
+from ft_launcher.record.cycle_files import application_log
 from ft_launcher.record.monitor_events import STALL, MonitorEvent
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings import script
@@ -139,28 +134,28 @@ class Ranks:
 
     def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **kwargs: Any) -> RankContext:
         """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
-        settings, tag = self.parts.settings, self.parts.runtime.tag
+        settings = self.parts.settings
         # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers anew.
         save_interval_s = self._save_intervals.choose(self.cycle, self.group.group_rank == 0)
+        is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
+        of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.relocation)
+        of_all |= self.nccl.variables()
+        of_all[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
+        if save_interval_s is not None:
+            of_all[env.SAVE_INTERVAL] = str(save_interval_s)
+        if self.store is not None and self.store.ranks_port:
+            # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
+            of_all[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"
         for local_rank, rank_env in envs.items():
-            rank_env.update(start_environment(settings.start, os.environ))
-            rank_env.update(info_environment(settings.record, os.environ))
-            if isinstance(kwargs["entrypoint"], str) and not self.parts.is_script:
-                rank_env.update(printing_environment(settings.record, os.environ))
-            rank_env.update(cycle_environment(settings.nccl, os.environ, self._multipliers, self.relocation))
-            rank_env.update(self.nccl.variables())
-            socket_path, stack_file = self.monitors.socket_path(local_rank), self.monitors.stack_file(local_rank)
-            rank_env[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
-            recorder_socket = self.monitors.recorder_socket(local_rank)
-            ours = rank_environment(
-                tag, self.cycle, socket_path, stack_file, settings.monitor.stack_signal, recorder_socket
+            of_rank = rank_environment(
+                self.parts.runtime.tag,
+                self.cycle,
+                self.monitors.socket_path(local_rank),
+                self.monitors.stack_file(local_rank),
+                settings.monitor.stack_signal,
+                self.monitors.recorder_socket(local_rank),
             )
-            rank_env.update(ours)
-            if save_interval_s is not None:
-                rank_env[env.SAVE_INTERVAL] = str(save_interval_s)
-            if self.store is not None and self.store.ranks_port:
-                # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
-                rank_env[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"
+            rank_env.update(of_all | of_rank)
         if self.parts.is_script:
             kwargs["args"] = {
                 rank: tuple(script.through_bootstrap(command)) for rank, command in kwargs["args"].items()

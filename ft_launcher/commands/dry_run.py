@@ -10,13 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ft_launcher.ranks.devices import Relocation
-from ft_launcher.ranks.environment import (
-    cycle_environment,
-    printing_environment,
-    rank_environment,
-    start_environment,
-)
-from ft_launcher.record.cycle_files import info_environment
+from ft_launcher.ranks.environment import cycle_environment, rank_environment
 from ft_launcher.settings import script
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -69,11 +63,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     yield "TORCHELASTIC_MAX_RESTARTS", str(config.max_restarts)
     if "OMP_NUM_THREADS" in environ:
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
-    yield from start_environment(job.settings.start, environ).items()
-    yield from info_environment(job.settings.record, environ).items()
-    if job.no_python:
-        yield from printing_environment(job.settings.record, environ).items()
-    yield from cycle_environment(job.settings.nccl, environ, {}, Relocation()).items()
+    yield from cycle_environment(job.settings, environ, job.no_python, {}, Relocation()).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
     yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number).items()

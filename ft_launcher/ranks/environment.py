@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.devices import VISIBLE, Relocation
+from ft_launcher.record.cycle_files import current_info
 from rank_monitor.contract import env
-from rank_monitor.contract.settings.config import NcclSettings, RecordSettings, StartSettings
+from rank_monitor.contract.settings.config import Settings
 
 _UNBUFFERED = "PYTHONUNBUFFERED"
 
@@ -40,19 +41,36 @@ def rank_environment(
 
 
 def cycle_environment(
-    settings: NcclSettings, environ: Mapping[str, str], multipliers: Mapping[str, float], relocation: Relocation
+    settings: Settings,
+    environ: Mapping[str, str],
+    is_program: bool,
+    multipliers: Mapping[str, float],
+    relocation: Relocation,
 ) -> dict[str, str]:
     """Returns the variables that all ranks of a cycle get.
 
     Args:
         environ: the launcher's own environment, which the ranks have too.
+        is_program: the ranks are no Python scripts that we start (`--no-python`).
         multipliers: learned limit -> factor, after a kill by that limit.
         relocation: to other hardware, and why.
 
     Raises:
         ConfigError: as `nccl.variables`.
     """
-    variables = nccl.variables(settings, environ)
+    # By these a rank's bootstrap applies the options. One that would only say the default is left out, unless the
+    # launcher's own must be overridden.
+    options = {env.ALIAS_NVRX: str(int(settings.start.alias_nvrx)), env.INJECT: ";".join(settings.start.inject)}
+    variables = {name: text for name, text in options.items() if text not in ("", "0") or name in environ}
+    info = current_info(settings.record, environ)
+    if info is not None:
+        variables[env.CURRENT_CYCLE_INFO] = str(info)
+    # A program that is Python prints each line at once, unless the user decides it. Into a file it writes 8 KiB at a
+    # time: what such a rank printed would be read minutes later, and `--ft-watch-log-timeout` could end it although it
+    # trains. Our own ranks run as `python -u` anyhow.
+    if is_program and settings.record.watch_log is not None and _UNBUFFERED not in environ:
+        variables[_UNBUFFERED] = "1"
+    variables |= nccl.variables(settings.nccl, environ)
     if multipliers:
         variables[env.LIMIT_MULTIPLIERS] = json.dumps(dict(multipliers))
     if relocation.result is not None:
@@ -60,28 +78,3 @@ def cycle_environment(
     if relocation.visible:
         variables[VISIBLE] = relocation.visible
     return variables
-
-
-def start_environment(settings: StartSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables by which a rank's bootstrap applies the options.
-
-    Args:
-        environ: the launcher's own environment, which the ranks have too.
-    """
-    wanted = {env.ALIAS_NVRX: str(int(settings.alias_nvrx)), env.INJECT: ";".join(settings.inject)}
-    # A variable that would only say the default is left out, unless the launcher's own must be overridden.
-    return {name: text for name, text in wanted.items() if text not in ("", "0") or name in environ}
-
-
-def printing_environment(settings: RecordSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable by which a rank that is a program (`--no-python`) prints each line at once, if it is Python.
-
-    Into a file Python writes 8 KiB at a time: what such a rank printed would be read minutes later, and
-    `--ft-watch-log-timeout` could end it although it trains. Our own ranks run as `python -u` anyhow.
-
-    Args:
-        environ: the launcher's own environment, in which the user may have decided it.
-    """
-    if settings.watch_log is None or _UNBUFFERED in environ:
-        return {}
-    return {_UNBUFFERED: "1"}

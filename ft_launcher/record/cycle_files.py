@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ft_launcher.record.log_pump import LogPump, Stream
-from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.wire.foreign import read_json
 
@@ -106,18 +105,10 @@ def job_id(settings: RecordSettings, environ: Mapping[str, str]) -> str:
 
 
 def current_info(settings: RecordSettings, environ: Mapping[str, str]) -> Path | None:
-    """Returns the path of the link to the running cycle's file; None when none is written."""
+    """Returns the path of the link to the running cycle's file, which ranks get too; None when none is written."""
     if not settings.cycle_info_dir:
         return None
     return Path(settings.cycle_info_dir).absolute() / f"cycle_info.{job_id(settings, environ)}.current"
-
-
-def info_environment(settings: RecordSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables by which a rank finds that link."""
-    current = current_info(settings, environ)
-    if current is None:
-        return {}
-    return {env.CURRENT_CYCLE_INFO: str(current)}
 
 
 def node_list(names: Sequence[str]) -> str:

@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.cycle.fault_drill import Injected
-from ft_launcher.ranks.environment import start_environment
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.settings import command_line
-from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
-from rank_monitor.contract.settings.config import RecordSettings, StartSettings
+from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire import channel
 from tests.nodes.conftest import require
@@ -95,19 +93,6 @@ def test_a_long_runtime_folder(tmp_path: Path, monitors: Monitors) -> None:
 def test_options_add_up() -> None:
     words = ["--ft-inject", "kind:sleep", "--ft_inject=kind:nan", "--ft-param-inject", "kind:oom;kind:exit", "x.py"]
     assert command_line.parse(words).texts == {"inject": "kind:sleep;kind:nan;kind:oom;kind:exit"}
-
-
-@pytest.mark.parametrize(
-    ("faults", "environ", "variables"),
-    [
-        ((), {}, {}),
-        (FAULTS, {}, {env.INJECT: "kind:kill_monitor;kind:sleep"}),
-        ((), {env.INJECT: "kind:sleep"}, {env.INJECT: ""}),
-    ],
-)
-def test_what_ranks_are_told(faults: tuple[str, ...], environ: dict[str, str], variables: dict[str, str]) -> None:
-    """The settings hold, also where the launcher's own environment says something else."""
-    assert start_environment(StartSettings(inject=faults), environ) == variables
 
 
 def test_a_monitor_is_killed_and_the_journal_says_so(injected: Injected, tmp_path: Path, monitors: Monitors) -> None:

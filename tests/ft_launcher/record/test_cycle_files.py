@@ -12,7 +12,7 @@ from ft_launcher.record.cycle_files import (
     ApplicationLog,
     CycleInfo,
     application_log,
-    info_environment,
+    current_info,
     node_list,
     rank_list,
 )
@@ -149,6 +149,5 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: py
 )
 def test_what_ranks_find_it_by(asked: str | None, environ: dict[str, str], job: str, tmp_path: Path) -> None:
     settings = RecordSettings(cycle_info_dir=f"{tmp_path}/", cycle_info_job_id=asked)
-    expected = str(tmp_path / f"cycle_info.{job}.current")
-    assert info_environment(settings, environ) == {"NVRX_CURRENT_CYCLE_INFO": expected}
-    assert info_environment(RecordSettings(), environ) == {}
+    assert current_info(settings, environ) == tmp_path / f"cycle_info.{job}.current"
+    assert current_info(RecordSettings(), environ) is None
