@@ -1,4 +1,4 @@
-"""A node's link to the others: sends its messages, beats, watches the coordinator, and receives what it awaits.
+"""A node's link to the others: sends its messages, beats, has the coordinator watched, and receives what it awaits.
 
 Three threads use the store, so that the agent never blocks on it: two here, one of `key_waiter.py`, on two connections.
 The agent is notified of a cycle's end through one descriptor. The only decision here is when this node is cut off.
@@ -10,14 +10,15 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.nodes.attempt import AttemptEnded, check, enter_current
-from ft_launcher.nodes.beat_schedule import BeatReader, BeatSchedule, look_every, own_limit_s
+from ft_launcher.nodes.beat_schedule import BeatSchedule, look_every, own_limit_s
 from ft_launcher.nodes.connections import Connections
-from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, Coordination, end_key, host_key, reply_key
+from ft_launcher.nodes.coordinator_service import BEAT, HOST, Coordination, end_key, host_key, reply_key
+from ft_launcher.nodes.coordinator_watch import CoordinatorWatch
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.key_waiter import Awaited, Box, RingingBox
 from ft_launcher.nodes.lease import Lease
@@ -31,7 +32,7 @@ from ft_launcher.nodes.messages import (
     decode,
     encode,
 )
-from ft_launcher.nodes.questions import COUNTERS, Questions
+from ft_launcher.nodes.questions import Questions
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -59,59 +60,6 @@ class Cut:
 
     reason: str
     unreachable: bool
-
-
-class CoordinatorWatch:
-    """Watches the coordinator, on a store apart from the nodes, for one node that may take over from it.
-
-    Deputies look as often as the coordinator does; the others only so that the job outlives coordinator and deputies
-    lost at once. `period_s` may be set by another thread: how often a deputy looks, None for the others.
-    """
-
-    def __init__(self, beat_s: float, timeout_s: float) -> None:
-        self.period_s: float | None = None
-        self.asked: Sequence[bytes] = ()
-        """The values of `questions.COUNTERS` at the last look."""
-        self._beat_s, self._timeout_s = beat_s, timeout_s
-        self._term = b""
-        self._begin(None)
-
-    def _begin(self, period_s: float | None) -> None:
-        self._begun_with = period_s
-        if period_s is None:
-            period_s = self._timeout_s
-        self._beat_reader = BeatReader(self._timeout_s, self._beat_s, period_s)
-        self.next_look = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Whether it is time to read the coordinator's beats."""
-        if self._begun_with != self.period_s:
-            self._begin(self.period_s)
-        return time.monotonic() >= self.next_look
-
-    def lost_term(self, store: JobStore) -> int | None:
-        """Reads the coordinator's beats. Returns its term if it has not beaten for too long; else None.
-
-        Raises:
-            StoreLost: the store does not answer.
-        """
-        self.next_look = time.monotonic() + self._beat_reader.period_s
-        counters, (term, *self.asked) = store.counters([BEAT], (TERM, *COUNTERS))
-        now = time.monotonic()
-        if term != self._term:  # another took over: it may not have beaten yet
-            self._begin(self._begun_with)
-            self._term = term
-        self._beat_reader.watch([BEAT], now)
-        lost = self._beat_reader.read(counters, now)
-        # Only a deputy looks often enough: a node that looks seldom would take each look without news for a loss.
-        is_deputy = self._begun_with is not None
-        if is_deputy:
-            self.next_look = self._beat_reader.next_reading(now)
-        else:
-            self.next_look = now + self._beat_reader.period_s
-        if lost:
-            return int(term or 1)
-        return None
 
 
 class Link:

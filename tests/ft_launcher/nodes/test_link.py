@@ -1,7 +1,4 @@
-"""A node's link over a real store: which answer it takes, and that no question keeps it from the next.
-
-Also how a deputy watches the coordinator that it may have to replace.
-"""
+"""A node's link over a real store: which answer it takes, and that no question keeps it from the next."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import TCPStore
 
-from ft_launcher.nodes.coordinator_service import BEAT, TERM, end_key, reply_key
+from ft_launcher.nodes.coordinator_service import BEAT, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.link import CoordinatorWatch, Link
+from ft_launcher.nodes.link import Link
 from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.nodes.nodes_of_a_test import node
@@ -23,7 +20,6 @@ from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 __all__ = ["server"]
 
 LEASE_S = 3.0
-BEAT_S, TIMEOUT_S = 0.001, 3600.0
 
 
 @pytest.fixture
@@ -78,31 +74,3 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(link: Link, 
     while store.counters(["a"], ())[0]["a"] == before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert store.counters(["a"], ())[0]["a"] != before, "it beats"
-
-
-@pytest.fixture
-def own_store() -> JobStore:
-    """torch's store within this process."""
-    return JobStore(None, HashStore(), lambda: (None, None), "job", False)
-
-
-def test_a_new_coordinator_is_given_the_whole_timeout_by_those_that_look_seldom(own_store: JobStore) -> None:
-    """At the first look the term is news, and the coordinator may not have beaten yet."""
-    watch = CoordinatorWatch(BEAT_S, TIMEOUT_S)
-    for term in ("1", "2"):
-        own_store.publish({TERM: term})
-        watch.next_look = 0.0
-        assert watch.is_due()
-        assert watch.lost_term(own_store) is None
-        assert not watch.is_due(), "a second look at once would find no news, which is a loss to them"
-
-
-def test_a_deputy_looks_often_and_finds_the_loss(own_store: JobStore) -> None:
-    watch = CoordinatorWatch(BEAT_S, 6 * BEAT_S)
-    watch.period_s = BEAT_S
-    own_store.publish({TERM: "3"})
-    own_store.beat(BEAT)
-    seen = [watch.lost_term(own_store)]
-    while seen[-1] is None:
-        seen.append(watch.lost_term(own_store))
-    assert len(seen) > 1 and seen[-1] == 3
