@@ -422,7 +422,6 @@ class ManyNodes:
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
-        self._parts.recorder.reform(self._ranks.cycle, end.reason)
         self._keep(failed_cycle.stop_what_is_left(self._ranks))
         return None
 

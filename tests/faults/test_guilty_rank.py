@@ -61,6 +61,15 @@ def test_the_rank_that_does_not_come(
     assert re.search(rf"rank {rank} on \S+ hangs: ", job.output), job.tail()
 
 
+def test_a_rank_that_returns_while_others_need_it(start_job: StartJob) -> None:
+    job = start_job(Plan(), RANKS, "--max-restarts=0", script=WORKER.with_name("returning_worker.py"))
+    assert job.finish(180) == 1, job.tail()
+    (fault,) = job.journal("fault")
+    assert (fault["kind"], fault["finding"], fault["blamed"]) == ("exception", "returned", [RANKS - 1]), job.tail()
+    hint = f"rank {RANKS - 1} had returned from the program (exit code 0), while others still needed it"
+    assert hint in job.output, job.tail()
+
+
 def test_another_collective_in_a_pair_names_both_sides(start_job: StartJob, tmp_path: Path) -> None:
     job = hang(start_job, tmp_path, "another collective", 1)
     (fault,) = job.journal("fault")

@@ -32,3 +32,16 @@ def test_a_rank_without_a_limit_of_its_own(on_loopback: StartAgents, tmp_path: P
     (fault,) = [fault for agent in agents for fault in agent.journal("fault")]
     (started,) = [start for agent in agents for start in agent.journal("cycle_start") if start["node_rank"] == rank]
     assert (fault["rank"], fault["pid"], fault["finding"]) == (rank, started["ranks"][0]["pid"], "behind")
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_rank_of_another_node_returns_while_others_need_it(on_loopback: StartAgents, nproc: int) -> None:
+    """With one rank its node is done before the others fail."""
+    agents = on_loopback(
+        2, Plan(), "--nnodes=2", "--max-restarts=0", nproc=nproc, script=WORKER.with_name("returning_worker.py")
+    )
+    agents.end(1, 1, limit_s=180)
+    (fault,) = [fault for agent in agents for fault in agent.journal("fault")]
+    assert (fault["kind"], fault["finding"], fault["blamed"]) == ("exception", "returned", [2 * nproc - 1])
+    for agent in agents:
+        assert len(agent.journal("cycle_end")) == 1, agents.tail()
