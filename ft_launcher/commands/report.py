@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ft_launcher.record.journal_reader import Findings, journals_in, read_journals
+from ft_launcher.record.journal_reader import Findings, journals_in, read_in_turn
 from ft_launcher.record.report import printable
 from ft_launcher.report import summary
 from ft_launcher.report.advice import advise
@@ -86,7 +86,7 @@ def _read(paths: Iterable[Path], run_id: str | None) -> tuple[Collection, JobFin
     # What is kept holds no circles. To look for them again and again takes a third of the time of a large report.
     gc.disable()
     try:
-        for entry in read_journals(paths, reading, run_id):
+        for entry in read_in_turn(paths, reading, run_id):
             collection.add(entry)
     finally:
         gc.enable()

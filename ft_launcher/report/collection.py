@@ -111,7 +111,12 @@ class Score:
 
 
 class Collection:
-    """Takes events in the order of time, and keeps what a report needs."""
+    """Takes the events of each journal in their order, and keeps what a report needs. Journals may come in any order.
+
+    Attributes:
+        launches: in the order in which they came, as `faults`.
+        scores: by rank.
+    """
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
@@ -131,7 +136,7 @@ class Collection:
             case "job_start":
                 configured = facts.get("limits")
                 if isinstance(configured, Mapping):
-                    self.sections.limits(configured)
+                    self.sections.limits(entry.t, configured)
             case "ledger":
                 self._ledger(launch, entry)
             case "cycle_start":
@@ -150,7 +155,7 @@ class Collection:
             case "printed_steps":
                 self.sections.printed(facts)
             case "limits":
-                self.sections.limits(facts)
+                self.sections.limits(entry.t, facts)
             case "verdict" | "interruption":
                 if entry.event == "interruption" or facts.get("condemned") is True:
                     cycle = (entry.run_id, entry.attempt, whole(facts, "cycle"))

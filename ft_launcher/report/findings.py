@@ -174,19 +174,21 @@ def find(collection: Collection) -> JobFindings | None:
     """Returns the findings; None: the journals have no events."""
     if not collection.launches:
         return None
-    joined = _join(collection)
+    # Journals may have come one after the other.
+    launches = sorted(collection.launches, key=lambda launch: launch.since)
+    joined = _join(launches)
     merged = account_of(collection.times())
-    faults = _faults(joined, collection.faults)
-    last = max(collection.launches, key=lambda launch: (joined.attempt(launch), -launch.node_rank))
-    cycles = {(joined.attempt(launch), cycle) for launch in collection.launches for cycle in launch.cycles}
+    faults = _faults(joined, sorted(collection.faults, key=lambda event: event.t))
+    last = max(launches, key=lambda launch: (joined.attempt(launch), -launch.node_rank))
+    cycles = {(joined.attempt(launch), cycle) for launch in launches for cycle in launch.cycles}
     findings: dict[str, Any] = {
-        "run_ids": sorted({launch.run_id for launch in collection.launches if launch.run_id}),
-        "nodes": sorted({launch.node for launch in collection.launches if launch.node}),
-        "node_count": max(len({launch.node for launch in collection.launches}), *map(joined.node_count, cycles), 1),
+        "run_ids": sorted({launch.run_id for launch in launches if launch.run_id}),
+        "nodes": sorted({launch.node for launch in launches if launch.node}),
+        "node_count": max(len({launch.node for launch in launches}), *map(joined.node_count, cycles), 1),
         "attempts": max(joined.attempts.values()) + 1,
         "ranks": max((joined.ranks(key) for key in cycles), default=0),
-        "began": min(launch.since for launch in collection.launches),
-        "ended": max(launch.until for launch in collection.launches),
+        "began": min(launch.since for launch in launches),
+        "ended": max(launch.until for launch in launches),
         "exit_code": last.exit_code,
         "reason": last.reason,
         "wall_s": merged.wall_s,
@@ -198,7 +200,7 @@ def find(collection: Collection) -> JobFindings | None:
         "slowest": _slowest(collection),
         "sections": collection.sections.found(),
         "cycles": _cycles(joined),
-        "spares": find_spares(collection.launches, joined.attempts),
+        "spares": find_spares(launches, joined.attempts),
     }
     if faults:
         nodes = Counter(fault.node for fault in faults if fault.node)
@@ -249,11 +251,11 @@ class _Joined:
         return self.sizes.get(key, (0, 0))[1]
 
 
-def _join(collection: Collection) -> _Joined:
-    launches = collection.launches
+def _join(launches: Sequence[Launch]) -> _Joined:
+    """What launches, in the order in which they began, tell together."""
     attempts: dict[int, int] = {}
     attempt, until = -1, float("-inf")
-    for launch in sorted(launches, key=lambda launch: launch.since):
+    for launch in launches:
         if launch.since > until:
             attempt += 1
         until = max(until, launch.until)

@@ -83,13 +83,25 @@ class WatchedSection:
         return Fit.GOOD
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """A limit and since when it is set. `limit_s`: None: there is none any more."""
+
+    t: float
+    limit_s: float | None
+    learned: bool
+
+
+_NO_LIMIT = _Limit(0.0, None, False)
+
+
 class SectionLimits:
     """Takes the events that tell of sections and limits, and keeps one histogram for each section."""
 
     def __init__(self) -> None:
         self._durations: dict[str, Durations] = {}
         self._latest: dict[Hashable, tuple[float, Mapping[str, Any]]] = {}
-        self._limits: dict[str, tuple[float, bool]] = {}
+        self._limits: dict[str, _Limit] = {}
         self._fired: set[tuple[str, Hashable]] = set()
 
     def ledger(self, launch: Hashable, since: float, facts: Mapping[str, Any]) -> None:
@@ -106,16 +118,16 @@ class SectionLimits:
         if known is not None:
             self._fold(known[1])
 
-    def limits(self, facts: Mapping[str, Any]) -> None:
-        """Takes limits of sections, as in the event `limits`."""
+    def limits(self, t: float, facts: Mapping[str, Any]) -> None:
+        """Takes limits of sections, as in the event `limits`, set at `t`: the last of all nodes count."""
         sections, learned = facts.get("sections"), facts.get("learned")
         if not isinstance(learned, list):
             learned = []
         if isinstance(sections, Mapping):
             for name, limit_s in sections.items():
-                self._limit(name, limit_s, _SECTION + name in learned)
+                self._limit(t, name, limit_s, _SECTION + name in learned)
         if _LOG in facts:
-            self._limit(PRINTED_STEP, facts[_LOG], False)
+            self._limit(t, PRINTED_STEP, facts[_LOG], False)
 
     def printed(self, facts: Mapping[str, Any]) -> None:
         """Takes an event `printed_steps`."""
@@ -143,24 +155,28 @@ class SectionLimits:
         p999_ns = None
         if durations.count >= _FEWEST_FOR_P999:
             p999_ns = durations.quantile_ns(0.999)
-        limit_s, learned = self._limits.get(name, (None, False))
+        limit = self._limits.get(name, _NO_LIMIT)
         return WatchedSection(
             name=name,
             times=durations.count,
             p999_s=None if p999_ns is None else p999_ns / _NS_PER_S,
             max_s=durations.longest_ns / _NS_PER_S,
-            limit_s=limit_s,
-            learned=learned,
+            limit_s=limit.limit_s,
+            learned=limit.learned,
             fired=sum(known == name for known, _ in self._fired),
         )
 
-    def _limit(self, name: str, limit_s: object, is_learned: bool) -> None:
-        if name not in self._limits and len(self._limits) >= _MAX_NAMES:
+    def _limit(self, t: float, name: str, limit_s: object, is_learned: bool) -> None:
+        known = self._limits.get(name)
+        if known is None and len(self._limits) >= _MAX_NAMES:
             return
-        self._limits.pop(name, None)
+        if known is not None and t < known.t:
+            return
         # The comparison also refuses what is no number of seconds: NaN, infinity.
         if isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool) and 0 < limit_s < 1e9:
-            self._limits[name] = (float(limit_s), is_learned)
+            self._limits[name] = _Limit(t, float(limit_s), is_learned)
+        else:
+            self._limits[name] = _Limit(t, None, False)
 
     def _fold(self, facts: Mapping[str, Any]) -> None:
         for name, more in durations_of(facts).items():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ft_launcher.record import events, journal_reader
 from ft_launcher.record.events import Event
 from ft_launcher.record.journal import Journal
-from ft_launcher.record.journal_reader import Entry, Findings, journals_in, merge, parse, read_journals
+from ft_launcher.record.journal_reader import Entry, Findings, journals_in, merge, parse, read_in_turn, read_journals
 
 
 def line(event: str, t: float, v: int = 1, **facts: Any) -> bytes:
@@ -178,6 +178,15 @@ def test_files_that_cannot_be_read_cost_only_their_own_events(tmp_path: Path) ->
     found = read_journals([*tmp_path.glob("*.jsonl"), tmp_path / "journal.c.jsonl"], findings)
     assert names(list(found)) == ["job_start"]
     assert list(findings.unreadable) == [str(tmp_path / "journal.c.jsonl")]
+
+
+def test_journals_are_read_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "journal.a.jsonl").write_bytes(start(1) + line("job_end", 5))
+    (tmp_path / "journal.b.jsonl").write_bytes(start(2, run_id="other") + line("job_end", 3))
+    (tmp_path / "journal.c.jsonl").write_bytes(start(3))
+    assert [entry.t for entry in read_in_turn([tmp_path], Findings())] == [1, 5, 2, 3, 3]
+    assert [entry.t for entry in read_in_turn([tmp_path], Findings(), "run")] == [1, 5, 3]
+    assert [entry.t for entry in read_journals([tmp_path], Findings(), "run")] == [1, 3, 5]
 
 
 def test_a_line_without_an_end_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
 
-from ft_launcher.record.journal_reader import Findings, merge, parse
+from ft_launcher.record.journal_reader import Entry, Findings, merge, parse
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import JobFindings, find
 
@@ -69,13 +70,19 @@ def as_bytes(lines: Iterable[Line]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
 
-def collected(*journals: list[Line]) -> Collection:
+def collected(*journals: list[Line], in_turn: bool = False) -> Collection:
+    """What is kept of journals, whose events are taken by their time, or `in_turn`, one journal after the other."""
+    entries: Iterable[Entry]
     collection = Collection()
     sources = [
         parse(as_bytes(lines).splitlines(keepends=True), Findings(), str(number))
         for number, lines in enumerate(journals)
     ]
-    for entry in merge(sources):
+    if in_turn:
+        entries = itertools.chain(*sources)
+    else:
+        entries = merge(sources)
+    for entry in entries:
         collection.add(entry)
     return collection
 

@@ -16,9 +16,11 @@ from tests.ft_launcher.report.lines import (
     Line,
     begins,
     collected,
+    durations,
     end,
     fault,
     found,
+    limits,
     line,
     part,
     start,
@@ -45,6 +47,17 @@ def test_two_attempts_of_two_nodes() -> None:
     }
     assert findings.goodput == pytest.approx(25 / 131)
     assert findings.shares()[0][0] == "launch"
+
+
+@pytest.mark.parametrize("names", ["abc", "cba", "bca"])
+def test_journals_are_taken_in_any_order(names: str) -> None:
+    timed = steps(0, 300, 310, 0, 9, durations={"step": durations(10, 1.5)})
+    later = [start(300, "c"), begins(301, 0), limits(302, step=40), fault(309, 0), timed, end(310)]
+    journals = {"a": [*NODE_A[:2], limits(106, step=20), *NODE_A[2:]], "b": NODE_B, "c": later}
+    given = [journals[name] for name in names]
+    findings = found(*given)
+    assert [section.limit_s for section in findings.sections] == [40]
+    assert find(collected(*given, in_turn=True)) == findings
 
 
 def test_each_fault_counts_once_with_what_it_cost() -> None:
