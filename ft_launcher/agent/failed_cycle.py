@@ -31,11 +31,13 @@ class Findings:
     """What this node found of a cycle that has ended.
 
     Attributes:
-        failure: what failed first, and how long the cycle lived; None: no rank of this node failed by itself.
+        fault: what failed first; None: no rank of this node failed by itself.
+        life: of the cycle, where there is a fault.
         views: where the ranks of this node were, as `JoinRequest.views` has it; empty: nobody looked.
     """
 
-    failure: tuple[Fault, CycleLife] | None = None
+    fault: Fault | None = None
+    life: CycleLife = field(default_factory=CycleLife)
     views: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,7 +118,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool) -> Findings:
     with contained("how far the cycle came cannot be found"):
         reached = iteration_reached(known.ranks, ranks.parts.settings.restart.checkpoint_iteration_file)
     life = CycleLife(stop_began - ranks.processes.started_ns / 1e9, reached)
-    return Findings((fault, life), views)
+    return Findings(fault, life, views)
 
 
 def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:

@@ -25,7 +25,6 @@ from ft_launcher.agent.health_gate import check_node
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.attribution import Fault
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver, RankAssigned
@@ -38,7 +37,6 @@ from ft_launcher.policy.job_policy import (
     inputs_in,
     suspect_result_in,
 )
-from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.ranks.devices import Relocation
 from ft_launcher.record.contained import contained
@@ -158,11 +156,11 @@ class ManyNodes:
         return True
 
     def _unhealthy(self, why: str) -> JobEnd:
-        failure = self._found.failure
+        found = self._found
         code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
-        if failure is not None:  # nobody else will hear of it
+        if found.fault is not None:  # nobody else will hear of it
             decision = Decision(Action.LEAVE, why, exit_code=code)
-            self._parts.recorder.failed(self._ranks.cycle, failure[0], decision, failure[1])
+            self._parts.recorder.failed(self._ranks.cycle, found.fault, decision, found.life)
         self._why_leaving = reason
         return JobEnd(code, reason, self._results.stopped())
 
@@ -179,7 +177,6 @@ class ManyNodes:
         node's fault is recorded, or the reason for the new formation.
         """
         found, self._found = self._found, Findings()
-        failure = found.failure
         decision, recorder = decision_of(answer.decision), self._parts.recorder
         ended = None
         if self._ranks.were_started:
@@ -187,9 +184,9 @@ class ManyNodes:
         # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
         is_ours = answer.fault_of == self._nodes.node
         if is_ours:
-            failure = self._fault_here(answer, found) or failure
-        if failure is not None and decision is not None and is_ours:
-            recorder.failed(self._ended_cycle, failure[0], decision, failure[1], inputs_in(answer.decision))
+            found = self._with_guilty_rank(answer, found)
+        if found.fault is not None and decision is not None and is_ours:
+            recorder.failed(self._ended_cycle, found.fault, decision, found.life, inputs_in(answer.decision))
         elif ended is not None and decision is not None:
             recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
         elif isinstance(answer, JobOver):
@@ -198,18 +195,19 @@ class ManyNodes:
         elif ended is not None:
             recorder.reform(ended, answer.reason)
 
-    def _fault_here(self, answer: RankAssigned | JobOver, found: Findings) -> tuple[Fault, CycleLife] | None:
-        """Returns the fault of the rank of this node that held up those of all nodes, if the coordinator found one."""
+    def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: Findings) -> Findings:
+        """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
         guilty = None
         with contained("which rank held up the others cannot be read"):
             guilty = guilty_in(answer.decision)
         if guilty is None:
-            return None
+            return found
         fault, life = guilty
         for local_rank, seen in enumerate(found.views.get("ranks", ())):
             if seen["rank"] == fault.rank:
-                return replace(fault, local_rank=local_rank, pid=seen["pid"]), life
-        return fault, life
+                fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
+                break
+        return replace(found, fault=fault, life=life)
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -274,8 +272,8 @@ class ManyNodes:
         self._found = found
         self._ended_cycle = self._ranks.cycle
         fault = {}
-        if found.failure is not None:
-            fault = fault_record(*found.failure, self._parts.recorder.headline(found.failure[0]))
+        if found.fault is not None:
+            fault = fault_record(found.fault, found.life, self._parts.recorder.headline(found.fault))
         self._nodes.bring(fault, found.views)
 
     def _after_end_elsewhere(self) -> JobEnd | None:
@@ -351,7 +349,7 @@ class ManyNodes:
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it."""
-        failure, decision = self._found.failure, decision_of(over.decision)
+        fault, decision = self._found.fault, decision_of(over.decision)
         is_preempted = over.exit_code == ExitCode.PREEMPTED
         code = over.exit_code
         if is_preempted:
@@ -360,9 +358,6 @@ class ManyNodes:
         self._record_last_end(replace(over, exit_code=code))
         if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
             return JobEnd(code, over.reason, self._results.stopped())
-        fault = None
-        if failure is not None:
-            fault = failure[0]
         if decision is not None:
             return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
         return JobEnd(code, over.reason, self._results.failed(fault))

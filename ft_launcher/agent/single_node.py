@@ -161,8 +161,8 @@ class SingleNode:
         found = failed_cycle.stop_and_attribute(ranks, failed_cycle.failed_by_hang(ranks))
         if ranks.request is not None:
             return self._after_request(*ranks.request)
-        assert found.failure is not None, "a cycle failed without a failed rank"
-        fault, life = found.failure
+        fault, life = found.fault, found.life
+        assert fault is not None, "a cycle failed without a failed rank"
         spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()
         relocation = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.relocation)
         question = Question(restart, spec.max_restarts, self._history, life, elsewhere=relocation is not None)
