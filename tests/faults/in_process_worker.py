@@ -62,6 +62,9 @@ def _hold(call: str) -> None:
         time.sleep(_POLL_S)
     what, _, who = word.read_text().partition(" ")
     if what == "raise" and int(who) == MEMBER:
+        # A rank that is interrupted before it has read the word would not cling.
+        while len(list(FOLDER.glob("clinging-*"))) < len(list(FOLDER.glob("clings-*"))):
+            time.sleep(_POLL_S)
         raise Told
     if what == "raise" and (FOLDER / f"clings-{MEMBER}").exists():
         _cling()
@@ -74,6 +77,7 @@ def _hold(call: str) -> None:
 def _cling() -> None:
     """Is interrupted, and does not come to the end of its cleanup."""
     try:
+        (FOLDER / f"clinging-{MEMBER}").touch()
         time.sleep(_LONG.total_seconds())
     finally:
         time.sleep(_LONG.total_seconds())
