@@ -20,7 +20,6 @@ from rank_monitor.contract.wire.foreign import open_regular, parse_json
 
 _MAX_LINE = 16 << 20
 """Bytes. A report of a rank has at most 64 KiB; the longest line has the stacks of all ranks of a node."""
-_HEAD = ("v", "t", "event")
 _MAX_NAME, _MAX_UNKNOWN = 100, 1000
 """Characters of an event's name, and how many names are remembered: what is read may be anything."""
 # `journal.NODE.1.jsonl` and `.2` come before `journal.NODE.jsonl`.
@@ -110,7 +109,7 @@ def parse(lines: Iterable[bytes], findings: Findings, source: str = "") -> Itera
             else:
                 findings.cut += 1
             continue
-        event, v, t = (facts.pop(key) for key in ("event", "v", "t"))
+        event, v, t = facts.pop("event"), facts.pop("v"), facts.pop("t")
         known = EVENTS.get(event)
         if known is None:
             findings.count_unknown(event)
@@ -226,7 +225,7 @@ def _facts(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(facts, dict):
         return None
-    v, t, event = (facts.get(key) for key in _HEAD)
+    v, t, event = facts.get("v"), facts.get("t"), facts.get("event")
     # `type`: true and false are numbers, too.
     if type(v) is not int or type(t) not in (int, float) or not isinstance(event, str) or len(event) > _MAX_NAME:
         return None

@@ -21,8 +21,9 @@ MAX_DEPTH = 32
 _MAX_NUMBER = 32
 """Characters of one number. A float's shortest exact form has at most 24, a 64-bit integer 20."""
 
-_OF_NUMBERS = bytes(ord("0") if byte in b"0123456789.eE+-" else ord(" ") for byte in range(256))
-_OF_EXPONENTS = bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else byte for byte in range(256))
+_OF_NUMBERS = bytes.maketrans(b"123456789.E", b"0000000000e")
+_MOST_BESIDE = len("-e+00")
+"""Characters of a number beside its digits and point, where its exponent has at most two digits."""
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[{\]}]")
 _OF_NO_STRUCTURE = bytes(set(range(256)) - set(b'[{]}"\\'))
@@ -100,8 +101,8 @@ def _may_be_out_of_range(text: str) -> bool:
 
     Then each number is looked at, which takes three times as long. A rank's words may look like such a number.
     """
-    raw = text.encode(errors="replace")
-    return b"0" * (_MAX_NUMBER + 1) in raw.translate(_OF_NUMBERS) or b"e000" in raw.translate(_OF_EXPONENTS, b"+")
+    raw = text.encode(errors="replace").translate(_OF_NUMBERS, b"+-")
+    return b"0" * (_MAX_NUMBER + 1 - _MOST_BESIDE) in raw or b"e000" in raw
 
 
 def check_depth(text: str, max_depth: int) -> None:
