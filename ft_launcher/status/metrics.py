@@ -110,10 +110,11 @@ def _of_ranks(readings: Sequence[RankReading], facts: Facts, now: float) -> Iter
         for reading in readings
         if reading.read_at is not None and reading.sign_age_s is not None
     )
+    words = [(state, str(state)) for state in RankState]
     states = (
-        ({"rank": str(reading.rank), "state": str(state)}, float(state is rank_state(reading, facts)))
-        for reading in readings
-        for state in RankState
+        ({"rank": rank, "state": word}, float(state is present))
+        for rank, present in ((str(reading.rank), rank_state(reading, facts)) for reading in readings)
+        for state, word in words
     )
     yield _gauge("straggler_score", "Speed of a rank by straggler detection; 1: as the fastest, or its best.", scored)
     yield _gauge("rank_sign_age_seconds", "Age of the last sign of life of a rank of this node.", ages)
