@@ -140,7 +140,8 @@ class RankProcess:
         status, wchan = self._at_rest()
         state = status.get("State", "gone")
         was_asked = self.has_stacks_since(time.monotonic() - 2 * _ANSWERS_S)
-        if self._before is not None and was_asked and state[:1] in ("R", "S", "D"):
+        # One that has ended since is told of as it was, too. That it is stopped counts more.
+        if self._before is not None and was_asked and state[:1] not in ("T", "t"):
             state, wchan = self._before
         facts: dict[str, Any] = {
             "state": state,

@@ -5,6 +5,7 @@ What a rank did after the launcher began to stop it, or because a peer was gone,
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,8 +36,11 @@ _IN_C_CODE = (
     "lock of the program"
 )
 _LOST_WITHIN_S = 60.0
-"""A rank notices that another is gone when it next waits for it, in a step of a minute at most. After that it may be a
-service as well: ranks may be meant to return at different times."""
+"""A rank notices that another is gone when it next waits for it, in a step of a minute at most. What is lost later may
+be a third rank: some programs have ranks that return at different times."""
+_RAISED_BY_TORCH = re.compile(r"raised (RuntimeError|(torch\.distributed\.)?Dist\w{0,40}Error): ")
+"""The begin of what `_what` says of an exception of torch's groups and stores. Where a connection to a service ends
+libraries raise types of their own, or Python's OSError."""
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
 
@@ -169,10 +173,8 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
     Args:
         ranks: all of the job that had returned, with the seconds since. With more than one it is not known which.
     """
-    has_lost_a_peer = (
-        fault.collateral and fault.kind is FaultKind.EXCEPTION and fault.fault_class is not FaultClass.HANG
-    )
-    if not has_lost_a_peer or len(ranks) != 1:
+    is_loss = fault.collateral and fault.fault_class is not FaultClass.HANG and _RAISED_BY_TORCH.match(fault.what)
+    if not is_loss or len(ranks) != 1:
         return fault
     ((rank, ago_s),) = ranks.items()
     if ago_s > _LOST_WITHIN_S:
@@ -230,8 +232,9 @@ def _as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None
 
 def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
     gave_up = failed_by_itself and _collateral(rank) == 1
-    # One that has lost a peer to the stop, and had no time to show its stack, waited for it until then.
-    if rank.exception is not None and rank.scene.place is Whereabouts.UNKNOWN:
+    # One that has lost a peer to the end of the hang, and had no time to show its stack, waited for it until then.
+    has_no_stack = rank.scene.place is Whereabouts.UNKNOWN and as_it_was is not None
+    if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
         gave_up |= known_errors.is_about_peers(rank.exception) == 1
     groups, members = rank_view.states_of(rank.groups)
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did

@@ -30,9 +30,6 @@ _WAITS_IN_PYTHON = re.compile(
 _OF_A_LOCK = "futex"
 """How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
 
-_MAY_BE_IN_A_LOCK = ("S", "gone", "Z", "X")
-"""States of a process that sleeps, or has ended since its stack was read: Z a zombie, X dead (proc(5))."""
-
 # The text is one line on the console; further ranks are counted.
 _MOST_NAMED = 4
 
@@ -71,8 +68,8 @@ class Scene:
         if in_collective(self.frames):
             return Whereabouts.COLLECTIVE
         waits_in = str((self.process or {}).get("wchan", ""))
-        # Where the kernel does not say in what a process sleeps, or did until it ended, it may be this.
-        in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith(_MAY_BE_IN_A_LOCK) and not waits_in)
+        # Where the kernel does not say in what a process sleeps, it may be this.
+        in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith("S") and not waits_in)
         # A lock that Python code waits for has a frame of the standard library.
         if in_lock and not _STANDARD.match(self.frames[0]):
             return Whereabouts.BLOCKED

@@ -66,7 +66,7 @@ class Case:
     """The question to the policy: a fault, and the history of restarts as it was `age_s` seconds ago.
 
     `elsewhere`: a node waits that could take the faulty one's place. `swap`: a member could change places with it.
-    `hang`: where the ranks were, if the cycle ended by a hang.
+    `hang`: where the ranks were, and which had returned.
     """
 
     fault: dict[str, Any]
@@ -139,7 +139,7 @@ class FaultDecision:
             gone: whether a node was lost or left.
             places: whether a node waits that could take the faulty one's place; whether a member could change with it.
             why: why the cycle ended.
-            hang: where the ranks were, if the cycle ended by a hang.
+            hang: where the ranks were, and which had returned.
         """
         faulty_node = find_faulty_node(faults, gone)
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.

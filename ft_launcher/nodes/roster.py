@@ -15,6 +15,7 @@ from typing import Any
 from ft_launcher.nodes.fault_decision import HangViews
 from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, EndReason, Formed, JobOver, JoinRequest, Reply, arrivals_of
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.wire.json_record import real
 
 # A node whose ranks failed arrives again; these nodes do not, or not soon.
 _NOT_BACK = (EndReason.LEFT, EndReason.LOST, EndReason.PREEMPTED)
@@ -90,7 +91,8 @@ class Roster:
             # What does not fit is left out: the fault that a node reported stands.
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 ended = arrival.views.get("returned", {})
-                returned.update({int(rank): float(ago_s) for rank, ago_s in ended.items()})
+                ages = {int(rank): real(ended, rank) for rank in ended}
+                returned.update({rank: ago_s for rank, ago_s in ages.items() if ago_s is not None and ago_s >= 0})
         if not self.waiting.keys() >= self.members.keys():
             returned = {}  # others may have lost the ranks of a node that is gone
         return HangViews(ranks, names, ranks.keys() >= self.members.keys(), nccl, returned)

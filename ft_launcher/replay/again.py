@@ -46,7 +46,7 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
         return None
     try:
         ended = {int(rank): float(ago_s) for rank, ago_s in (returned or {}).items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"the rank that had returned does not fit: {error}") from None
     if ended:
         fault = first_failure.with_returned(fault, ended)

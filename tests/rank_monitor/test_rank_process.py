@@ -109,6 +109,8 @@ def test_where_one_sleeps_that_always_wakes_up_again_is_known() -> None:
         finally:
             process.close()
             child.kill()
+    if not any("wchan" in facts for facts in found):
+        pytest.skip("this kernel names no function that a process waits in")
     assert [facts for facts in found if facts["state"].startswith("S") and "wchan" not in facts] == []
 
 

@@ -56,7 +56,8 @@ class AbortTorchDistributed(Abort):
 
     NCCL's communicators are aborted, each in a thread of its own; gloo's connections are shut down, and so are those to
     the store at MASTER_PORT, for which a main thread inside `init_process_group` may wait. A wait in gloo ends with a
-    RuntimeError; on the other side of the connection too, where nobody aborts, once `forget_groups` was called here.
+    RuntimeError. On the other side of the connection it ends when that side aborts, too, or when this one calls
+    `gloo_connections.release`: the wrapper does as the next iteration begins.
     A main thread that is still on its way into a wait (its store looks up a name, or finds no server yet) is not
     freed: call again until it has been interrupted. Never freed are a `recv` from any source, which ends with its
     group's timeout, and gloo over ibverbs.

@@ -3,8 +3,8 @@
 `abort.py` calls it; `restart/coordination.py` names the port that is spared. Torch cannot end a collective of gloo:
 `abort` and `shutdown` of its groups do nothing, and a changed timeout applies from the next collective on. A connection
 that is shut down fails in every call that waits for it, within milliseconds. Sockets are shut down and never closed:
-their owners do that. A listening socket stays as it is, since gloo ends the process when accepting fails: a wait there
-for a lost peer gets a connection in its place. Knows nothing of groups.
+their owners do that, and `release` closes copies of them. A listening socket stays as it is, since gloo ends the
+process when accepting fails: a wait there for a lost peer gets a connection in its place. Knows nothing of groups.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def cut_gloo() -> list[str]:
 def release() -> None:
     """Closes the copies of gloo's sockets that were cut. To be called when no rank waits for a connection any more.
 
-    The kernel answers with a reset where data was left unread. The peer then loses the send with which its gloo
-    answers what it had not read yet, as one does whose machine is busy.
+    Where unread data is left the kernel resets the connection. A peer on a busy machine may not have read all of its
+    own yet: the send with which its gloo answers then fails, and gloo never ends the wait for it.
     """
     while _held:
         _held.popitem()[1].close()

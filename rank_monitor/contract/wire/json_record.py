@@ -6,7 +6,6 @@ Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and uni
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import types
 import typing
@@ -85,6 +84,6 @@ def _fits(value: object, allowed: frozenset[type]) -> bool:
 def real(facts: Mapping[str, Any], name: str) -> float | None:
     """The finite number under a name; None: there is none."""
     value = facts.get(name)
-    if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
+    if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]
     return None

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ft_client.agreement.group import max_over_ranks
+from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
 from ft_client.inprocess.state import State
 
@@ -154,6 +155,7 @@ class Rank:
             ENDS.set()
             OUTLIVING.clear()
             self.ready.wait()
+            gloo_connections.release()
             assert not dist.is_initialized()
             del store
             gc.collect()

@@ -110,9 +110,24 @@ LOST = raised("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [12
         ({1: 0.9, 2: 0.99}, LOST, True, ()),
         ({1: 0.99}, LOST, False, ()),
         ({1: 0.99}, raised("bad value", "ValueError"), True, ()),
+        ({1: 0.99}, raised("[Errno 104] Connection reset by peer", "ConnectionResetError"), True, ()),
+        ({1: 0.99}, raised("('Connection aborted.', ...)", "requests.exceptions.ConnectionError"), True, ()),
+        ({1: 0.99}, raised("Connection reset by peer", "torch.distributed.DistNetworkError"), True, (1,)),
         ({}, LOST, True, ()),
     ],
-    ids=["before", "seen later", "by the stop", "long ago", "two", "more nodes", "an error of its own", "nobody"],
+    ids=[
+        "before",
+        "seen later",
+        "by the stop",
+        "long ago",
+        "two",
+        "more nodes",
+        "an error of its own",
+        "a service",
+        "a server",
+        "a store",
+        "nobody",
+    ],
 )
 def test_a_rank_that_returned_while_others_needed_it(
     ended: dict[int, float], lost: RankException, all_ranks: bool, blamed: tuple[int, ...]

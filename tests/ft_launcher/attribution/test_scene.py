@@ -68,8 +68,6 @@ def test_what_its_process_says(frames: list[str], state: str, place: Whereabouts
         ("train.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.BLOCKED),
         ("megatron/p2p.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_wait_queue"}, Whereabouts.BLOCKED),
         ("train.py:9 in exchange", {"state": "S (sleeping)"}, Whereabouts.BLOCKED),
-        ("train.py:9 in exchange", {"state": "gone"}, Whereabouts.BLOCKED),
-        ("train.py:9 in exchange", {"state": "Z (zombie)"}, Whereabouts.BLOCKED),
         ("train.py:9 in load", {"state": "S (sleeping)", "wchan": "hrtimer_nanosleep"}, Whereabouts.OUTSIDE),
         ("train.py:9 in load", {"state": "R (running)"}, Whereabouts.OUTSIDE),
         (IN_LOAD[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.OUTSIDE),

@@ -43,9 +43,12 @@ def test_a_take_over_before_the_places_were_told_tells_them_whole() -> None:
         ({"returned": {"1": 0.02}}, "b", {}),
         ({"returned": {"one": 0.02}}, "ab", {}),
         ({"returned": ["1"]}, "ab", {}),
+        ({"returned": {"1": 10**400}}, "ab", {}),
+        ({"returned": {"1": float("nan")}}, "ab", {}),
+        ({"returned": {"1": -5.0}}, "ab", {}),
         ({}, "ab", {}),
     ],
-    ids=["returned", "a node is missing", "no number", "a list", "nothing"],
+    ids=["returned", "a node is missing", "no number", "a list", "too large", "no number at all", "later", "nothing"],
 )
 def test_which_ranks_had_returned(brought: dict[str, Any], came: str, returned: dict[int, float]) -> None:
     roster = Roster(None)

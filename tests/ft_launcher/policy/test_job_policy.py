@@ -258,7 +258,16 @@ def test_the_fault_of_the_node_stands(views: dict[str, list[Any]], fault: Fault)
 
 
 LOST = Fault(
-    FaultKind.EXCEPTION, 0, 0, 4711, 1, "raised RuntimeError: Connection closed", "", "", collateral=True, failed=(0,)
+    FaultKind.EXCEPTION,
+    0,
+    0,
+    4711,
+    1,
+    "raised RuntimeError: Connection closed",
+    "",
+    "",
+    collateral=True,
+    failed=(0,),
 )
 
 
@@ -269,10 +278,11 @@ LOST = Fault(
         (LOST, {3: 70.0}, ()),
         (LOST, {3: 0.02, 5: 0.02}, ()),
         (replace(LOST, collateral=False), {3: 0.02}, ()),
+        (replace(LOST, what="raised ConnectionResetError: Connection reset by peer"), {3: 0.02}, ()),
         (replace(LOST, fault_class=FaultClass.HANG), {3: 0.02}, ()),
         (HANG, {3: 0.02}, ()),
     ],
-    ids=["returned", "long ago", "two", "its own error", "timed out", "hang"],
+    ids=["returned", "long ago", "two", "its own error", "a service", "timed out", "hang"],
 )
 def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, float], blamed: tuple[int, ...]) -> None:
     record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a failed"))
