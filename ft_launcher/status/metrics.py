@@ -6,6 +6,7 @@ label but in `job_info`, so the number of series is bounded. docs/operations.md 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -110,15 +111,16 @@ def _of_ranks(readings: Sequence[RankReading], facts: Facts, now: float) -> Iter
         for reading in readings
         if reading.read_at is not None and reading.sign_age_s is not None
     )
-    words = [(state, str(state)) for state in RankState]
-    states = (
-        ({"rank": rank, "state": word}, float(state is present))
-        for rank, present in ((str(reading.rank), rank_state(reading, facts)) for reading in readings)
-        for state, word in words
-    )
+    present = [rank_state(reading, facts) for reading in readings]
+    by_rank = zip(readings, present, strict=True)
+    states = (({"rank": str(reading.rank), "state": str(state)}, 1.0) for reading, state in by_rank)
+    counts = Counter(present)
     yield _gauge("straggler_score", "Speed of a rank by straggler detection; 1: as the fastest, or its best.", scored)
     yield _gauge("rank_sign_age_seconds", "Age of the last sign of life of a rank of this node.", ages)
-    yield _gauge("rank_state", "1 for the state of a rank of this node, 0 for the others.", states)
+    # No series for the states that a rank is not in: they would be four fifths of all.
+    yield _gauge("rank_state", "1 for the state of a rank of this node.", states)
+    totals = [({"state": str(state)}, counts[state]) for state in RankState]
+    yield _gauge("ranks", "Ranks of this node in each state.", totals)
 
 
 def _gauge(name: str, text: str, samples: Iterable[_Value]) -> Metric:

@@ -50,7 +50,8 @@ def test_what_is_exported() -> None:
     assert value("straggler_score", rank="1", kind="relative") == 0.25
     assert value("straggler_score", rank="1", kind="individual") == 0.75
     assert value("rank_state", rank="0", state="training") == 1
-    assert value("rank_state", rank="0", state="hung") == 0
+    assert sum(name == "ft_launcher_rank_state" for name, _ in found) == len(READINGS)
+    assert (value("ranks", state="training"), value("ranks", state="hung")) == (len(READINGS), 0)
 
 
 def test_a_job_that_has_just_begun() -> None:
