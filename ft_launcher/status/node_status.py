@@ -15,7 +15,7 @@ from typing import Any
 from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
 from ft_launcher.record.scores import score_of
-from ft_launcher.status.fault_scene import FaultScene, innermost, scene_of
+from ft_launcher.status.fault_scene import innermost, packed, scene_of
 from rank_monitor.contract.wire.rank_times import Durations
 
 _MOST_FAULTS = 20
@@ -108,7 +108,7 @@ class FaultSeen:
         number: counts the faults of this node, from 1.
         t: when it was written: seconds since 1970.
         next: the decision in words; empty: there is none yet.
-        scene: where the ranks were; None: it was not recorded, since nothing hung.
+        scene: where the ranks were, for `fault_scene.unpacked`; None: it was not recorded, since nothing hung.
     """
 
     number: int
@@ -123,7 +123,7 @@ class FaultSeen:
     detail: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     next: str = ""
-    scene: FaultScene | None = None
+    scene: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class NodeStatus:
         self._scores: dict[int, dict[str, float]] = {}
         self._ends: dict[int, str] = {}
         self._fault_number = 0
-        self._scene: tuple[int, FaultScene] | None = None
+        self._scene: tuple[int, bytes] | None = None
         """Of a cycle that hung: its fault comes next."""
         self._reached: int | None = None
         self._readings: tuple[RankReading, ...] = ()
@@ -257,7 +257,7 @@ class NodeStatus:
             case events.RankExit():
                 return replace(facts, exit_codes={**facts.exit_codes, event.rank: event.exit_code})
             case events.Stacks():
-                self._scene = event.cycle, scene_of(event.ranks)
+                self._scene = event.cycle, packed(scene_of(event.ranks))
             case events.Fault():
                 return self._after_fault(event, t)
             case events.Decision():

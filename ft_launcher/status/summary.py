@@ -7,7 +7,7 @@ docs/status.md has the table of its keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from ft_launcher.ledger.account import CycleTimes
 from ft_launcher.record.journal import finite
 from ft_launcher.status import fault_scene
-from ft_launcher.status.fault_scene import CollectiveRow, innermost
+from ft_launcher.status.fault_scene import innermost
 from ft_launcher.status.node_status import Facts, FaultSeen, RankReading, Times
 from ft_launcher.status.other_nodes import OthersSeen
 from rank_monitor.contract.settings.config import GROUPS, Settings
@@ -223,11 +223,7 @@ def fault_as_json(fault: FaultSeen) -> dict[str, Any]:
     """Returns the object of `/fault.json`: where the ranks were at a fault."""
     found: dict[str, Any] = {"v": VERSION, "number": fault.number, "stacks": [], "collectives": []}
     if fault.scene is not None:
-        found["stacks"] = [
-            {"ranks": list(ranks), "place": first.place, "frames": first.frames, "process": first.process}
-            for ranks, first in fault.scene.stacks
-        ]
-        found["collectives"] = _rows(fault.scene.collectives)
+        found |= fault_scene.unpacked(fault.scene)
     return found
 
 
@@ -256,11 +252,7 @@ def collectives(readings: Sequence[RankReading], now: float) -> dict[str, Any] |
     if not moments:
         return None
     rows = fault_scene.collectives({"rank": reading.rank, "groups": reading.groups} for reading in readings)
-    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": _rows(rows)}
-
-
-def _rows(table: Iterable[CollectiveRow]) -> list[dict[str, Any]]:
-    return [{**asdict(row), "ranks": list(row.ranks)} for row in table]
+    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": [asdict(row) for row in rows]}
 
 
 def encoded(found: Mapping[str, Any]) -> bytes:

@@ -24,10 +24,10 @@ class InProcessDecision(Event, name="in_process_decision"):
     known: Mapping[str, Any]
     """What the launcher knew before: `ranks` of this node; `rejoin` (dead ranks are started again); `final_codes`
     (exit codes that end the cycle); where ranks restart, `since_s` (seconds since the first sign of the fault) and
-    `failed` (the iteration); `wrappers`: of `local_ranks` that are alike the last message (`state`, `iteration`,
-    `prefix`, `limit_s`, `reason`, and `member` where it is not the rank), and where it is so `exit_code`,
-    `is_new` (started again, not let in yet), `is_lost`, `starts` (how often it was started again), `is_next` (to be
-    started again), `is_ended` (killed for its deadline), and `due_s` (for each of them the seconds to its deadline)."""
+    `failed` (the iteration); `wrappers`, each with the `local_ranks` for which it holds: of the last message `state`,
+    `iteration`, `prefix`, `limit_s`, `reason`, and `member` where it is not the rank; and only where they apply
+    `exit_code`, `is_new` (started again, not let in yet), `is_lost`, `starts` (how often it was started again),
+    `is_next` (to be started again), `is_ended` (killed for its deadline), `due_s` (seconds to the deadline of each)."""
     follows: Sequence[Mapping[str, Any]] | None
     """The steps, each with its name `step`: `notify_loss`, `start_again`, `stay_away`, `joined`, `restarted`,
     `end_rank` or `take_over`; none: the others go on. null: the death ends the cycle, as without wrappers."""

@@ -241,7 +241,7 @@ def test_collectives_are_those_that_somebody_asked_for() -> None:
     groups = {"0": {"entered": 5, "started": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}}
     asked = (replace(READINGS[0], groups=groups, groups_at=101.0), replace(READINGS[1], groups_at=100.5))
     table = summary.collectives(asked, 103.0)
-    row = {"group": "0", "ranks": [0], "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
+    row = {"group": "0", "ranks": (0,), "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
     assert table == {"age_s": 2.5, "rows": [row | {"started": 5}]}
     found = summary.as_json(Facts(), asked, None, 103.0, 1000.0, "1")
     assert found["collectives"] == table
