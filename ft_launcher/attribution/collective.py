@@ -340,7 +340,8 @@ def _transport(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | 
     for wait in waits:
         if wait.is_complete and not wait.missing:
             states = [view.groups[wait.group] for view in views.values() if wait.group in view.groups]
-            inside = [state for state in states if state.waits_in == wait.number]
+            # Gloo may fail to note the end of one that all others have finished; who has entered the next is in that.
+            inside = [state for state in states if state.finished < wait.number <= state.entered]
             if len(inside) == len(states) > 1:
                 text = f"all {len(inside)} ranks are in {collective_text(wait, views)}"
                 return Blame(Finding.TRANSPORT, (), f"{text}{NETWORK_OR_DEVICE}")

@@ -438,6 +438,14 @@ def waits_in(rank: int, number: int, iteration: int = NO_ITERATION) -> RankView:
     return RankView(Scene(rank, IN_COLLECTIVE), states, iteration=iteration)
 
 
+def test_one_whose_last_collective_has_no_end_is_in_the_present_one() -> None:
+    """As gloo's recorder shows it now and then: the others have finished that one, too, and nobody is to blame."""
+    late = replace(waits_in(1, 4), groups={"world": GroupState(4, 2, "all_reduce")})
+    blame = find([waits_in(0, 4), late, waits_in(2, 4), waits_in(3, 4)])
+    assert (blame.finding, blame.ranks) == (Finding.TRANSPORT, ())
+    assert blame.text.startswith("all 4 ranks are in all_reduce 4 of ")
+
+
 def has_ended(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
     """A rank that has returned from its program."""
     return replace(outside(rank, iteration, **groups), ended=True)
