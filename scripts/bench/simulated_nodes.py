@@ -107,7 +107,7 @@ class OurNode:
             if self._fails:
                 self._handler.report_end(EndReason.FAILED, "a rank failed")
             while self._handler.take_end() is None:
-                readable(self._handler.descriptors(), 1.0)
+                readable({self._handler.link.fileno()}, 1.0)
             self._handler.bring(FAULT | {"collateral": not self._fails})
         info = self._handler.next_rendezvous()
         assign: Any = SimpleElasticAgent._assign_worker_ranks
