@@ -12,7 +12,7 @@ from typing import Any
 
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
-from rank_monitor.stacks import is_whole, main_thread_frames
+from rank_monitor.stacks import beside_main_thread, is_whole, main_thread_file, main_thread_frames
 
 _ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
@@ -46,6 +46,8 @@ class RankProcess:
         self._no_stacks = "not asked for"
         self._before: tuple[str, str] | None = None
         """Its state and what it waited in right before the last signal: while it writes its stacks both are others."""
+        self._around: dict[str, Any] = {}
+        """What the last dump says beside the frames of the main thread."""
 
     def close(self) -> None:
         """Closes the pidfd."""
@@ -78,6 +80,7 @@ class RankProcess:
         gives the reason.
         """
         self._asked_at = self._before = None
+        self._around = {}
         status, wchan = self._at_rest()
         state = status.get("State", "")
         if state[:1] in ("T", "t"):
@@ -127,15 +130,18 @@ class RankProcess:
             return []
         while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _ANSWERS_S:
             time.sleep(_POLL_S)
-        found = main_thread_frames(_read_from(self._file, self._offset))
+        text = _read_from(self._file, self._offset)
+        found = main_thread_frames(text)
         if found:
             self._no_stacks = ""
+            self._around = {"file": main_thread_file(text), "other_threads": beside_main_thread(text)}
         return found
 
     def facts(self) -> dict[str, Any]:
         """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`.
 
-        Of a rank that was just asked for its stacks `state` and `wchan` are those before the signal.
+        Of a rank that was just asked for its stacks `state` and `wchan` are those before the signal, and there are
+        `file`, the path of the main thread's innermost frame, and `other_threads`, as `beside_main_thread` has them.
         """
         status, wchan = self._at_rest()
         state = status.get("State", "gone")
@@ -152,6 +158,8 @@ class RankProcess:
             facts["threads"] = int(status["Threads"])
         if wchan:
             facts["wchan"] = wchan
+        if was_asked:
+            facts |= self._around
         facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MOST_KERNEL_FRAMES]
         return facts
 

@@ -1,4 +1,4 @@
-"""Reads the frames of the main thread from a dump of faulthandler. Pure.
+"""Reads the frames of the main thread from a dump of faulthandler, and where the other threads are. Pure.
 
 A frame of the program is shown by the name of its file, one of a library by its path within the library: that path has
 a slash, by which the launcher knows the frames that are the user's own.
@@ -14,6 +14,8 @@ import re
 
 # The innermost, which show where a rank waits. With 300 characters each they fit into a message of 60,000 bytes.
 MAX_FRAMES = 40
+_MOST_PLACES = 16
+"""Of the other threads of a rank: a training has two to ten of them, most at the same few places."""
 # The patterns below are searched in text that a rank can write.
 _LONGEST_PATH = 1000
 _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
@@ -31,33 +33,68 @@ _SOURCE_TREE = re.compile(r"^.*/((?:torch/(?:distributed|nn|autograd|utils|_\w+)
 
 def main_thread_frames(text: str) -> list[str]:
     """The frames of the main thread, innermost first, as `train.py:42 in step`; empty when `text` holds none."""
-    blocks: list[list[str]] = []
-    current: list[str] | None = None
+    blocks, current, cut = _threads(text)
+    if not blocks:
+        return []
+    if cut and current is not None:
+        return [_frame(frame) for frame in blocks[current][:MAX_FRAMES]]
+    return [_frame(frame) for frame in blocks[-1][:MAX_FRAMES]]
+
+
+def main_thread_file(text: str) -> str:
+    """The path of the file of the main thread's innermost frame; empty where it is not known for certain."""
+    blocks, current, cut = _threads(text)
+    if cut or not blocks or current != len(blocks) - 1 or not blocks[-1]:
+        return ""
+    return blocks[-1][0][0]
+
+
+def beside_main_thread(text: str) -> list[str]:
+    """Where the other threads are, each place once: the innermost frame in the file of the main thread's innermost one,
+    else the innermost of all. `?`: a thread has no frame, or not all are known."""
+    file = main_thread_file(text)
+    if not file:
+        return ["?"]
+    *others, _ = _threads(text)[0]
+    found = set()
+    for frames in others:
+        shown = [_frame(frame) for frame in frames if frame[0] == file] or [_frame(frame) for frame in frames[:1]]
+        found.add((shown or ["?"])[0])
+    if len(found) > _MOST_PLACES:
+        return ["?"]
+    return sorted(found)
+
+
+def _threads(text: str) -> tuple[list[list[tuple[str, str, str]]], int | None, bool]:
+    """The frames of each thread (path, line, function), which of them is the current one, and whether some are cut."""
+    blocks: list[list[tuple[str, str, str]]] = []
+    current: int | None = None
     cut = False
     for line in text.splitlines():
         block = _BLOCK.match(line)
         if block:
-            blocks.append([])
             if block[1] == "Current thread":
-                current = blocks[-1]
+                current = len(blocks)
+            blocks.append([])
         # faulthandler writes this line where it cuts the list of threads.
         elif line == "...":
             cut = True
         elif blocks:
             frame = _FRAME.match(line)
             if frame and not _STARTED_BY.search(frame[1]):  # those show how every rank begins
-                blocks[-1].append(f"{_shown(frame[1])}:{frame[2]} in {frame[3]}"[:300])
-    if not blocks:
-        return []
-    if cut and current is not None:
-        return current[:MAX_FRAMES]
-    return blocks[-1][:MAX_FRAMES]
+                blocks[-1].append((frame[1], frame[2], frame[3]))
+    return blocks, current, cut
 
 
 def is_whole(text: str) -> bool:
     """Whether a dump that is being written is complete and holds the main thread: the current one is written last."""
     *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
     return last.startswith("Current") and text.endswith("\n") and bool(main_thread_frames(text))
+
+
+def _frame(frame: tuple[str, str, str]) -> str:
+    path, line, function = frame
+    return f"{_shown(path)}:{line} in {function}"[:300]
 
 
 def _shown(path: str) -> str:

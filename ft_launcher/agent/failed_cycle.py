@@ -17,6 +17,7 @@ from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, Rank
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.evidence import fault_in, gather, iteration_reached, of_node
+from ft_launcher.cycle.source_lines import with_own_locks
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.record.contained import contained
@@ -138,6 +139,8 @@ def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:
     stopping = ranks.stop(tree=tree)
     ranks.hear(is_over=True)
     gathered = _gathered(ranks, stopped, stopping.killed)
+    if hung:
+        gathered = with_own_locks(gathered, stop_began, time.monotonic() - ranks.processes.started_ns / 1e9)
     evidence = ranks.in_process.of_the_end(gathered)
     if hung:
         ranks.parts.recorder.stacks_of_hang(ranks.cycle, gathered, ranks.monitors.stack_file)

@@ -197,7 +197,8 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: boo
     may_wait = {view.rank for view in in_doubt}
     by_recorder = {wait.rank for wait in waits}
     in_unknown = sorted(rank for rank in waited_for - by_recorder if views[rank].is_waiting or rank in may_wait)
-    is_sure = all(view.scene.is_busy for view in sources) or (len(sources) == 1 and _are_in_one_call(views, in_doubt))
+    is_sure = all(view.scene.waits_for_no_rank for view in sources)
+    is_sure = is_sure or (len(sources) == 1 and _are_in_one_call(views, in_doubt))
     if not sources or (may_wait and not is_sure):
         if in_unknown:
             return Blame(Finding.UNKNOWN, text=_in_unseen_call(in_unknown))
@@ -253,7 +254,7 @@ def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     # With a recorder `_behind` has seen this doubt; without one a rank that sleeps in its program is all there is.
     scene = outside[0].scene
     is_in_doubt = scene.waits_in_python or any(view.groups for view in views.values())
-    is_sure = scene.is_busy or (not scene.waits_in_python and _are_in_one_call(views, ()))
+    is_sure = scene.waits_for_no_rank or (not scene.waits_in_python and _are_in_one_call(views, ()))
     if any(view.may_wait for view in others) and is_in_doubt and not is_sure:
         return None
     return Blame(Finding.BEHIND, _ranks(outside), "")

@@ -35,6 +35,7 @@ _IN_C_CODE = (
     "a call of C code that waits for another thread: torch's work.wait() of a send, a receive or a collective, or a "
     "lock of the program"
 )
+_IN_OWN_LOCK = "it waits for a lock of its own program, and no other thread of it is at work"
 _LOST_WITHIN_S = 60.0
 """A rank notices that another is gone when it next waits for it, in a step of a minute at most. What is lost later may
 be a third rank: some programs have ranks that return at different times."""
@@ -367,6 +368,8 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
         return hints.of_hang((), "T")
     scene = rank.scene
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
+    if not cause.hint and scene.place is Whereabouts.LOCKED:
+        return Cause(FaultClass.HANG, _IN_OWN_LOCK)
     waits = _collateral(rank) == 1 or (blame is not None and rank.rank in blame.waiting)
     if not cause.hint and waits and len(ranks) > 1:
         if blame is not None and blame.finding is Finding.TRANSPORT and not blame.ranks:

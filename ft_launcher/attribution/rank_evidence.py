@@ -17,7 +17,8 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """Evidence of one rank. Times are seconds of this node's monotonic clock; `exit_code` is as in `subprocess`."""
+    """Evidence of one rank. Times are seconds of this node's monotonic clock; `exit_code` is as in `subprocess`;
+    `in_own_lock` as in `Scene`."""
 
     rank: int
     local_rank: int
@@ -31,6 +32,7 @@ class RankEvidence:
     snapshot: Snapshot | None = None
     was_stopped: bool = False
     killed_by_us: bool = False
+    in_own_lock: bool = False
 
     @property
     def failed_at(self) -> float | None:
@@ -55,9 +57,9 @@ class RankEvidence:
     def scene(self) -> Scene:
         """Stack and process state from the verdict that condemned it, else from before the ranks were stopped."""
         if self.condemned and self.verdict is not None:
-            return Scene(self.rank, self.verdict.frames, self.verdict.process)
+            return Scene(self.rank, self.verdict.frames, self.verdict.process, self.in_own_lock)
         if self.snapshot is not None:
-            return Scene(self.rank, self.snapshot.frames, self.snapshot.process)
+            return Scene(self.rank, self.snapshot.frames, self.snapshot.process, self.in_own_lock)
         return Scene(self.rank)
 
     @property

@@ -21,7 +21,7 @@ _WAITED = "waited in a collective until that failed"
 _MOST_PLACES = 16
 """Different places of ranks in a fault, the ones with most ranks first; the console shows two of them."""
 
-_MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED)
+_MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED, Whereabouts.LOCKED)
 """Places of a rank that does wait where it has not finished a collective."""
 
 
@@ -158,6 +158,7 @@ def to_record(view: RankView) -> dict[str, Any]:
         "frames": list(view.scene.frames[:_MOST_FRAMES]),
         "state": state,
         "wchan": str((view.scene.process or {}).get("wchan", "")),
+        "in_own_lock": view.scene.in_own_lock,
         "groups": groups,
         "iteration": view.iteration,
         "ended": view.ended,
@@ -177,7 +178,8 @@ def of_record(record: Any) -> RankView:
             for name, (entered, finished, operation, shape, description) in record["groups"].items()
         }
         process = {"state": str(record["state"]), "wchan": str(record["wchan"])}
-        scene = Scene(int(record["rank"]), [str(frame) for frame in record["frames"]], process)
+        frames = [str(frame) for frame in record["frames"]]
+        scene = Scene(int(record["rank"]), frames, process, record.get("in_own_lock") is True)
         return RankView(scene, groups, {}, int(record["iteration"]), bool(record["ended"]), bool(record["gave_up"]))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"the scene of a rank does not fit: {error!r}") from None

@@ -27,6 +27,9 @@ _WAITS_IN_PYTHON = re.compile(
 )
 """Files of the standard library in which a rank waits for a thread, a queue, a connection or a process."""
 
+_IDLE = re.compile(rf"{_WAITS_IN_PYTHON.pattern}|ft_client/monitoring/")
+"""Files in which a thread waits for something to do; our own that tells the monitor of progress, too."""
+
 _OF_A_LOCK = "futex"
 """How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
 
@@ -43,16 +46,22 @@ class Whereabouts(Enum):
     OUTSIDE = "is in no call of torch.distributed"
     BLOCKED = "waits in C code for another thread"
     """Torch's `work.wait()` is such a call and leaves no frame of Python; so is a lock of the program's own."""
+    LOCKED = "waits for a lock of its own program"
+    """By the text of the line where it is: no other rank can release that."""
     UNKNOWN = "gave no stack"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One rank at the moment of a hang: `frames` of its main thread (innermost first), `process` as /proc has it."""
+    """One rank at the moment of a hang: `frames` of its main thread (innermost first), `process` as /proc has it.
+
+    `in_own_lock`: the line at which it is certainly waits for a lock of its own (`own_lock.py`).
+    """
 
     rank: int
     frames: Sequence[str] = ()
     process: Mapping[str, Any] | None = None
+    in_own_lock: bool = False
 
     @property
     def place(self) -> Whereabouts:
@@ -71,9 +80,11 @@ class Scene:
         # Where the kernel does not say in what a process sleeps, it may be this.
         in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith("S") and not waits_in)
         # A lock that Python code waits for has a frame of the standard library.
-        if in_lock and not _STANDARD.match(self.frames[0]):
-            return Whereabouts.BLOCKED
-        return Whereabouts.OUTSIDE
+        if not in_lock or _STANDARD.match(self.frames[0]):
+            return Whereabouts.OUTSIDE
+        if self.in_own_lock:
+            return Whereabouts.LOCKED
+        return Whereabouts.BLOCKED
 
     @property
     def waits_in_python(self) -> bool:
@@ -82,9 +93,17 @@ class Scene:
         return self.place is Whereabouts.OUTSIDE and _WAITS_IN_PYTHON.match(innermost) is not None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether its main thread runs, or is in an uninterruptible sleep: so it waits for no other rank."""
-        return str((self.process or {}).get("state", "")).startswith(("R", "D"))
+    def waits_for_no_rank(self) -> bool:
+        """Whether its main thread runs, is in an uninterruptible sleep, or in a lock of its own."""
+        is_busy = str((self.process or {}).get("state", "")).startswith(("R", "D"))
+        return is_busy or self.place is Whereabouts.LOCKED
+
+    @property
+    def others_are_idle(self) -> bool:
+        """Whether each thread beside the main one is known to wait for something to do, outside of the file in which
+        the main thread is: so none of them has taken a lock of that file."""
+        threads = (self.process or {}).get("other_threads")
+        return isinstance(threads, list) and all(_IDLE.match(str(frame)) for frame in threads)
 
     @property
     def own_frame(self) -> str:

@@ -8,7 +8,6 @@ reading it are contained here.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, iteration
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
 from ft_launcher.attribution.error_text import of_error_file, of_output
+from ft_launcher.cycle.bounded_call import call_within
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
@@ -186,19 +186,12 @@ def iteration_reached(evidence: Iterable[RankEvidence], checkpoint_iteration_fil
 
 def iteration_in_file(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> int | None:
     """Returns the whole number in a file; None when it contains none, or cannot be read within `timeout_s`."""
-    found: list[int] = []
 
-    def read() -> None:
-        try:
+    def read() -> int | None:
+        with suppress(OSError):
             text = read_file(path, follow_link=True).strip()
-        except OSError:
-            return
-        if text.isdigit() and len(text) <= _MOST_DIGITS:
-            found.append(int(text))
+            if text.isdigit() and len(text) <= _MOST_DIGITS:
+                return int(text)
+        return None
 
-    reader = threading.Thread(target=read, daemon=True, name="ft_checkpoint_iteration")
-    reader.start()
-    reader.join(timeout_s)
-    if found:
-        return found[0]
-    return None
+    return call_within(timeout_s, read, "ft_checkpoint_iteration")

@@ -44,6 +44,12 @@ def hang(start_job: StartJob, folder: Path, kind: str, rank: int, *flags: str) -
         ("spins", 1, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
         ("livelock", 1, "behind", "never entered all_reduce 4 of group [dt]p[01],"),
         ("holds the GIL", 2, "behind", "never entered all_reduce 4 of group [dt]p0,"),
+        (
+            "waits for a lock",
+            1,
+            "behind",
+            "never entered all_reduce 4 of group [dt]p[01],.*waits for a lock of its own",
+        ),
         ("stops", 1, "gone", "is stopped"),
     ],
 )

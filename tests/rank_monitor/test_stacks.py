@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.stacks import MAX_FRAMES, is_whole, main_thread_frames
+from rank_monitor.stacks import MAX_FRAMES, beside_main_thread, is_whole, main_thread_file, main_thread_frames
 from tests.program import run
 
 TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
@@ -81,6 +81,33 @@ def test_a_librarys_file_is_shown_with_its_path_there(path: str, shown: str) -> 
 def test_a_dump_is_whole_once_the_current_thread_is_the_last(text: str, whole: bool) -> None:
     assert is_whole(text) is whole
     assert not any(is_whole(text[:length]) for length in range(text.rfind("Current") + 60))
+
+
+def thread(*frames: str, is_current: bool = False) -> str:
+    lines = [f'  File "{frame}", line 7 in f\n' for frame in frames] or ["  <no Python frame>\n"]
+    return f"{'Current thread' if is_current else 'Thread'} 0x1 (most recent call first):\n{''.join(lines)}\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "places"),
+    [
+        ([], []),
+        ([("/usr/lib/python3.11/threading.py", "/a/tb.py")], ["python3.11/threading.py:7 in f"]),
+        ([("/usr/lib/python3.11/threading.py", "/a/train.py")], ["train.py:7 in f"]),
+        ([("/b/train.py",), ("/b/train.py",), ("/c/x.py",)], ["train.py:7 in f", "x.py:7 in f"]),
+        ([()], ["?"]),
+        ([(f"/{number}.py",) for number in range(17)], ["?"]),
+    ],
+)
+def test_where_the_other_threads_are(others: list[tuple[str, ...]], places: list[str]) -> None:
+    """One that has called something from the main thread's file is there, wherever it waits."""
+    text = "".join(thread(*frames) for frames in others) + thread("/a/train.py", "/b/main.py", is_current=True)
+    assert (main_thread_file(text), beside_main_thread(text)) == ("/a/train.py", places)
+
+
+@pytest.mark.parametrize("text", [OTHER_CURRENT, CUT, "", "Current thread 0x1 (most recent call first):\n"])
+def test_where_not_all_threads_are_known_nothing_is_certain(text: str) -> None:
+    assert (main_thread_file(text), beside_main_thread(text)) == ("", ["?"])
 
 
 def test_a_deep_stack_is_cut() -> None:

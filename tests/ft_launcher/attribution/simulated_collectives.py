@@ -42,6 +42,10 @@ class Locked(Stuck):
     """The rank is in a lock of its program here."""
 
 
+class SurelyLocked(Locked):
+    """The rank is in a lock of its program here, by the text of that."""
+
+
 @dataclass
 class Rank:
     """The state of one rank: its program counter, and for each group what it has entered and finished."""
@@ -110,7 +114,7 @@ def _view(number: int, rank: Rank, recorder: bool, iterations: bool) -> RankView
             finished = len(seen) - int(waiting)
             op = seen[min(finished, len(seen) - 1)]
             states[name] = GroupState(len(seen), finished, op.name, op.shape, name)
-    process, frames = {"state": "R (running)"}, OUTSIDE
+    process, frames, in_own_lock = {"state": "R (running)"}, OUTSIDE, False
     if rank.inside and rank.inside.no_frame:
         process, frames = BLOCKED, (f"train.py:20 in {rank.inside.group}",)
     elif rank.inside:
@@ -119,5 +123,7 @@ def _view(number: int, rank: Rank, recorder: bool, iterations: bool) -> RankView
         process = {"state": "T (stopped)"}
     elif rank.at < len(rank.program) and isinstance(rank.program[rank.at], Locked):
         process, frames = BLOCKED, ("train.py:30 in acquire",)
+        in_own_lock = isinstance(rank.program[rank.at], SurelyLocked)
     ended = rank.inside is None and rank.at == len(rank.program)
-    return RankView(Scene(number, frames, process), states, {}, rank.iteration if iterations else NO_ITERATION, ended)
+    scene = Scene(number, frames, process, in_own_lock)
+    return RankView(scene, states, {}, rank.iteration if iterations else NO_ITERATION, ended)

@@ -12,7 +12,16 @@ from ft_launcher.attribution.collective import Finding, find
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.messages import NO_ITERATION
-from tests.ft_launcher.attribution.simulated_collectives import IN_COLLECTIVE, OUTSIDE, Locked, Op, Stopped, Stuck, hang
+from tests.ft_launcher.attribution.simulated_collectives import (
+    IN_COLLECTIVE,
+    OUTSIDE,
+    Locked,
+    Op,
+    Stopped,
+    Stuck,
+    SurelyLocked,
+    hang,
+)
 
 Program = list[Op | Stuck | int]
 
@@ -554,6 +563,71 @@ def test_two_at_the_same_line_are_in_no_lock_of_their_own() -> None:
     assert find([*in_ring, *two, *inside]).ranks == ()
 
 
+def in_own_lock(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
+    """A rank that waits for a lock of its own, as the text of its line says."""
+    view = at_line(blocked(rank, iteration, **groups), 30)
+    return replace(view, scene=replace(view.scene, in_own_lock=True))
+
+
+def test_who_waits_for_a_lock_of_its_own_is_named_beside_those_that_may_wait() -> None:
+    """As `work.wait()` of a send or a receive, at one line or at several."""
+    inside = [waits_in(rank, 10, 3) for rank in (3, 4)]
+    in_ring = [blocked(0, 3, world=(9, 9)), blocked(2, 3, world=(9, 9))]
+    blame = find([in_ring[0], in_own_lock(1, 3, world=(9, 9)), in_ring[1], *inside])
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (1,), (0, 2, 3, 4))
+    assert blame.text.startswith("never entered all_reduce 10 of ")
+    apart = at_line(in_ring[1], 99)
+    assert find([in_ring[0], in_own_lock(1, 3, world=(9, 9)), apart, *inside]).ranks == (1,)
+    thread = waits_in_python(2, world=(9, 9))
+    assert find([in_own_lock(1, 3, world=(9, 9)), thread, *inside]).ranks == (1,)
+    assert find([in_own_lock(1, 3, world=(9, 9)), apart, *inside], all_ranks=False).ranks == (1,)
+
+
+def test_who_waits_for_a_lock_of_its_own_is_named_where_nobody_else_is_outside() -> None:
+    inside = [waits_in(rank, 10, 3) for rank in (0, 2)]
+    assert find([in_own_lock(1, 3, world=(9, 9)), *inside]).ranks == (1,)
+    without = [waits_by_stack(0, 3), in_own_lock(1, 3), waits_by_stack(2, 3), blocked(3, 3)]
+    assert find(without).ranks == (1,)  # no recorder
+
+
+def test_ranks_in_locks_of_their_own_are_named_together() -> None:
+    """One cause can strike two of them, and the others wait for both."""
+    views = [in_own_lock(0, 3, world=(9, 9)), in_own_lock(1, 3, world=(9, 9)), blocked(2, 3, world=(9, 9))]
+    assert find([*views, *(waits_in(rank, 10, 3) for rank in (3, 4))]).ranks == (0, 1)
+
+
+def test_beside_one_in_a_lock_another_that_sleeps_leaves_it_open() -> None:
+    """Of two sources both are named, or none: the one that sleeps may look for what the third should write."""
+    views = [in_own_lock(0, 3, world=(9, 9)), sleeps(1, 3, world=(9, 9)), blocked(2, 3, world=(9, 9))]
+    blame = find([*views, waits_in(3, 10, 3), waits_in(4, 10, 3)])
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+
+
+def test_who_waits_for_a_lock_while_a_collective_of_its_own_goes_on_is_in_that() -> None:
+    """It has entered it as all others have: the network, or a device."""
+    views = [in_own_lock(0, 3, world=(10, 9)), waits_in(1, 10, 3), waits_in(2, 10, 3)]
+    blame = find(views)
+    assert (blame.finding, blame.ranks) == (Finding.TRANSPORT, ())
+
+
+def test_who_is_ahead_in_a_lock_of_its_own_is_not_named_by_iterations() -> None:
+    views = [waits_by_stack(0, 3), in_own_lock(1, 4), blocked(2, 3), waits_by_stack(3, 3)]
+    assert find(views).ranks == ()
+
+
+def test_one_that_waits_for_a_lock_does_not_hide_a_stopped_one() -> None:
+    views = [in_own_lock(0, 3, world=(9, 9)), is_stopped(1, world=(9, 9)), waits_in(2, 10, 3)]
+    assert (find(views).finding, find(views).ranks) == (Finding.GONE, (1,))
+
+
+def test_a_lock_that_nobody_waits_for_is_not_named() -> None:
+    """All are out of the process group's sight: a program that has none, as far as is known."""
+    assert find([in_own_lock(0), blocked(1), blocked(2)]).ranks == ()
+    one_group = [in_own_lock(0, 3, pair=(9, 9)), blocked(1, 3, pair=(9, 9))]
+    others = [waits_in(2, 10, 3), waits_in(3, 10, 3), has_ended(4, 3, world=(9, 9))]
+    assert find([*one_group, *others]).ranks != (0,)
+
+
 def test_a_stopped_rank_that_nobody_waits_for_is_not_named() -> None:
     pair = {"pair": GroupState(10, 9, "all_reduce")}
     inside = RankView(Scene(1, IN_COLLECTIVE), pair)
@@ -589,7 +663,7 @@ def test_never_another_rank(data: st.DataObject) -> None:
             found[rank] += [ops[name]] * (rank in groups[name])
     culprit = data.draw(st.sampled_from(ranks))
     at = data.draw(st.integers(0, len(found[culprit])))
-    kind = data.draw(st.sampled_from([Stuck, Stopped, Locked]))
+    kind = data.draw(st.sampled_from([Stuck, Stopped, Locked, SurelyLocked]))
     found[culprit] = [*found[culprit][:at], kind()]
     views = hang(found, groups)
     if data.draw(st.booleans()):

@@ -547,6 +547,16 @@ def test_where_the_one_that_hangs_may_wait_for_others_this_is_said() -> None:
     assert fault is not None and fault.rank == 1
 
 
+def test_one_that_certainly_waits_for_a_lock_of_its_own_says_so() -> None:
+    lock = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
+    blocked = replace(verdict(0, frames=LOADS), process=lock)
+    waits = rank(1, **hangs(1, at=0.9, frames=IN_ALL_REDUCE))
+    fault = attribute([rank(0, verdict=blocked, verdict_at=1.0, in_own_lock=True), waits], NODE, 5.0)
+    assert fault is not None
+    assert (fault.rank, fault.finding, fault.collateral) == (0, "behind", False)
+    assert fault.hint == "it waits for a lock of its own program, and no other thread of it is at work"
+
+
 def test_a_rank_that_its_monitor_ended_during_the_stop_did_not_fail_by_itself() -> None:
     """Its limit passed with those of the others, and the first of them had ended the cycle."""
     first = rank(0, **hangs(0, at=4.9, frames=IN_ALL_REDUCE), **was_at(0, IN_ALL_REDUCE))

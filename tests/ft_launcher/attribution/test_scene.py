@@ -78,6 +78,44 @@ def test_a_wait_that_leaves_no_frame(innermost: str, process: dict[str, Any], pl
     assert Scene(0, [innermost, "train.py:20 in <module>"], process).place is place
 
 
+LOCK = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
+
+
+@pytest.mark.parametrize(
+    ("innermost", "process", "place"),
+    [
+        ("train.py:9 in load", LOCK, Whereabouts.LOCKED),
+        ("train.py:9 in load", {"state": "S (sleeping)"}, Whereabouts.LOCKED),
+        ("train.py:9 in load", {"state": "R (running)"}, Whereabouts.OUTSIDE),
+        ("train.py:9 in load", {"state": "T (stopped)"}, Whereabouts.STOPPED),
+        (IN_LOAD[0], LOCK, Whereabouts.OUTSIDE),
+        (IN_BARRIER[0], LOCK, Whereabouts.COLLECTIVE),
+    ],
+)
+def test_a_line_that_waits_for_a_lock(innermost: str, process: dict[str, Any], place: Whereabouts) -> None:
+    scene = Scene(0, [innermost, "train.py:20 in <module>"], process, in_own_lock=True)
+    assert scene.place is place
+    assert scene.waits_for_no_rank is (place is Whereabouts.LOCKED or process["state"].startswith("R"))
+
+
+@pytest.mark.parametrize(
+    ("threads", "are_idle"),
+    [
+        ([], True),
+        (["python3.11/threading.py:331 in wait", "ft_client/monitoring/link.py:171 in attend"], True),
+        (["python3.13t/concurrent/futures/thread.py:81 in _worker", "python3.11/selectors.py:415 in select"], True),
+        (["python3.11/threading.py:331 in wait", "torch/distributed/distributed_c10d.py:2400 in recv"], False),
+        (["train.py:50 in receive"], False),
+        (["ft_client/inprocess/restart/store_watcher.py:99 in _follow"], False),
+        (["?"], False),
+        (None, False),
+    ],
+)
+def test_whether_the_other_threads_are_idle(threads: list[str] | None, are_idle: bool) -> None:
+    process = LOCK if threads is None else LOCK | {"other_threads": threads}
+    assert Scene(0, ["train.py:9 in load"], process).others_are_idle is are_idle
+
+
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:
     assert own_frame(IN_LOAD) == "train.py:9 in load"
     assert own_frame(IN_LOAD[:2]) == IN_LOAD[0]
