@@ -20,7 +20,7 @@ from ft_launcher.record.recorder import Recorder
 from ft_launcher.status.node_status import Times
 from rank_monitor.contract.wire.rank_times import RankTimes
 
-_WRITE_EVERY_S = 600.0
+WRITE_EVERY_S = 600.0
 """How often the part of a cycle that runs is written to an open journal (seconds): a node that loses its power loses
 this much at most. 144 lines a day, of 4 KB."""
 _MOST_PAST = 20
@@ -111,7 +111,7 @@ class NodeTimes:
         if times is not None and times.saved_ns >= 0 and self._saved != (cycle, times.saved):
             self._saved = cycle, times.saved
             self._saved_at = now
-        if now >= self._written_at + _WRITE_EVERY_S and self._recorder.journal.path is not None:
+        if now >= self._written_at + WRITE_EVERY_S and self._recorder.journal.path is not None:
             self._written_at = now
             self._write(False)
 

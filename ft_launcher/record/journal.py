@@ -71,14 +71,14 @@ class Journal:
 
     def write(self, event: Event) -> None:
         """Appends one event; never raises. Any thread may call this."""
-        line = self._line(event)
+        line = as_line(event, time.time())
         self._tell(event)
         with self._lock:
             self._put(line)
 
     def report(self, event: Event) -> None:
         """As `write`, for what a rank sent: bounded over the whole run, so that no rank can fill the disk."""
-        line = self._line(event)
+        line = as_line(event, time.time())
         self._tell(event)
         with self._lock:
             if self._reported > _MAX_REPORTED:
@@ -87,28 +87,13 @@ class Journal:
             if self._reported <= _MAX_REPORTED:
                 self._put(line)
                 return
-            self._put(self._line(ReportsEnd(self._reported)))
+            self._put(as_line(ReportsEnd(self._reported), time.time()))
         logger.warning("the journal holds %d MiB of what ranks reported and takes no more", _MAX_REPORTED >> 20)
 
     def _tell(self, event: Event) -> None:
         for listen in self.listeners:
             with contained("the status of the job is not complete"):
                 listen(event, time.time())
-
-    @staticmethod
-    def _line(event: Event) -> str:
-        head = {"v": event.v, "t": round(time.time(), 6), "event": event.event}
-        facts = event.facts()
-        try:
-            return _as_json(head | facts)
-        except ValueError:
-            pass  # NaN or an infinity, which are no JSON
-        except (TypeError, RecursionError) as error:
-            return _as_json(head | {"not_written": f"{type(error).__name__}: {error}"})
-        try:
-            return _as_json(head | finite(facts))
-        except (TypeError, ValueError, RecursionError) as error:  # a fact that came from a rank and is not JSON
-            return _as_json(head | {"not_written": f"{type(error).__name__}: {error}"})
 
     def _put(self, line: str) -> None:
         if self._file is not None:
@@ -138,7 +123,8 @@ class Journal:
                 self._append(self._file, line)
 
     def _first_line(self, piece: int, lost_bytes: int) -> str:
-        return self._line(JournalPiece(self.run_id, self.node, self._started, piece, lost_bytes))
+        event = JournalPiece(self.run_id, self.node, self._started, piece, lost_bytes)
+        return as_line(event, time.time())
 
     def close(self) -> None:
         """Closes the file."""
@@ -152,7 +138,7 @@ class Journal:
             if self.dropped > self._noted:
                 unnoted = self.dropped - self._noted
                 self._noted = self.dropped
-                file.append(self._line(LinesDropped(unnoted)))
+                file.append(as_line(LinesDropped(unnoted), time.time()))
         except OSError as error:
             self._warn_once(error)
 
@@ -160,6 +146,26 @@ class Journal:
         if not self._warned:
             self._warned = True
             logger.warning("the journal cannot be written (%s); training goes on without it", error)
+
+
+def as_line(event: Event, t: float) -> str:
+    """Returns the line of an event, without its end.
+
+    Args:
+        t: when it is written (seconds since 1970).
+    """
+    head = {"v": event.v, "t": round(t, 6), "event": event.event}
+    facts = event.facts()
+    try:
+        return _as_json(head | facts)
+    except ValueError:
+        pass  # NaN or an infinity, which are no JSON
+    except (TypeError, RecursionError) as error:
+        return _as_json(head | {"not_written": f"{type(error).__name__}: {error}"})
+    try:
+        return _as_json(head | finite(facts))
+    except (TypeError, ValueError, RecursionError) as error:  # a fact that came from a rank and is not JSON
+        return _as_json(head | {"not_written": f"{type(error).__name__}: {error}"})
 
 
 def _as_json(facts: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -20,10 +20,20 @@ from rank_monitor.contract.wire.foreign import open_regular, parse_json
 
 _MAX_LINE = 16 << 20
 """Bytes. A report of a rank has at most 64 KiB; the longest line has the stacks of all ranks of a node."""
+_BUFFER = 1 << 16
+"""Bytes. Python's own 8 KiB hold two or three lines."""
 _MAX_NAME, _MAX_UNKNOWN = 100, 1000
 """Characters of an event's name, and how many names are remembered: what is read may be anything."""
 # `journal.NODE.1.jsonl` and `.2` come before `journal.NODE.jsonl`.
 _PIECE = re.compile(r"(?P<node>.+?)(?:\.(?P<number>[12]))?\.jsonl")
+_HEAD = re.compile(rb'\{"v": \d+, "t": [^,]*, "event": "(\w+)", ')
+_LEDGER = re.compile(
+    rb'\{"v": 1, "t": [^,]*, "event": "ledger", "cycle": ([^,]*), "has_ended": (?:true|false), "since": ([^,]*), '
+)
+"""How the launcher begins a line `ledger`: the cycle, and since when."""
+_LEDGER_END = re.compile(rb', "goodput_saved": [\d.]+\}\n')
+_END_BYTES = 32
+"""In so many, the last ones, the end of a line `ledger` is looked for: half a line has none."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +151,23 @@ def read_journals(paths: Iterable[Path], findings: Findings, run_id: str | None 
     return merge([read_journal(pieces, findings) for pieces in journals_in(paths)], run_id)
 
 
-def read_in_turn(paths: Iterable[Path], findings: Findings, run_id: str | None = None) -> Iterator[Entry]:
+def read_in_turn(
+    paths: Iterable[Path], findings: Findings, run_id: str | None = None, unread: Collection[str] = ()
+) -> Iterator[Entry]:
     """As `read_journals`, but yields all events of one journal, then those of the next, and holds one descriptor.
 
-    So what is kept of a journal lies together in memory: a report on 256 nodes takes two thirds of the time.
+    So what is kept of a journal lies together in memory: a report on 256 nodes takes two thirds of the time. Events
+    `ledger` that the next line replaces are left out, and `line` does not count what is left out.
+
+    Args:
+        paths, findings, run_id: as for `read_journals`.
+        unread: names of events to leave out.
     """
     for pieces in journals_in(paths):
-        yield from merge([read_journal(pieces, findings)], run_id)
+        lines = _needed(_lines(pieces, findings), {name.encode() for name in unread})
+        for entry in parse(lines, findings, str(pieces[-1])):
+            if run_id is None or entry.run_id == run_id:
+                yield entry
 
 
 def read_journal(pieces: Sequence[Path], findings: Findings) -> Iterator[Entry]:
@@ -235,10 +255,37 @@ def _facts(line: bytes) -> dict[str, Any] | None:
 def _lines(pieces: Sequence[Path], findings: Findings) -> Iterator[bytes]:
     for piece in pieces:
         try:
-            with open_regular(piece, follow_link=True) as file:
+            with open_regular(piece, follow_link=True, buffering=_BUFFER) as file:
                 yield from _lines_of(file)
         except OSError as error:
             findings.unreadable[str(piece)] = error.strerror or str(error)
+
+
+def _needed(lines: Iterable[bytes], unread: Collection[bytes]) -> Iterator[bytes]:
+    """Leaves out events of these names, and each line `ledger` that the next line replaces, without parsing them.
+
+    Of a cycle that runs `ledger` is written every ten minutes: these are most bytes of a journal of a month. A line
+    that does not look as the launcher writes it is left to `parse`.
+    """
+    held = b""
+    held_part = None
+    for line in lines:
+        part = None
+        found = _LEDGER.match(line)
+        if found is not None and _LEDGER_END.search(line, len(line) - _END_BYTES):
+            part = found.groups()
+        else:
+            head = _HEAD.match(line)
+            if head is not None and head[1] in unread:
+                continue
+        if held_part is not None and held_part != part:
+            yield held
+        if part is None:
+            yield line
+        held = line
+        held_part = part
+    if held_part is not None:
+        yield held
 
 
 def _lines_of(file: IO[bytes]) -> Iterator[bytes]:

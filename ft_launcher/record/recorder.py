@@ -80,27 +80,7 @@ class Recorder:
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
         """What a part of the job's time was spent on, and the account until now."""
-        self.journal.write(
-            events.Ledger(
-                cycle=part.cycle,
-                has_ended=has_ended,
-                since=round(part.since, 6),
-                until=round(part.until, 6),
-                seconds=_rounded(part.seconds),
-                steps=part.steps,
-                iteration=part.iteration,
-                resumed=part.resumed,
-                points=[[iteration, round(spent_s, 6)] for iteration, spent_s in part.points],
-                saved=part.saved,
-                saved_s=None if part.saved_s is None else round(part.saved_s, 6),
-                saves=part.saves,
-                recovery={phase: round(spent_s, 6) for phase, spent_s in part.recovery.items()},
-                durations=durations_as_json(part.durations),
-                total=_rounded(account.seconds),
-                goodput=round(account.goodput, 6),
-                goodput_saved=round(account.goodput_saved, 6),
-            )
-        )
+        self.journal.write(ledger_event(part, account, has_ended))
 
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
@@ -403,6 +383,29 @@ class Recorder:
             self._store_reported = True
             logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
             self.journal.write(events.StoreSilent(str(error)))
+
+
+def ledger_event(part: CycleTimes, account: Account, has_ended: bool) -> events.Ledger:
+    """Returns the event of a part of the job's time, with the account until then; times are whole microseconds."""
+    return events.Ledger(
+        cycle=part.cycle,
+        has_ended=has_ended,
+        since=round(part.since, 6),
+        until=round(part.until, 6),
+        seconds=_rounded(part.seconds),
+        steps=part.steps,
+        iteration=part.iteration,
+        resumed=part.resumed,
+        points=[[iteration, round(spent_s, 6)] for iteration, spent_s in part.points],
+        saved=part.saved,
+        saved_s=None if part.saved_s is None else round(part.saved_s, 6),
+        saves=part.saves,
+        recovery={phase: round(spent_s, 6) for phase, spent_s in part.recovery.items()},
+        durations=durations_as_json(part.durations),
+        total=_rounded(account.seconds),
+        goodput=round(account.goodput, 6),
+        goodput_saved=round(account.goodput_saved, 6),
+    )
 
 
 def _plain(scene: Scene) -> dict[str, Any]:

@@ -6,7 +6,17 @@ from functools import partial
 
 from rank_monitor.contract.settings.config import MemberSettings
 
-from . import floors, formation, guilty_rank, in_process, one_node, several_nodes, status_page, training_cost
+from . import (
+    floors,
+    formation,
+    guilty_rank,
+    in_process,
+    one_node,
+    report_of_journals,
+    several_nodes,
+    status_page,
+    training_cost,
+)
 from .launchers import (
     NVRX,
     NVRX_ALONE,
@@ -147,6 +157,15 @@ SCENARIOS = (
         marks="at 1024 page_update below 50 ms, metrics below 20 ms, added memory below 8 MiB",
         sizes=(8, 1024),
         once=status_page.asked,
+        floor=floors.nothing,
+        variants=ONLY_OURS,
+    ),
+    Scenario(
+        keys=("P14b",),
+        title='ft_launcher report on generated journals of 30 days with 149 faults; "ranks" are nodes of 8 ranks',
+        marks="at 256 below 10 s and 500 MiB",
+        sizes=(16, 256),
+        once=report_of_journals.taken,
         floor=floors.nothing,
         variants=ONLY_OURS,
     ),

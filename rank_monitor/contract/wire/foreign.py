@@ -99,10 +99,11 @@ def parse_json(text: str | bytes, max_depth: int = MAX_DEPTH) -> Any:
 def _may_be_out_of_range(text: str) -> bool:
     """Whether a number in a text may be too long, or have an exponent of three digits, so that no float holds it.
 
-    Then each number is looked at, which takes three times as long. A rank's words may look like such a number.
+    Then each number is looked at, which takes three times as long. A rank's words may look like such a number; the name
+    of a host, `node017`, does not.
     """
     raw = text.encode(errors="replace").translate(_OF_NUMBERS, b"+-")
-    return b"0" * (_MAX_NUMBER + 1 - _MOST_BESIDE) in raw or b"e000" in raw
+    return b"0" * (_MAX_NUMBER + 1 - _MOST_BESIDE) in raw or b"0e000" in raw
 
 
 def check_depth(text: str, max_depth: int) -> None:

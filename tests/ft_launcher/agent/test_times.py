@@ -80,7 +80,7 @@ def test_a_part_is_written_once_when_the_next_begins_and_the_last_at_the_end(tmp
 
 
 def test_a_cycle_that_runs_for_long_is_written_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "_WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(times, "WRITE_EVERY_S", 0.0)
     kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
     kept.ranks_started(0, time.monotonic_ns())
     kept.take(0, trained())
@@ -91,7 +91,7 @@ def test_a_cycle_that_runs_for_long_is_written_meanwhile(tmp_path: Path, monkeyp
 
 def test_a_job_without_a_journal_file_is_not_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that are held would fill the memory of a job that never has anything to keep."""
-    monkeypatch.setattr(times, "_WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(times, "WRITE_EVERY_S", 0.0)
     keeps = quiet_recorder()
     kept = NodeTimes(keeps)
     kept.ranks_started(0, time.monotonic_ns())

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events, journal_reader
 from ft_launcher.record.events import Event
-from ft_launcher.record.journal import Journal
+from ft_launcher.record.journal import Journal, as_line
 from ft_launcher.record.journal_reader import Entry, Findings, journals_in, merge, parse, read_in_turn, read_journals
+from ft_launcher.record.recorder import ledger_event
 
 
 def line(event: str, t: float, v: int = 1, **facts: Any) -> bytes:
@@ -169,6 +171,40 @@ def test_pieces_come_in_their_order_and_other_files_are_left_alone(tmp_path: Pat
     assert sorted(found) == sorted([of_a, ["journal.a_2.jsonl"], ["journal.b.lan.jsonl"]] * 2)
     assert journals_in([folders[0], folders[0] / "journal.a.jsonl"]) == journals_in([folders[0]])
     assert journals_in([folders[0] / "journal.a.jsonl"]) == [[folders[0] / "journal.a.jsonl"]]
+
+
+def ledger(until: float, has_ended: bool = False, since: float = 1.5, cycle: int = 3) -> Event:
+    return ledger_event(CycleTimes(cycle, since, until, {"step": until}), Account({}, until, 0.9, 0.0, 7), has_ended)
+
+
+def test_in_turn_a_ledger_that_the_next_line_replaces_is_left_out(tmp_path: Path) -> None:
+    written = [
+        *(events.JobStart("run", "a", [], 1, 2, {}), ledger(2), ledger(3), ledger(4)),
+        *(events.RankExit(3, 1, 0), ledger(5), ledger(6, has_ended=True)),
+        *(ledger(8, since=6.0, cycle=4), ledger(9, since=6.0, cycle=4)),
+    ]
+    journal_of(tmp_path, "a", written)
+    findings = Findings()
+    found = [entry.facts.get("until", entry.event) for entry in read_in_turn([tmp_path], findings)]
+    assert found == ["job_start", 4, "rank_exit", 6, 9]
+    assert findings == Findings()
+
+
+def test_in_turn_half_a_ledger_replaces_none(tmp_path: Path) -> None:
+    """The disk was full, or the launcher was killed."""
+    for number, (half, end) in enumerate([(0.4, "\n"), (0.8, "\n"), (0.97, "\n"), (0.97, "")]):
+        whole, cut = (as_line(ledger(until), until) for until in (2, 3))
+        path = tmp_path / f"journal.{number}.jsonl"
+        path.write_text(f"{whole}\n{cut[: int(len(cut) * half)]}{end}")
+        findings = Findings()
+        assert [entry.facts["until"] for entry in read_in_turn([path], findings)] == [2]
+        assert findings.cut + findings.not_events == 1
+
+
+def test_in_turn_some_events_can_be_left_out(tmp_path: Path) -> None:
+    journal_of(tmp_path, "a", [events.RankExit(0, 1, 3), events.Signal(2), ledger(2), events.Signal(15), ledger(3)])
+    found = list(read_in_turn([tmp_path], Findings(), unread=["signal"]))
+    assert [(entry.event, entry.facts.get("until")) for entry in found] == [("rank_exit", None), ("ledger", 3)]
 
 
 def test_files_that_cannot_be_read_cost_only_their_own_events(tmp_path: Path) -> None:
