@@ -156,10 +156,7 @@ def groups_of(answer: bytes) -> dict[str, Any]:
         state = states.get(key)
         if not isinstance(state, dict):
             continue
-        entered, finished = (
-            _number(state.get("last_enqueued_collective")),
-            _number(state.get("last_completed_collective")),
-        )
+        entered, finished = _progress(state, collectives)
         last = max(collectives)
         shown = collectives.get(finished + 1, collectives[last])
         name, description = _names(shown)
@@ -178,6 +175,22 @@ def groups_of(answer: bytes) -> dict[str, Any]:
         }
     waiting_first = sorted(found.items(), key=lambda item: item[1]["entered"] <= item[1]["finished"])
     return dict(waiting_first[:_MOST_GROUPS])
+
+
+def _progress(state: Mapping[str, Any], collectives: Mapping[int, Mapping[str, Any]]) -> tuple[int, int]:
+    """The numbers of the last collective of a group that was entered, and of the last one before the first that is not
+    finished.
+
+    Gloo's `state` counts sends and receives as well, also those of rank 0 in a `monitored_barrier`, so its numbers are
+    not the same on all ranks; and of two collectives that end at once it may keep the lower number. With gloo the
+    entries have both: one that has ended, in whatever way, is `retired` (torch 2.13).
+    """
+    entries = collectives.values()
+    if all(_text(entry.get("profiling_name")).startswith("gloo:") and "retired" in entry for entry in entries):
+        last = max(collectives)
+        pending = min((number for number, entry in collectives.items() if not entry["retired"]), default=last + 1)
+        return last, max(0, pending - 1)
+    return _number(state.get("last_enqueued_collective")), _number(state.get("last_completed_collective"))
 
 
 def _names(entry: Mapping[str, Any]) -> tuple[str, str]:

@@ -67,6 +67,19 @@ def test_the_rank_that_does_not_come(
     assert re.search(rf"rank {rank} on \S+ hangs: ", job.output), job.tail()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sends_and_receives_are_no_collectives(start_job: StartJob, tmp_path: Path, rank: int) -> None:
+    """Ranks make unequally many of them; gloo counts them, rank 0's most."""
+    (tmp_path / "hang").write_text(str(rank))
+    limits = (f"--ft-rank-section-timeouts=step:{LIMIT_S}", "--max-restarts=0")
+    job = start_job(Plan(), 3, *limits, script=WORKER.with_name("uneven_worker.py"))
+    assert job.finish(180) != 0, job.tail()
+    (fault,) = job.journal("fault")
+    assert (fault["rank"], fault["finding"], fault["waiting"]) == (rank, "behind", 2), job.tail()
+    what = r"it never entered all_reduce \d+ of group default_pg, and 2 ranks wait for it"
+    assert re.search(what, fault["what"]), job.tail()
+
+
 def test_a_rank_that_returns_while_others_need_it(start_job: StartJob) -> None:
     job = start_job(Plan(), RANKS, "--max-restarts=0", script=WORKER.with_name("returning_worker.py"))
     assert job.finish(180) == 1, job.tail()

@@ -63,6 +63,35 @@ def test_the_first_collective_of_a_group() -> None:
     assert (groups_of(answer(trace))["0"]["entered"], groups_of(answer(trace))["0"]["finished"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("retired", "status", "progress", "operation"),
+    [
+        ([True, True, True], state(3, 3), (3, 3), "all_reduce"),
+        ([True, True, True], state(9, 4), (3, 3), "all_reduce"),
+        ([True, True, False], state(9, 9), (3, 2), "all_reduce"),
+        ([True, False, True], state(9, 8), (3, 1), "broadcast"),
+        ([False, False, False], state(9, -1), (3, 0), "all_gather"),
+    ],
+)
+def test_with_gloo_the_entries_count(
+    retired: list[bool], status: dict[str, str], progress: tuple[int, int], operation: str
+) -> None:
+    """Its other numbers count sends and receives, and may be those of an earlier collective that ended later."""
+    names = ["gloo:all_gather", "gloo:broadcast", "gloo:all_reduce"]
+    entries = [
+        entry(0, at, name, retired=ended) for at, (name, ended) in enumerate(zip(names, retired, strict=True), 1)
+    ]
+    found = groups_of(answer({"entries": entries, "pg_status": {"0": status}}))["0"]
+    assert ((found["entered"], found["finished"]), found["operation"]) == (progress, operation)
+
+
+def test_with_nccl_its_own_numbers_count() -> None:
+    """Its watchdog retires entries a while after their end."""
+    trace = TRACE | {"entries": [entry(0, number, "nccl:all_reduce", retired=False) for number in (1, 2)]}
+    found = groups_of(answer(trace))["0"]
+    assert (found["entered"], found["finished"]) == (2, 2)
+
+
 def test_sends_are_no_collectives() -> None:
     trace = TRACE | {"entries": [entry(0, 1, is_p2p=True)]}
     assert groups_of(answer(trace)) == {}

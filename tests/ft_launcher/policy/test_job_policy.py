@@ -182,6 +182,22 @@ def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
     assert decision_of(answer.decision) is not None
 
 
+def test_what_a_node_has_found_in_the_text_of_a_line_counts_for_all_nodes() -> None:
+    lock = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
+
+    def at(rank: int, line: int, in_own_lock: bool) -> list[Any]:
+        scene = Scene(rank, [f"train.py:{line} in step"], lock, in_own_lock)
+        view = RankView(scene, {"0": GroupState(3, 3, "all_reduce", "[[4]]", "dp")}, iteration=7)
+        records: list[Any] = through_json({"ranks": [rank_view.to_record(view)]})["ranks"]
+        return records
+
+    views = {"a": ranks_of(0, 4, WAITS), "b": at(1, 30, True), "c": at(2, 63, False)}
+    guilty = guilty_in(through_json(after_hang(views).decision))
+    assert guilty is not None and guilty[0].blamed == (1,)
+    del views["b"][0]["in_own_lock"]  # as an earlier release writes it
+    assert guilty_in(through_json(after_hang(views).decision)) is None
+
+
 @pytest.mark.parametrize("collateral", [True, False])
 def test_a_node_did_not_see_who_waits_for_its_rank(collateral: bool) -> None:
     views = {
