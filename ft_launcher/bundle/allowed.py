@@ -228,9 +228,7 @@ def _ranks(value: Any) -> list[Any]:
 
 
 def _groups(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {name: _only(group, _OF_GROUP) for name, group in value.items() if isinstance(group, Mapping)}
+    return {name: _only(group, _OF_GROUP) for name, group in _facts(value).items() if isinstance(group, Mapping)}
 
 
 def _inputs(value: Any) -> Any:
@@ -247,8 +245,7 @@ def _inputs(value: Any) -> Any:
 
 def _happened(value: Any) -> dict[str, Any]:
     """Returns what a decision about a restart in process followed from, without the words of a rank."""
-    if not isinstance(value, Mapping):
-        return {}
+    value = _facts(value)
     found = _named(value, _OF_HAPPENED)
     if isinstance(value.get("message"), Mapping):
         found["message"] = _named(value["message"], _OF_MESSAGE)
@@ -282,7 +279,7 @@ def _named(facts: Facts, names: frozenset[str]) -> dict[str, Any]:
 
 
 def _process(value: Any) -> dict[str, Any]:
-    return _only(value, _OF_PROCESS) if isinstance(value, Mapping) else {}
+    return _only(_facts(value), _OF_PROCESS)
 
 
 def _name(value: Any) -> str | None:
@@ -291,15 +288,11 @@ def _name(value: Any) -> str | None:
 
 def _names(value: Any) -> dict[str, str]:
     """Returns a mapping of names to names."""
-    if not isinstance(value, Mapping):
-        return {}
-    return {name: text for name, text in value.items() if _name(name) and _name(text)}
+    return {name: text for name, text in _facts(value).items() if _name(name) and _name(text)}
 
 
 def _environment(value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        return {}
-    return surroundings.environment({name: text for name, text in value.items() if isinstance(text, str)})
+    return surroundings.environment({name: text for name, text in _facts(value).items() if isinstance(text, str)})
 
 
 def _error(value: Any) -> str:
@@ -308,6 +301,10 @@ def _error(value: Any) -> str:
 
 def _list(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else []
+
+
+def _facts(value: Any) -> Facts:
+    return value if isinstance(value, Mapping) else {}
 
 
 _PARTS: dict[str, Callable[[Any], Any]] = {

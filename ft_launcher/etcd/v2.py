@@ -18,7 +18,8 @@ from datetime import timedelta
 from typing import Any
 
 import etcd  # type: ignore[import-untyped]
-from torch.distributed import Store
+
+from ft_launcher.etcd.store_base import WaitingStore, bytes_of
 
 _WATCH_S = 60.0
 """One watch at most: a connection to a host that vanished would be silent for ever."""
@@ -27,7 +28,7 @@ _MAX_BACKOFF_S = 0.05
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_")
 
 
-class EtcdV2Store(Store):  # type: ignore[misc]
+class EtcdV2Store(WaitingStore):
     """Keys `a/b/c` are `FOLDER/a/b/=c` in etcd, values in base64. Raises the exceptions of `client`, and LookupError
     where time is up. A `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
 
@@ -47,24 +48,10 @@ class EtcdV2Store(Store):  # type: ignore[misc]
         """Writes a value, text as UTF-8."""
         self._do(self.client.write, self._at(key), _text(value))
 
-    def get(self, key: str) -> bytes:
-        """Waits until the key has a value, and returns it."""
-        return self._await([key], self.timeout)[0]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Waits until all keys have values, and returns them in order."""
-        return self._await(keys, self.timeout)
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Writes a value for each key."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Waits until each key has been seen. `timeout`: instead of the store's."""
-        if timeout is None:
-            timeout = self.timeout
-        self._await(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
@@ -99,10 +86,10 @@ class EtcdV2Store(Store):  # type: ignore[misc]
         at = self._at(key)
         with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
             self._do(self.client.write, at, _text(desired), **before)
-            return _bytes(desired)
+            return bytes_of(desired)
         found = self._read([at])[0][at]
         if found is None:
-            return _bytes(expected)
+            return bytes_of(expected)
         return found
 
     def delete_key(self, key: str) -> bool:
@@ -112,8 +99,6 @@ class EtcdV2Store(Store):  # type: ignore[misc]
         except etcd.EtcdKeyNotFound:
             return False
         return True
-
-    deleteKey = delete_key  # what torch's PrefixStore calls
 
     # Folders.
 
@@ -229,11 +214,5 @@ def _unescaped(text: str) -> str:
     return b"".join([head.encode(), *parts]).decode(errors="replace")
 
 
-def _bytes(value: str | bytes) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    return bytes(value)
-
-
 def _text(value: str | bytes) -> str:
-    return b64encode(_bytes(value)).decode()
+    return b64encode(bytes_of(value)).decode()

@@ -14,13 +14,14 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.etcd.gateway import Gateway, Refused
 from ft_launcher.etcd.records import Record, Records
+from ft_launcher.etcd.store_base import WaitingStore, bytes_of
 from rank_monitor.contract.errors import ConfigError
 
 BACKEND = "etcd-v3"
@@ -75,7 +76,7 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
         self._records.remove("state", token, [(_name(first), _name(end)), ("writer/", "writer0")])
 
 
-class EtcdV3Store(Store):  # type: ignore[misc]
+class EtcdV3Store(WaitingStore):
     """torch's store, in etcd. A `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
 
     What waits ends within its timeout plus the read timeout, anything else within the read timeout per transaction. A
@@ -91,25 +92,11 @@ class EtcdV3Store(Store):  # type: ignore[misc]
 
     def set(self, key: str, value: str | bytes) -> None:
         """Writes a value, text as UTF-8."""
-        self._records.put({_name(key): _bytes(value)})
-
-    def get(self, key: str) -> bytes:
-        """Waits until the key has a value, and returns it."""
-        return self._await([key], self.timeout)[0]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Waits until all keys have values, and returns them in order."""
-        return self._await(keys, self.timeout)
+        self._records.put({_name(key): bytes_of(value)})
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Writes a value for each key."""
-        self._records.put({_name(key): _bytes(value) for key, value in zip(keys, values, strict=True)})
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Waits until each key has been seen. `timeout`: instead of the store's."""
-        if timeout is None:
-            timeout = self.timeout
-        self._await(keys, timeout)
+        self._records.put({_name(key): bytes_of(value) for key, value in zip(keys, values, strict=True)})
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
@@ -135,7 +122,7 @@ class EtcdV3Store(Store):  # type: ignore[misc]
 
         Returns what the key has now; the expected value where it has none, as TCPStore does.
         """
-        wanted, new = _bytes(expected), _bytes(desired)
+        wanted, new = bytes_of(expected), bytes_of(desired)
         now = self._change(key, lambda old: new if (old or b"") == wanted else None)
         if now is None:
             return wanted
@@ -144,8 +131,6 @@ class EtcdV3Store(Store):  # type: ignore[misc]
     def delete_key(self, key: str) -> bool:
         """Removes a key. Returns whether it existed."""
         return self._records.delete(_name(key))
-
-    deleteKey = delete_key  # what torch's PrefixStore calls
 
     def remove_range(self, first: str, end: str) -> None:
         """Removes the keys from the first up to, and without, the last, in the order of their bytes."""
@@ -215,12 +200,6 @@ class EtcdV3Store(Store):  # type: ignore[misc]
 
 def _name(key: str) -> str:
     return f"store/{key}"
-
-
-def _bytes(value: str | bytes) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    return bytes(value)
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3Store]:

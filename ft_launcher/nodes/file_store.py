@@ -18,14 +18,14 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
-from torch.distributed import Store
+from ft_launcher.etcd.store_base import WaitingStore, bytes_of
 
 _LOCK = "lock"
 # The pause of a poll grows by a fifth each time: what is written soon is seen soon, and a long wait costs little.
 _SHORT_S, _LONG_S = 0.005, 0.05
 
 
-class FolderStore(Store):  # type: ignore[misc]
+class FolderStore(WaitingStore):
     """A store whose keys are the files `=KEY` of a folder. Several hosts, processes and threads may use it.
 
     The first write makes the folder. Operations raise OSError if the file system refuses, and LookupError if the keys
@@ -40,27 +40,13 @@ class FolderStore(Store):  # type: ignore[misc]
     def set(self, key: str, value: str | bytes) -> None:
         """Writes a value, text as UTF-8."""
         with self._locked():
-            self._write(key, _bytes(value))
-
-    def get(self, key: str) -> bytes:
-        """Waits until the key has a value, and returns it."""
-        return self._await([key], self.timeout)[0]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Waits until all keys have values, and returns them in order."""
-        return self._await(keys, self.timeout)
+            self._write(key, bytes_of(value))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Writes a value for each key."""
         with self._locked():
             for key, value in zip(keys, values, strict=True):
-                self._write(key, _bytes(value))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Waits until each key has been set. `timeout`: instead of the store's."""
-        if timeout is None:
-            timeout = self.timeout
-        self._await(keys, timeout)
+                self._write(key, bytes_of(value))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
@@ -78,7 +64,7 @@ class FolderStore(Store):  # type: ignore[misc]
 
         Returns what the key has now; the expected value where it has none, as TCPStore does.
         """
-        wanted, new = _bytes(expected), _bytes(desired)
+        wanted, new = bytes_of(expected), bytes_of(desired)
         with self._locked():
             now = self._read(key)
             if now == wanted or (now is None and not wanted):
@@ -95,8 +81,6 @@ class FolderStore(Store):  # type: ignore[misc]
         except FileNotFoundError:
             return False
         return True
-
-    deleteKey = delete_key  # what torch's PrefixStore calls
 
     def remove_keys(self, prefix: str, but: str) -> None:
         """Removes the keys that begin with `prefix`, except those that begin with `but`."""
@@ -161,9 +145,3 @@ class FolderStore(Store):  # type: ignore[misc]
 
 def _name(key: str) -> str:
     return f"={quote(key, safe='')}"
-
-
-def _bytes(value: str | bytes) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    return bytes(value)

@@ -168,51 +168,18 @@ def _injection(text: str, parts: dict[str, str]) -> Injection:
     return Injection(name=parts["kind"], text=text, **values)  # type: ignore[arg-type]
 
 
-def _count(value: str) -> int:
-    number = kinds.COUNT.read(value)
-    assert isinstance(number, int)
-    return number
-
-
-def _count_or(*names: str) -> Callable[[str], int | str]:
-    def read(value: str) -> int | str:
+def _count_or(*names: str) -> Callable[[str], object]:
+    def read(value: str) -> object:
         if value.lower() in names:
             return value.lower()
-        return _count(value)
+        return kinds.COUNT.read(value)
 
     return read
 
 
-def _seconds(value: str) -> float:
-    number = kinds.SECONDS.read(value)
-    assert isinstance(number, float)
-    return number
-
-
-def _above_zero(value: str) -> float:
-    number = _seconds(value)
-    if number <= 0:
-        raise ValueError
-    return number
-
-
-def _probability(value: str) -> float:
-    number = _above_zero(value)
-    if number > 1:
-        raise ValueError
-    return number
-
-
-def _factor(value: str) -> float:
-    number = _seconds(value)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _code(value: str) -> int:
-    number = _count(value)
-    if number > 255:
+def _probability(value: str) -> object:
+    number = kinds.SECONDS_ABOVE_ZERO.read(value)
+    if float(value) > 1:
         raise ValueError
     return number
 
@@ -220,17 +187,17 @@ def _code(value: str) -> int:
 _READERS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "kind": ("kind", kind_of, ""),
     "rank": ("rank", _count_or(RANDOM, ALL), "rank: a number, random or all"),
-    "node": ("node", _count, "node: a number"),
-    "step": ("step", _count, "step: a whole number"),
+    "node": ("node", kinds.COUNT.read, "node: a number"),
+    "step": ("step", kinds.COUNT.read, "step: a whole number"),
     "section": ("section", str, ""),
-    "delay": ("delay_s", _seconds, "time in seconds"),
-    "mtbf": ("mtbf_s", _above_zero, "time in seconds above 0"),
+    "delay": ("delay_s", kinds.SECONDS.read, "time in seconds"),
+    "mtbf": ("mtbf_s", kinds.SECONDS_ABOVE_ZERO.read, "time in seconds above 0"),
     "p": ("probability", _probability, "probability above 0 and up to 1"),
     "seed": ("seed", str, ""),
     "cycle": ("cycle", _count_or(ANY), "cycle: a number or any"),
-    "code": ("code", _code, "exit code from 0 to 255"),
-    "factor": ("factor", _factor, "number of at least 1"),
-    "for": ("for_s", _above_zero, "time in seconds above 0"),
+    "code": ("code", kinds.EXIT_CODE.read, "exit code from 0 to 255"),
+    "factor": ("factor", kinds.FACTOR.read, "number of at least 1"),
+    "for": ("for_s", kinds.SECONDS_ABOVE_ZERO.read, "time in seconds above 0"),
     "interface": ("interface", str, ""),
 }
 """Part -> field, reader, and the description of its value for an error."""

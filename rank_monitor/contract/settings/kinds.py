@@ -282,7 +282,8 @@ def choice(*choices: str) -> Kind:
     return Kind("|".join(choices), read)
 
 
-LIMIT = _or_none(Kind("seconds above 0", _limit))
+SECONDS_ABOVE_ZERO = Kind("seconds above 0", _limit)
+LIMIT = _or_none(SECONDS_ABOVE_ZERO)
 SAVE_INTERVAL = _or_none(Kind("seconds above 0, auto", _save_interval))
 LIMIT_MB = _or_none(Kind("MiB above 0", _limit))
 SECONDS = Kind("seconds", _seconds)
