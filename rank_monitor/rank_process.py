@@ -87,8 +87,8 @@ class RankProcess:
             self._no_stacks = "none: the process is stopped"
         elif state[:1] == "D":
             self._no_stacks = "none: the process waits in the kernel"
-        # The default action of a real-time signal ends the process. In the mask, bit n - 1 is signal n (proc(5)).
-        elif not int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1:
+        # The default action of a real-time signal ends the process.
+        elif not proc.catches(status, number):
             self._no_stacks = f"none: the process has no handler for signal {number}"
         else:
             self._file, self._offset = file, _size(file)

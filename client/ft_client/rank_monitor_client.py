@@ -96,10 +96,9 @@ class RankMonitorClient(SignsOfLife):
         RankMonitorClient.active = self
         link = process.start()
         self._watched = link is not None
+        settings = None
         if link is None:
             _say_that_nobody_watches()
-        if link is None:
-            settings = None
         else:
             settings = self._attach(link)
         self._knows_limits = settings is not None

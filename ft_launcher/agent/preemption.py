@@ -13,10 +13,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.processes.process_tree import catches
 from ft_launcher.processes.signals import RankSignal, rank_signal
 from ft_launcher.ranks.rank_context import RankContext
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 
 
@@ -63,7 +63,7 @@ def _signal_ranks(processes: RankContext, asked: RankSignal) -> None:
     """
     pids = processes.pids()
     for local_rank, pidfd in processes.pidfds.items():
-        handled = asked.always or catches(pids[local_rank], asked.number)
+        handled = asked.always or proc.catches(proc.status(pids[local_rank]), asked.number)
         with suppress(OSError):  # it has just ended, and another process took its end
             signal.pidfd_send_signal(pidfd, asked.number if handled else signal.SIGTERM)
             # A stopped process handles the signal only when it runs again.

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ import click
 from ft_launcher import __version__
 from ft_launcher.bundle import allowed
 from ft_launcher.bundle.incident import Incident, page, stacks
-from ft_launcher.bundle.slice import Slice
 from ft_launcher.commands.running_jobs import NOBODY, RunningJob, the_one
 from ft_launcher.record.journal_reader import Findings, journals_in, read_journal
 from ft_launcher.record.report import printable
@@ -31,6 +31,8 @@ from ft_launcher.settings.options import UsageError
 _MOST_BYTES = 64 << 20
 """Of all journals in a bundle, before it is compressed: some 5 MB then, which a mail takes."""
 _MOST_JOURNALS = 1024
+_SHARE_OF_HEAD = 8
+"""One part of so many is for the begin of the journal: the start of the job and of its first cycles."""
 _PAGE = "incident.md"
 _NO_TEXTS = "without texts of ranks, users and commands (--with-texts)"
 _TEXTS = "WITH texts of ranks, users and commands, which may hold anything: read them before passing this on"
@@ -166,3 +168,34 @@ def _written_at_once(output: Path, force: bool) -> Iterator[Any]:
 
 def _exists(output: Path) -> UsageError:
     return UsageError(f"{output} exists", "Give another name, or --force to replace it")
+
+
+class Slice:
+    """Takes the lines of a journal in their order, and keeps at most `most` bytes of them.
+
+    Attributes:
+        left_out: how many lines are missing between the first and the latest ones.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.left_out = 0
+        self._head: list[bytes] = []
+        self._tail: deque[bytes] = deque()
+        self._head_room = most // _SHARE_OF_HEAD
+        self._tail_room = most - self._head_room
+
+    def add(self, line: bytes) -> None:
+        """Takes the next line."""
+        if not self._tail and len(line) <= self._head_room:
+            self._head_room -= len(line)
+            self._head.append(line)
+            return
+        self._tail.append(line)
+        self._tail_room -= len(line)
+        while self._tail_room < 0:
+            self._tail_room += len(self._tail.popleft())
+            self.left_out += 1
+
+    def lines(self) -> list[bytes]:
+        """Returns what was kept."""
+        return [*self._head, *self._tail]

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from rank_monitor.contract.processes.sweep import carries
@@ -89,17 +88,6 @@ def _has_threads(pid: int) -> bool:
         return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208 (as above)
     except OSError:
         return False
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for a signal (SigCgt in /proc); False when that cannot be read."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError, IndexError):
-        pass
-    return False
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import IO
 from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.record.log_pump import watch_files
 from ft_launcher.record.spool import Spool
-from ft_launcher.training_log.lines import Lines
+from ft_launcher.training_log.log_line import Lines
 from ft_launcher.training_log.rank_log import NS_PER_S, News, RankLog
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import open_regular

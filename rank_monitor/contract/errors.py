@@ -49,3 +49,11 @@ def one_line(error: BaseException) -> str:
     if lines:
         return lines[0]
     return type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, whatever its `__str__` does."""
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"<no text: str() raised {type(problem).__name__}>"

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.monitoring import process
+from rank_monitor.contract.errors import text_of
 from rank_monitor.contract.wire.messages import LastOutput, RankException
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -46,7 +47,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
         _report_output(_end_of_stderr())
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
-    message = _text_of(error)
+    message = text_of(error)
     with contextlib.suppress(OSError):
         _write_error_file(f"{type(error).__name__}: {message}", text)
     link = process.current()
@@ -68,13 +69,6 @@ def _write_error_file(message: str, text: str) -> None:
     extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
     with Path(path).open("x") as file:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as problem:
-        return f"<no text: str() raised {type(problem).__name__}>"
 
 
 def _name(kind: type) -> str:

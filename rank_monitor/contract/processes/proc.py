@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 
 # Bytes of one read, so that most files of /proc need one read and the one that finds the end.
 _CHUNK = 1 << 16
@@ -29,6 +30,12 @@ def status(pid: int) -> dict[str, str]:
     """The fields of a process's status by name: `State`, `Threads`, `SigCgt` and others."""
     lines = (line.partition(":") for line in _text(f"/proc/{pid}/status").splitlines())
     return {name: value.strip() for name, _, value in lines}
+
+
+def catches(status_of: Mapping[str, str], number: int) -> bool:
+    """Whether a process with this status has a handler for a signal. False of one that has ended."""
+    # In the mask, bit n - 1 is signal n (proc(5)).
+    return bool(int(status_of.get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def waits_in(pid: int) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.training_log.lines import Lines
-from ft_launcher.training_log.log_line import LogLine
+from ft_launcher.training_log.log_line import Lines, LogLine
 from ft_launcher.training_log.presets import HAVE_BARS, reader
 from rank_monitor.contract.settings.log_pattern import PRESETS
 from rank_monitor.contract.wire.messages import NO_ITERATION

@@ -32,13 +32,13 @@ from ft_client.inprocess.restart import members, store_watcher
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
-from ft_client.inprocess.restart.failure import text_of
 from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.restart.store_watcher import StoreWatcher
 from ft_client.inprocess.restart.user_function import UserFunction
 from ft_client.inprocess.standalone.store_host import own_address, serve_anywhere
 from ft_client.inprocess.state import Mode, State
+from rank_monitor.contract.errors import text_of
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Closed, Iteration, tidy
 from rank_monitor.contract.iterations.iteration_stores import note_of

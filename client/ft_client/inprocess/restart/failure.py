@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
+from rank_monitor.contract.errors import text_of
 from rank_monitor.contract.lost_peer import is_lost_peer
 
 _OURS = "ft_client.inprocess"
@@ -50,14 +51,6 @@ def place_of(error: BaseException) -> str:
     else:
         where = ""
     return f"{type(error).__name__}{where}"
-
-
-def text_of(error: BaseException) -> str:
-    """The text of an exception, whatever its `__str__` does."""
-    try:
-        return str(error)
-    except Exception as problem:
-        return f"<no text: str() raised {type(problem).__name__}>"
 
 
 def release_frames(error: BaseException | None) -> None:

@@ -24,13 +24,13 @@ from ft_client.inprocess.restart.failure import (
     is_about_lost_peer,
     place_of,
     release_frames,
-    text_of,
     was_never_called,
 )
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.restart.machine import RestartEvent
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.state import FrozenState, Mode, State
+from rank_monitor.contract.errors import text_of
 
 logger = logging.getLogger("ft_client.inprocess")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.bundle.slice import Slice
+from ft_launcher.commands.bundle import Slice
 
 
 @pytest.mark.parametrize(
