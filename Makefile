@@ -53,6 +53,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts tests
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py tests/ft_launcher/record/test_events.py \
 		tests/ft_launcher/bundle/test_allowed.py
 

@@ -103,8 +103,8 @@ def test_a_dead_rank_is_started_again_and_joins_at_the_next_restart(
         assert [line.split()[-1] for line in file.read_text().splitlines()] == ["0-0", "0-2"], "both wrote to it"
     if flags:
         assert job.output.count("rank 1 holds in") == 2
-    again = decided_again(job.journal_folder)
-    assert again.same[IN_PROCESS] >= 4 and again.same[IN_PROCESS_FAULT] == 1 and not again.left_out
+    replayed = decided_again(job.journal_folder)
+    assert replayed.same[IN_PROCESS] >= 4 and replayed.same[IN_PROCESS_FAULT] == 1 and not replayed.left_out
     assert "take_over" in decided_if_rank_zero_were_outside(job)
 
 

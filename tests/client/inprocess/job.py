@@ -120,7 +120,7 @@ class Job:
             rank = next(number for number, one in self._pipes.items() if one is pipe)
             told = self.ranks[rank]
             try:
-                kind, value = pipe.recv()  # type: ignore[union-attr]
+                kind, value = pipe.recv()  # type: ignore[union-attr, call-arg]
             except (EOFError, ConnectionResetError):
                 del self._pipes[rank]
                 self._processes[rank].join(patient(LIMIT_S))

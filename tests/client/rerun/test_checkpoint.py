@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ft_client.rerun import RerunDataIterator, RerunDiagnostic, RerunState
-from ft_client.rerun import checkpoint as checkpoints
+from ft_client.rerun import RerunDataIterator, RerunDiagnostic, RerunState, transitions
 from ft_client.rerun.checkpoint import Checkpoint, as_new_step, read, resume, state_to_save
 from ft_client.rerun.unexpected_result import Call, Device, UnexpectedResult
 
@@ -78,7 +77,7 @@ def test_what_is_none(wrong: Any) -> None:
 def test_what_a_state_is_saved_as(state: RerunState) -> None:
     """Only a step in doubt stays what it is; another one that is not done is a new step for the next job."""
     saved, iteration = state_to_save(state, 7)
-    if state in checkpoints.IN_DOUBT:
+    if state in transitions.IN_DOUBT:
         assert (saved, iteration) == (RerunState.WILL_RERUN_FROM_CHECKPOINT, 7)
     else:
         assert saved is RerunState.NOT_RUNNING_YET

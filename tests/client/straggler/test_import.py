@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ft_client import straggler
@@ -15,6 +17,7 @@ def test_nothing_is_loaded_until_it_is_needed() -> None:
 
 
 def test_public_names() -> None:
-    assert all(getattr(straggler, name).__name__ == name for name in straggler.__all__)
+    names: Any = straggler.__all__
+    assert all(getattr(straggler, name).__name__ == name for name in names)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         straggler.nothing  # noqa: B018

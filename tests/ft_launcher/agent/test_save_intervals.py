@@ -12,6 +12,7 @@ from ft_launcher.agent import save_intervals
 from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.record import events
 from ft_launcher.record.access import Access
+from ft_launcher.record.journal_reader import journals_in
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.report.advice import best_interval_s
@@ -66,7 +67,7 @@ def test_a_folder_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pyte
     """What it has is known for the first cycle that starts after it answers."""
     intervals, _ = made(tmp_path)
     answers = threading.Event()
-    find = save_intervals.journals_in
+    find = journals_in
 
     def slow(paths: list[Path]) -> list[list[Path]]:
         assert answers.wait(patient(60))

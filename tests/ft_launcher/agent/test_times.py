@@ -55,7 +55,7 @@ def test_the_age_of_a_checkpoint_counts_from_when_it_was_heard_of(monkeypatch: p
     began = time.monotonic()
 
     def hear(after_s: float, saved: int, cycle: int = 0) -> float | None:
-        monkeypatch.setattr(times.time, "monotonic", lambda: began + after_s)
+        monkeypatch.setattr(time, "monotonic", lambda: began + after_s)
         kept.take(cycle, replace(trained(), iteration=saved, saved=saved, saved_ns=1))
         return kept.now().saved_age_s
 

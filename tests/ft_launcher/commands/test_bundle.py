@@ -12,6 +12,7 @@ import pytest
 
 from ft_launcher.commands import bundle as command
 from ft_launcher.record import events
+from ft_launcher.settings.options import UsageError
 from tests.ft_launcher.conftest import main
 from tests.ft_launcher.replay.decisions import Job, Line, line, the
 
@@ -121,7 +122,7 @@ def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "incident.zip"
-    with pytest.raises(command.UsageError, match="exists"), command._written_at_once(file, force=False):
+    with pytest.raises(UsageError, match="exists"), command._written_at_once(file, force=False):
         file.write_text("theirs")
     assert file.read_text() == "theirs" and not list(tmp_path.glob(".*"))
 

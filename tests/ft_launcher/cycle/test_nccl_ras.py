@@ -257,7 +257,7 @@ def test_without_a_descriptor_there_is_no_port(monkeypatch: pytest.MonkeyPatch) 
     def no_socket() -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(nccl_ras.socket, "socket", no_socket)
+    monkeypatch.setattr(socket, "socket", no_socket)
     ras = NcclRas({}, True)
     assert ras.variables() == {}
     ras.close()

@@ -276,7 +276,7 @@ def test_a_rotated_journal_of_two_attempts_is_read_with_its_gap(tmp_path: Path) 
     times = [entry.t for entry in found if entry.event != "journal_piece"]
     assert times == sorted(times)
     for node in ("a", "b"):
-        exits = [entry for entry in found if entry.node == node and entry.event == "rank_exit"]
-        places = [(entry.facts["cycle"], entry.facts["rank"]) for entry in exits]
+        ends = [entry for entry in found if entry.node == node and entry.event == "rank_exit"]
+        places = [(entry.facts["cycle"], entry.facts["rank"]) for entry in ends]
         assert places[0] == (0, 0) and places[-1] == (1, 59) and len(places) < 120
-        assert [entry.attempt for entry in exits] == [cycle + 1 for cycle, _ in places]
+        assert [entry.attempt for entry in ends] == [cycle + 1 for cycle, _ in places]
