@@ -35,6 +35,8 @@ from rank_monitor.watch import RankWatch
 # A dump of the stacks takes about 1 ms. Asked for this early, it is there at the deadline, on a busy machine as well,
 # and the kill is not late.
 _LEAD_NS = NS_PER_S // 10
+# Before a restart in process all ranks of the job are asked, through a store, and none of them shows anything after it.
+_LEAD_OF_SOFT_NS = 3 * NS_PER_S // 10
 # The pulse is half of the slack: with a slack of 0 the monitor would never sleep.
 _MIN_SLACK_NS = NS_PER_S // 10
 
@@ -326,5 +328,9 @@ class HangDetector:
 
 
 def _lead(deadline: Deadline) -> int:
-    """How long before a deadline the stacks are asked for: a tenth of a short limit, at most 0.1 s."""
-    return min(_LEAD_NS, nanoseconds(deadline.limit_s) // 10)
+    """How long before a deadline the stacks are asked for, at most a tenth of the limit."""
+    if deadline.limit == SOFT:
+        most_ns = _LEAD_OF_SOFT_NS
+    else:
+        most_ns = _LEAD_NS
+    return min(most_ns, nanoseconds(deadline.limit_s) // 10)

@@ -347,7 +347,7 @@ class RankMonitorServer:
                     start = self._detector.watch.start
                     if start is not None:
                         is_wrapped = self._detector.watch.wrapper.is_there
-                        self._agent.send(Suspected(start.cycle, start.rank, interrupts=False, is_wrapped=is_wrapped))
+                        self._agent.send(Suspected(start.cycle, start.rank, is_wrapped))
                     if self._process is not None and start is not None:
                         self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
@@ -355,7 +355,6 @@ class RankMonitorServer:
                     self._agent.send(self._with_process(verdict))
                     lines.append(verdict.line)
                 case Interrupt(verdict):
-                    self._agent.send(Suspected(verdict.cycle, verdict.rank, interrupts=True, is_wrapped=True))
                     self._socket.reply(InterruptAsked(verdict.limit, verdict.reason))
                     self._agent.send(self._with_process(verdict))
                     lines.append(f"{verdict.line} Asking for a restart in process.")

@@ -200,7 +200,7 @@ class Ranks:
             self.parts.settings,
             self.store,
             ports,
-            self.group.workers,
+            self.group,
             processes,
             self.monitors,
             self.parts.recorder.in_process,
@@ -298,10 +298,10 @@ class Ranks:
                 self._warnings.made_group(local_rank, message)
             case Restarter():
                 self.in_process.heard(local_rank, message)
-            case Suspected(interrupts=interrupts, is_wrapped=is_wrapped):
+            case Suspected(is_wrapped=is_wrapped):
                 self.ask_nccl()
                 if is_wrapped:
-                    self.in_process.suspected(interrupts)
+                    self.in_process.suspected()
             case ControlRequest():
                 return self._take_request(local_rank, message)
         return []

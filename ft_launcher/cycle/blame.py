@@ -1,96 +1,67 @@
-"""Who held up the others when a restart in process was asked for, by what the monitors said just before it.
+"""Asks who holds up the others when a rank is about to be asked to restart in process, and answers for this node.
 
-`in_process.py` uses it, in jobs of one node. The interruption aborts the collectives of all ranks within milliseconds:
-an answer that a monitor sent after that shows a rank outside of all, and would have it blamed. So answers are asked for
-when the first rank is about to exceed its limit, and only those that were sent before it did are looked at.
+`in_process.py` uses it, in the thread of the cycle loop; `blame_exchange.py` has the threads in the ranks' store, which
+the nodes share.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ft_launcher.attribution import RankEvidence, collective, first_failure
-from ft_launcher.attribution.collective import Blame, Finding
+from ft_launcher.attribution import RankEvidence
+from ft_launcher.cycle.blame_exchange import ASKED_FOR_S, Asked, Blamed, BlameExchange, Question
 from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.wire.messages import Restarter
-
-_FIRST_ASKS_FOR_S = 1.0
-"""All ranks exceed their limits at nearly the same moment: the first is answered for all."""
-_ANSWERS_S = 0.5
-"""After the interruption; answers come in milliseconds, and a late one cannot be used."""
 
 
 class BlameOfInterruption:
     """Of one cycle on this node.
 
     Args:
-        monitors: of this node, which have all ranks of the job.
+        monitors: of this node.
+        exchange: with the other nodes.
+        gather: returns the evidence of the ranks of this node.
     """
 
-    def __init__(self, monitors: NodeMonitors) -> None:
-        self._monitors = monitors
-        self._asked_at = 0.0
-        self._asked_ns = 0
-        self._due: float | None = None
-        self._call = ("", 0)
-        """Prefix of the keys of the wrapper's call, and its iteration."""
-        self._interrupted: tuple[str, int] | None = None
+    def __init__(
+        self, monitors: NodeMonitors, exchange: BlameExchange, gather: Callable[[], Sequence[RankEvidence]]
+    ) -> None:
+        self._monitors, self._exchange, self._gather = monitors, exchange, gather
+        self._iteration = Question("", 0)
+        self._next_number = 0
+        self._ask_again_at = 0.0
+        self._open: tuple[int, int] | None = None
+        """The number of the question that the monitors answer, and the token of their answers."""
 
     def heard(self, message: Restarter) -> None:
         """Takes where the wrapper is: which call, and which iteration of it."""
         if message.prefix:
-            self._call = message.prefix, message.iteration
+            self._iteration = Question(message.prefix, message.iteration)
+            self._exchange.listen()
 
-    def ask(self, now: float) -> None:
-        """Asks all monitors, unless they were asked a moment ago."""
-        if now >= self._asked_at + _FIRST_ASKS_FOR_S:
-            self._asked_at, self._asked_ns = now, time.monotonic_ns()
-            self._monitors.ask_readings(stacks=True)
+    def suspected(self, now: float) -> None:
+        """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
+        if self._iteration.prefix and now >= self._ask_again_at:
+            self._ask_again_at = now + ASKED_FOR_S
+            self._exchange.ask(self._next_number, self._iteration)
 
-    def interrupted(self, now: float) -> None:
-        """Takes that a rank was asked to restart."""
-        if self._interrupted != self._call and now < self._asked_at + _FIRST_ASKS_FOR_S:
-            self._due, self._interrupted = now + _ANSWERS_S, self._call
+    def attend(self, now: float) -> list[Blamed]:
+        """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
+        found = []
+        for news in self._exchange.news.take():
+            if isinstance(news, Asked):
+                self._next_number, self._ask_again_at = news.number + 1, now + ASKED_FOR_S
+                self._open = news.number, self._monitors.ask_readings(stacks=True)
+            else:
+                found.append(news)
+        if self._open is not None:
+            self._answer(*self._open)
+        return found
 
-    def next_check(self) -> float | None:
-        """When `is_due` should be asked (monotonic seconds); None: nothing is awaited."""
-        return self._due
-
-    def is_due(self, now: float) -> bool:
-        """Whether a restart was asked for, and all answers are there or too late."""
-        return self._due is not None and (now >= self._due or self._are_in_time())
-
-    def find(self, ranks: Sequence[RankEvidence]) -> tuple[str, int, Blame, str] | None:
-        """Returns the prefix of the call's keys, the iteration that ended, who held up the others in it, and that in
-        words; None where an answer is missing or came too late, or nobody waited for anybody.
-
-        Args:
-            ranks: evidence of all ranks of the job.
-        """
-        self._due = None
-        if len(ranks) < 2 or self._interrupted is None or not self._are_in_time():
-            return None
-        seen = [replace(rank, snapshot=self._monitors.found(rank.local_rank).reading) for rank in ranks]
-        views = first_failure.views(seen, None)
-        blame = collective.find(views)
-        if not blame.waiting and not blame.ranks:
-            return None
-        text = blame.text
-        if blame.ranks:
-            first = next(view for view in views if view.rank == blame.ranks[0])
-            text = f"rank {first.rank} {collective.sentence(blame, first)}"
-            if blame.finding is not Finding.GONE and first.scene.own_frame:
-                text += f"; it is at {first.scene.own_frame}"
-        return *self._interrupted, blame, text
-
-    def _are_in_time(self) -> bool:
-        """Whether all monitors have answered, before the first rank was asked to restart."""
-        found = [self._monitors.found(local_rank) for local_rank in self._monitors.local_ranks]
-        interrupted = [one.interrupted_ns for one in found if one.interrupted_ns >= self._asked_ns]
-        if not interrupted:
-            return False
-        return all(
-            one.reading is not None and self._asked_ns <= one.reading_sent_ns < min(interrupted) for one in found
-        )
+    def _answer(self, number: int, token: int) -> None:
+        readings = {rank: self._monitors.found(rank).reading for rank in self._monitors.local_ranks}
+        if all(reading is not None and reading.token == token for reading in readings.values()):
+            self._open = None
+            ranks = [replace(rank, snapshot=readings[rank.local_rank]) for rank in self._gather()]
+            self._exchange.answer(number, ranks)

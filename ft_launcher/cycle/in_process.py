@@ -6,20 +6,21 @@ Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore
+from torch.distributed.elastic.agent.server import WorkerGroup
 
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle.blame import BlameOfInterruption
+from ft_launcher.cycle.blame_exchange import BlameExchange
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.cycle.rank_loss import RankLossNotifier
@@ -65,7 +66,7 @@ class InProcess:
     """In-process restart of one cycle. Made when the ranks have just started.
 
     Args:
-        workers: torch's, in the order of local ranks.
+        group: torch's; its workers are in the order of local ranks.
         ports: to serve the stores of iterations; None: another node's agent serves them.
     """
 
@@ -74,15 +75,15 @@ class InProcess:
         settings: Settings,
         store: CycleStore,
         ports: PortHolder | None,
-        workers: Sequence[Any],
+        group: WorkerGroup,
         ranks: RankContext,
         monitors: NodeMonitors,
         recorder: InProcessRecorder,
     ) -> None:
-        self._store, self._ports, self._workers, self._ranks = store, ports, workers, ranks
+        self._store, self._ports, self._workers, self._ranks = store, ports, group.workers, ranks
         self._monitors, self._recorder = monitors, recorder
         self._rejoins = settings.start.rejoin
-        start, numbers = settings.start, [int(worker.global_rank) for worker in workers]
+        start, numbers = settings.start, [int(worker.global_rank) for worker in group.workers]
         state = RungState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
         self._rungs = Rungs(state, start.inprocess == "auto")
         self._threads = StoreThreads(store.host, store.port)
@@ -98,17 +99,16 @@ class InProcess:
         """Local ranks whose death the others have not yet recovered from."""
         self._killed: set[int] = set()
         self._took_over: TakeOver | None = None
-        self._is_whole = all(int(worker.world_size) == len(workers) for worker in workers)
-        self._blames = BlameOfInterruption(monitors)
+        self._exchange = BlameExchange(self._threads, group.group_world_size, is_host=store.server is not None)
+        self._blames = BlameOfInterruption(monitors, self._exchange, self._members)
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
-        return {self._loss_notifier.fileno()}
+        return {self._loss_notifier.notified.fileno(), self._exchange.news.fileno()}
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
-        moments = (self._rungs.next_check(), self._blames.next_check())
-        return min((moment for moment in moments if moment is not None), default=None)
+        return self._rungs.next_check()
 
     def heard(self, local_rank: int, message: Restarter) -> None:
         """Takes a message of a rank's wrapper."""
@@ -117,15 +117,10 @@ class InProcess:
         self._blames.heard(message)
         self._do(self._decide(Heard(local_rank, message)) or [])
 
-    def suspected(self, interrupts: bool) -> None:
-        """Takes that a rank is about to be asked to restart, which begins with asking where all are as long as they are
-        there; or that it `interrupts` them now."""
-        if not self._is_whole:
-            return
-        if interrupts:
-            self._blames.interrupted(time.monotonic())
-        else:
-            self._blames.ask(time.monotonic())
+    def suspected(self) -> None:
+        """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all
+        are where they are."""
+        self._blames.suspected(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Takes the end of a rank's process; returns the event that it is for the cycle."""
@@ -157,7 +152,7 @@ class InProcess:
         Args:
             ended: local ranks whose process ended.
         """
-        self._notified += self._loss_notifier.take()
+        self._notified += self._loss_notifier.notified.take()
         missing = (self._rungs.needs_message(rank) or self._rungs.may_have_declared(rank) for rank in ended)
         return bool(self._notified) or any(missing)
 
@@ -176,7 +171,8 @@ class InProcess:
     def close(self) -> None:
         """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
         self._threads.close()
-        self._loss_notifier.close()
+        self._loss_notifier.notified.close()
+        self._exchange.news.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
@@ -249,20 +245,16 @@ class InProcess:
                     self._events.append(CyclePhase.FAILED)
                     self._recorder.took_over(self._store.cycle, rank, reason)
 
+    def _members(self) -> list[RankEvidence]:
+        """Returns the evidence of all ranks of this node, but for those that the others went on without."""
+        ranks = gather(self._workers, self._ranks, self._monitors)
+        return [rank for rank in ranks if rank.local_rank not in self._rungs.lost]
+
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
-        """Says who held up the others, and writes it for the ranks, once all answers are there."""
-        if not self._blames.is_due(time.monotonic()):
-            return
-        ranks = gather(self._workers, self._ranks, self._monitors)
-        found = self._blames.find(ranks)
-        if found is None:
-            return
-        prefix, iteration, blame, text = found
-        self._recorder.blamed(self._store.cycle, iteration, blame.finding.value, blame.ranks, text)
-        if self._store.server is not None and prefix and blame.ranks:
-            record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
-            Iteration(PrefixStore(prefix, self._store.server), iteration).set_blame(json.dumps(record))
+        for found in self._blames.attend(time.monotonic()):
+            blame = found.blame
+            self._recorder.blamed(self._store.cycle, found.iteration, blame.finding.value, blame.ranks, found.text)
 
     def _serve_iterations(self, prefix: str, ports: PortHolder) -> None:
         """Starts a thread that serves the stores of a call's iterations. No rank does: each of them may die."""

@@ -5,14 +5,12 @@ Called by `in_process.py`; `rungs.py` decides what is written and the contract h
 
 from __future__ import annotations
 
-import contextlib
 import json
-import queue
 import signal
-import socket
 
 from ft_launcher.cycle.rung_steps import LossNotified, NotifyLoss
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
+from ft_launcher.processes.mailbox import Mailbox
 from ft_launcher.processes.process_tree import SessionTree
 from rank_monitor.contract.iterations.rank_departure import depart, withdraw
 
@@ -24,20 +22,16 @@ class RankLossNotifier:
     """Notifies the others of lost ranks in one cycle.
 
     Args:
-        threads: at the cycle's store; close them before this.
+        threads: at the cycle's store; close them before `notified`.
         stop_s: from SIGTERM to SIGKILL for processes that a dead rank left (seconds).
+
+    Attributes:
+        notified: the notifications that ended.
     """
 
     def __init__(self, threads: StoreThreads, stop_s: float) -> None:
         self._threads, self._stop_s = threads, stop_s
-        self._notified: queue.SimpleQueue[LossNotified] = queue.SimpleQueue()
-        self._bell, self._ring = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ring.setblocking(False)
-
-    def fileno(self) -> int:
-        """Readable when `take` has something."""
-        return self._bell.fileno()
+        self.notified: Mailbox[LossNotified] = Mailbox()
 
     def notify(self, order: NotifyLoss, pid: int) -> None:
         """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
@@ -52,20 +46,6 @@ class RankLossNotifier:
             SessionTree(pid).stop(signal.SIGTERM, self._stop_s)
 
         def end(problem: str) -> None:
-            self._notified.put(LossNotified(order.local_rank, problem))
-            with contextlib.suppress(OSError):
-                self._ring.send(b"!")
+            self.notified.put(LossNotified(order.local_rank, problem))
 
         self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
-
-    def take(self) -> list[LossNotified]:
-        """Returns the notifications that ended since the last call. Does not block."""
-        with contextlib.suppress(OSError):
-            # Only empties the socket: the queue has the contents.
-            self._bell.recv(64)
-        return [self._notified.get_nowait() for _ in range(self._notified.qsize())]
-
-    def close(self) -> None:
-        """Closes the descriptors; threads that end later are ignored."""
-        self._ring.close()
-        self._bell.close()

@@ -68,8 +68,7 @@ class Found:
     """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
 
     `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
-    answer to `ask_readings`: a finding about the end of a rank must not take it for one. `reading_sent_ns` and
-    `interrupted_ns` are the monitor's moments: when it sent that answer, and last asked the rank to restart in process.
+    answer to `ask_readings`: a finding about the end of a rank must not take it for one.
     """
 
     start: CycleStart | None = None
@@ -85,8 +84,6 @@ class Found:
     times: RankTimes | None = None
     reading: Snapshot | None = None
     reading_at: float | None = None
-    reading_sent_ns: int = 0
-    interrupted_ns: int = 0
 
 
 @dataclass
@@ -102,8 +99,6 @@ class _Slot:
     printed: LogStep | None = None
     overdue: LogOverdue | None = None
     stopped_since: float | None = None
-    sent_ns: int = 0
-    """Of the message that is handled now."""
     found: Found = field(default_factory=Found)
 
 
@@ -318,7 +313,6 @@ class NodeMonitors:
             # Sent before these ranks were started: it is about their predecessors.
             is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
             if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
-                slot.sent_ns = heard.sent_ns
                 yield heard.message
 
     def _note(self, slot: _Slot, message: Message) -> MonitorEvent | None:
@@ -332,7 +326,7 @@ class NodeMonitors:
                 slot.limits = message
                 return message
             case Snapshot():
-                _note_snapshot(slot.found, message, now, slot.sent_ns)
+                _note_snapshot(slot.found, message, now)
             case Times():
                 self._note_times(slot.found, message)
             case Verdict():
@@ -349,10 +343,8 @@ class NodeMonitors:
                 return message
             case Guard():
                 slot.guard = message
-            case Fenced() if slot.start is not None and message.cycle == slot.start.cycle:
+            case Fenced() | Suspected() if slot.start is not None and message.cycle == slot.start.cycle:
                 return message
-            case Suspected():
-                return _note_suspicion(slot, message)
             case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
                 return message
         return None
@@ -413,9 +405,9 @@ class NodeMonitors:
             channel.send(slot.monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))
 
 
-def _note_snapshot(found: Found, message: Snapshot, now: float, sent_ns: int) -> None:
+def _note_snapshot(found: Found, message: Snapshot, now: float) -> None:
     if message.token < 0:
-        found.reading, found.reading_at, found.reading_sent_ns = message, now, sent_ns
+        found.reading, found.reading_at = message, now
     else:
         found.snapshot = message
 
@@ -427,12 +419,4 @@ def _note_verdict(found: Found, message: Verdict, now: float) -> Verdict | None:
         return None
     if message.condemned or (message.limit == STALL and found.verdict is None):
         found.verdict, found.verdict_at = message, now
-    return message
-
-
-def _note_suspicion(slot: _Slot, message: Suspected) -> Suspected | None:
-    if slot.start is None or message.cycle != slot.start.cycle:
-        return None
-    if message.interrupts:
-        slot.found.interrupted_ns = slot.sent_ns
     return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -32,6 +33,26 @@ def test_a_rank_without_a_limit_of_its_own(on_loopback: StartAgents, tmp_path: P
     (fault,) = [fault for agent in agents for fault in agent.journal("fault")]
     (started,) = [start for agent in agents for start in agent.journal("cycle_start") if start["node_rank"] == rank]
     assert (fault["rank"], fault["pid"], fault["finding"]) == (rank, started["ranks"][0]["pid"], "behind")
+
+
+@pytest.mark.skipif(not HAS_RECORDER, reason="this torch has no flight recorder that answers in JSON")
+def test_the_function_is_told_who_held_up_the_others(on_loopback: StartAgents, tmp_path: Path) -> None:
+    """Before a restart in process, on the node that hosts the ranks' store and on the other one."""
+    faulty = [1, 2]
+    (tmp_path / "hang").write_text(" ".join(map(str, faulty)))
+    agents = on_loopback(2, Plan(), "--nnodes=2", nproc=2, script=WORKER.with_name("in_process_blame_worker.py"))
+    agents.end(0, 0, limit_s=180)
+    (host,) = [agent for agent in agents if agent.event("cycle_start", node_rank=0)]
+    blames = host.journal("in_process_blame")
+    assert [(blame["iteration"], blame["finding"], blame["ranks"]) for blame in blames] == [
+        (0, "behind", [1]),
+        (1, "behind", [2]),
+    ]
+    for call, (rank, blame) in enumerate(zip(faulty, blames, strict=True), 1):
+        assert blame["text"].startswith(f"rank {rank} on {socket.gethostname()} never entered all_reduce {5 - call} of")
+        assert ", and 3 ranks wait for it; it is at in_process_blame_worker.py" in blame["text"]
+        told = [json.loads((tmp_path / f"told.{call}.{number}").read_text()) for number in range(4)]
+        assert told == [{"ranks": [rank], "finding": "behind", "text": blame["text"]}] * 4
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

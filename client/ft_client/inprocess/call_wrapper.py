@@ -64,8 +64,8 @@ class CallWrapper:
     def last_interruption(self) -> LastInterruption | None:
         """Why the function is called again: who is to blame, and what happened; None in the first call.
 
-        Where ranks made no progress, a launcher that has all of them on its node says a moment after the interruption
-        who held up the others; without it only who made no progress is known. Takes a few operations in the store.
+        Where ranks made no progress, the launchers say who held up the others, a moment after the interruption at the
+        latest; without them only who made no progress is known. Takes a few operations in the store.
         """
         if self._state.iteration == 0:
             return None

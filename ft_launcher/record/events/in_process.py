@@ -71,7 +71,8 @@ class InProcessRestart(Event, name="in_process_restart"):
 
 @dataclass(frozen=True)
 class InProcessBlame(Event, name="in_process_blame"):
-    """Who held up the others when ranks were asked to restart in process because they made no progress."""
+    """Who held up the others when ranks were asked to restart in process because they made no progress. The node that
+    hosts the ranks' store says it, for those of all nodes."""
 
     cycle: int
     """The cycle that runs."""

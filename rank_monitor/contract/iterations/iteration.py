@@ -179,6 +179,10 @@ class Iteration:
             return list(range(world_size))
         return sorted(members)
 
+    def is_over(self) -> bool:
+        """Whether it was interrupted, or all have returned. Does not wait."""
+        return self._store.check([self.outcome])
+
     def records(self) -> list[str]:
         """Why the iteration was interrupted, the first 64 of them."""
         keys = (f"{self._records}/{number + 1}" for number in range(self._recorded()))

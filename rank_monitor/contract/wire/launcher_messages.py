@@ -167,12 +167,11 @@ class Suspected(Message):
     """A rank is about to exceed a limit: what can be asked of ranks only as long as all run is to be asked now.
 
     `is_wrapped`: it is in an in-process wrapper. Once it is asked to restart, all ranks are interrupted, and no stack
-    says any more who waited for whom. `interrupts`: it is asked to restart as soon as this is sent.
+    says any more who waited for whom.
     """
 
     cycle: int
     rank: int
-    interrupts: bool = False
     is_wrapped: bool = False
 
 

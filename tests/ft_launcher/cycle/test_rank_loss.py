@@ -39,7 +39,7 @@ def departures(threads: StoreThreads) -> Iterator[RankLossNotifier]:
     departures = RankLossNotifier(threads, stop_s=DEADLINE_S)
     yield departures
     threads.close()
-    departures.close()
+    departures.notified.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
 
 
@@ -63,8 +63,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def taken(departures: RankLossNotifier) -> LossNotified:
-    assert readable([departures.fileno()], DEADLINE_S)
-    (loss_notified,) = departures.take()
+    assert readable([departures.notified.fileno()], DEADLINE_S)
+    (loss_notified,) = departures.notified.take()
     return loss_notified
 
 
@@ -104,7 +104,7 @@ def test_the_end_of_the_cycle_ends_a_wait(
     until(lambda: bool(joining(store).entries() if joins else Iteration(store, 0).end.entries()))
     threads.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
-    assert [loss_notified.problem for loss_notified in departures.take()] == ["the cycle is over"]
+    assert [loss_notified.problem for loss_notified in departures.notified.take()] == ["the cycle is over"]
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
@@ -114,7 +114,7 @@ def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> Non
     gone.notify(notify(), dead)
     assert taken(gone).problem
     threads.close()
-    gone.close()
+    gone.notified.close()
 
 
 def test_what_the_rank_left_is_ended(departures: RankLossNotifier, server: TCPStore) -> None:

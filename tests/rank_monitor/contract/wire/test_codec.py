@@ -100,7 +100,7 @@ MESSAGES: list[Message] = [
     Snapshot(1, True, True, 5, {"s": 1.5}, None, True),
     Verdict(1, 2, 3, "initial", 1.0, 2, True, 4, {}, "r", "l", ["a.py:1 in f"], {"state": "S"}, True),
     Fenced(1, 2),
-    Suspected(1, 2, True, True),
+    Suspected(1, 2, True),
     Times(1, 2, {"points": [1, 2**62]}),
     ForkMonitor(1, {}),
     Forked(1),

@@ -1,0 +1,200 @@
+"""Has all nodes say where their ranks are before a restart in process, and finds who held up the others.
+
+A thread of `blame.py`, which asks and answers for this node. The interruption aborts the collectives of all ranks
+within milliseconds, and what a rank shows after that says nothing. All happens in the store by which the ranks are
+interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the iteration was
+not interrupted yet when all of it was there.
+
+    asked/N     a rank is about to be asked to restart, in which call and iteration: `Question`; N counts in the cycle
+    nodes/N     how many nodes have answered in time
+    scenes/N    a line for each of them but the host: its name, and its ranks as in `all_nodes.to_record`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from torch.distributed import PrefixStore
+
+from ft_launcher.attribution import RankEvidence, all_nodes, collective, first_failure
+from ft_launcher.attribution.all_nodes import NodeScene
+from ft_launcher.attribution.collective import Blame, Finding
+from ft_launcher.cycle.store_threads import Keys, StoreThreads
+from ft_launcher.processes.mailbox import Mailbox
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.iterations.barrier import EVER, release
+from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.json_record import read_record
+
+logger = logging.getLogger(__name__)
+
+ASKED_FOR_S = 1.0
+"""All ranks exceed their limits within this time, or made progress after all: the first is answered for all."""
+_LONGEST_S = 0.75
+"""From the question to the interruption. Monitors ask 0.3 s before it, and a rank makes progress after all or not."""
+_OTHERS_S = 0.25
+"""After the interruption, for what other nodes wrote before it."""
+_LOOKS_EVERY_S = 0.005
+"""A restart takes 20 ms and more, and its function should find the answer. A wait with a limit would have torch write a
+warning to the console for each that ends by it."""
+_SOFT_TIMEOUT = "SOFT_TIMEOUT"
+"""The name of the `Interruption` because of which this is asked, as in the records that ranks write."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The iteration that is about to be interrupted: the prefix of the keys of its call, and its number in it."""
+
+    prefix: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """This node is to answer question `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Who held up the others in an iteration that was interrupted, also in words."""
+
+    iteration: int
+    blame: Blame
+    text: str
+
+
+class BlameExchange:
+    """Of one cycle on this node.
+
+    Args:
+        threads: at the cycle's store.
+        nodes: that take part.
+        is_host: this node hosts the store, and decides.
+
+    Attributes:
+        news: questions to this node, and on the host what was found.
+    """
+
+    def __init__(self, threads: StoreThreads, nodes: int, is_host: bool) -> None:
+        self._threads, self._nodes, self._is_host = threads, nodes, is_host
+        self.news: Mailbox[Asked | Blamed] = Mailbox()
+        self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
+        self._listens = False
+
+    def listen(self) -> None:
+        """Takes questions from now on; the first call starts the thread."""
+        if not self._listens:
+            self._listens = True
+            self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
+
+    def ask(self, number: int, question: Question) -> None:
+        """Asks all nodes, this one too, unless another has just asked under that number. Returns at once."""
+
+        def ask(keys: Keys) -> None:
+            release(keys, f"asked/{number}", json.dumps(asdict(question)))
+
+        self._threads.start(f"ft_blame{number}", "ft_blame", ask, self._end)
+
+    def answer(self, number: int, ranks: Sequence[RankEvidence]) -> None:
+        """Answers question `number` for the ranks of this node that take part, with their latest snapshots."""
+        self._answers.put((number, ranks))
+
+    def _end(self, problem: str) -> None:
+        if problem and not self._threads.is_over:
+            logger.warning("who holds up the others before a restart in process cannot be found: %s", problem)
+
+    def _answer_all(self, keys: Keys) -> None:
+        number = 0
+        while True:
+            keys.wait([f"asked/{number}"], EVER)
+            try:
+                question = read_record(Question, keys.get(f"asked/{number}"))
+            except ProtocolError:  # by `StoreThreads.close` of another node: the cycle is over
+                return
+            self.news.put(Asked(number))
+            iteration = Iteration(PrefixStore(question.prefix, keys.underlying_store), question.iteration)
+            self._answer(keys, number, iteration, time.monotonic() + _LONGEST_S)
+            number += 1
+
+    def _answer(self, keys: Keys, number: int, iteration: Iteration, until: float) -> None:
+        """Writes the answer of this node, and decides where it hosts the store."""
+        ranks = self._answered(number, until)
+        if iteration.is_over():
+            ranks = None
+        name = socket.gethostname()
+        if ranks is not None:
+            if not self._is_host:
+                record = all_nodes.to_record(ranks, None, hung=True, nccl=None)
+                keys.append(f"scenes/{number}", f"{json.dumps([name, record['ranks']])}\n")
+            keys.add(f"nodes/{number}", 1)  # after its scene
+        if self._is_host:
+            if self._made_no_progress(keys, number, iteration, until):
+                own = NodeScene(name, first_failure.views(ranks or [], None), {})
+                self._decide([own, *_of_others(keys, number)], _counted(keys, number) == self._nodes, iteration)
+            for key in (f"scenes/{number}", f"nodes/{number}"):
+                keys.delete_key(key)
+
+    def _answered(self, number: int, until: float) -> Sequence[RankEvidence] | None:
+        """Waits for the answer of this node; None: it did not come in time."""
+        while time.monotonic() < until and not self._threads.is_over:
+            with contextlib.suppress(queue.Empty):
+                of_number, ranks = self._answers.get(timeout=_LOOKS_EVERY_S)
+                if of_number == number:
+                    return ranks
+        return None
+
+    def _made_no_progress(self, keys: Keys, number: int, iteration: Iteration, until: float) -> bool:
+        """Waits for the interruption, and then for the other nodes; returns whether it was because a rank made no
+        progress."""
+        while not iteration.is_over():
+            if time.monotonic() >= until or self._threads.is_over:
+                return False
+            time.sleep(_LOOKS_EVERY_S)
+        until = time.monotonic() + _OTHERS_S
+        while _counted(keys, number) < self._nodes and time.monotonic() < until:
+            time.sleep(_LOOKS_EVERY_S)
+        first = parse_json(next(iter(iteration.records()), "{}"))
+        return isinstance(first, dict) and first.get("interruption") == _SOFT_TIMEOUT
+
+    def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, iteration: Iteration) -> None:
+        """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""
+        views = {view.rank: (view, node.name) for node in nodes for view in node.views}
+        blame = all_nodes.find(nodes, all_ranks)
+        if not blame.waiting and not blame.ranks:
+            return
+        text = blame.text
+        if blame.ranks:
+            first, name = views[blame.ranks[0]]
+            text = f"rank {first.rank}"
+            if self._nodes > 1:
+                text += f" on {name}"
+            text += f" {collective.sentence(blame, first)}"
+            if blame.finding is not Finding.GONE and first.scene.own_frame:
+                text += f"; it is at {first.scene.own_frame}"
+            record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
+            iteration.set_blame(json.dumps(record))
+        self.news.put(Blamed(iteration.number, blame, text))
+
+
+def _counted(keys: Keys, number: int) -> int:
+    """Returns how many nodes have answered."""
+    return int(keys.add(f"nodes/{number}", 0))
+
+
+def _of_others(keys: Keys, number: int) -> list[NodeScene]:
+    """Returns what the other nodes wrote."""
+    key = f"scenes/{number}"
+    if not keys.check([key]):
+        return []
+    lines = [parse_json(line) for line in keys.get(key).splitlines()]
+    return [all_nodes.of_records(name, records, None) for name, records in lines]
