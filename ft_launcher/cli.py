@@ -1,7 +1,8 @@
 """The program `ft_launcher`: from the arguments of a command line to an exit code.
 
-Does its steps in the order that matters: what must happen before torch is imported comes first. Parsing, settings and
-the run are in files of their own.
+Called by the script of that name and by `__main__.py`. Does its steps in the order that matters: what must happen
+before torch is imported comes first, so nothing at the top of this file may import it. Parsing, settings and the run
+are in files of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Calls what may hang for ever, as reading a file of storage that is gone does, for a limited time."""
+"""Calls what may hang for ever, as reading a file of storage that is gone does, for a limited time.
+
+`evidence.py` and `source_lines.py` call it, in the agent's thread. What hangs is left in a thread that nobody joins.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The phases of a recovery on a line of time. Pure."""
+"""The phases of a recovery on a line of time. Pure.
+
+The report's trace and the spans of a running job lay them out by it; how long a phase took, `job_ledger.py` knows.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Finds or opens the current attempt of a job, and elects its coordinator, by compare-and-set of the job's record.
 
-Each launch of a job is an attempt, with its own keys in the store. The record names the current attempt, the term of
-its coordinator, and how the attempt before it ended. Nodes that arrive before the end of an attempt join it; if its
-coordinator is lost, one of them takes over with the next term. The first node that arrives after the end opens the next
-attempt. Nodes that still belong to an attempt that was replaced read from the record how theirs ended.
+`Link` calls it, in its own threads. What the nodes then agree on is not known here. Each launch of a job is an
+attempt, with its own keys in the store. The record names the current attempt, the term of its coordinator, and how the
+attempt before it ended. Nodes that arrive before the end of an attempt join it; if its coordinator is lost, one of
+them takes over with the next term. The first node that arrives after the end opens the next attempt. Nodes that still
+belong to an attempt that was replaced read from the record how theirs ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Waits until the launcher can open descriptors: its RLIMIT_NOFILE can be lowered while it runs (`prlimit`).
 
-A restart opens a few dozen at once. Without this wait it failed half-way and ended the job with code 81.
+The node agent calls it between cycles. A restart opens a few dozen at once. Without this wait it failed half-way and
+ended the job with code 81. Fails open: after a bounded wait the restart is tried all the same.
 """
 
 from __future__ import annotations

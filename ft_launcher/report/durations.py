@@ -1,4 +1,7 @@
-"""Durations and counts as people write them. Pure."""
+"""Durations and counts as people write them. Pure.
+
+Every form of the report uses it. Exact figures stay in the report's JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How often a training is to save, chosen by what its job's journals say so far (`--ft-save-interval auto`). Pure.
 
-It is the advice of the report, taken over: the interval by Young and Daly, within bounds, and a first value as long as
-too little is known.
+`agent/save_intervals.py` asks before each cycle. It is the advice of the report, taken over: the interval by Young and
+Daly, within bounds, and a first value as long as too little is known.
 """
 
 from __future__ import annotations

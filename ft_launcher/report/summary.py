@@ -1,4 +1,7 @@
-"""The report as text for a terminal: a verdict in plain words, the time by category, faults, advice. Pure."""
+"""The report as text for a terminal: a verdict in plain words, the time by category, faults, advice. Pure.
+
+`commands/report.py` prints it, and the page takes its sentences from here. It finds nothing: `findings.py` does.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Makes a `Job` of a parsed command line: torch's `LaunchConfig`, the command of a rank, and our settings.
 
-torch's own `run` makes the `LaunchConfig`: its `elastic_launch` is rebound for that call, so that it returns what it
-would launch. Defaults, `--standalone` and the single node are thus those of the installed torch. Uses torch's
-underscored `_parse_rendezvous_config`.
+Called by `cli.py` and the subcommands that show a job; starts nothing. torch's own `run` makes the `LaunchConfig`: its
+`elastic_launch` is rebound for that call, so that it returns what it would launch. Defaults, `--standalone` and the
+single node are thus those of the installed torch. Uses torch's underscored `_parse_rendezvous_config`.
 """
 
 from __future__ import annotations

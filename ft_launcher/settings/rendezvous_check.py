@@ -1,6 +1,7 @@
-"""Checks the rendezvous and the members that a job asks for, before anything starts.
+"""Checks the rendezvous and the members that a job asks for, before anything starts. Connects to nothing.
 
-Uses the table of torch's registry of rendezvous backends, by its underscored name.
+Called for a command line by `job_settings.py`, for `launch()` by `python_api.py`. Uses the table of torch's registry of
+rendezvous backends, by its underscored name.
 """
 
 from __future__ import annotations

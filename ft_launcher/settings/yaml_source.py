@@ -1,6 +1,6 @@
 """Reads the YAML file with settings, and finds the one mapping in it that is ours.
 
-Knows the mapping's name; `sources.py` reads its keys.
+Called by `sources.py`, which reads its keys. Knows the mapping's name, and no setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A progress bar of tqdm, as printed: `Epoch 0:  50%|##### | 4/8 [00:01<00:01, 3.97it/s, loss=0.5]`. Pure."""
+"""A progress bar of tqdm, as printed: `Epoch 0:  50%|##### | 4/8 [00:01<00:01, 3.97it/s, loss=0.5]`. Pure.
+
+The presets read a line by it. It knows no training: which bar counts as one, the preset decides.
+"""
 
 from __future__ import annotations
 

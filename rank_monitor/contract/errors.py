@@ -1,4 +1,7 @@
-"""Exceptions that launcher, monitor and client raise, one class for each party that must act."""
+"""Exceptions that launcher, monitor and client raise, one class for each party that must act.
+
+All three import it. A bug is no class of these: it is an assertion.
+"""
 
 from __future__ import annotations
 

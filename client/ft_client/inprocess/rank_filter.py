@@ -1,4 +1,8 @@
-"""Rank filters as older documentation has them: they take and return a state, and come after the rank assignment."""
+"""Rank filters as older documentation has them: they take and return a state, and come after the rank assignment.
+
+Users make one for `Wrapper(rank_filter=...)`; `arguments.py` puts it behind the assignment. New code uses the filters
+of `rank_assignment.py`, whose work these do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""In-process restart as Megatron Bridge configures it: plain numbers in seconds, and the wrapper that they describe."""
+"""In-process restart as Megatron Bridge configures it: plain numbers in seconds, and the wrapper that they describe.
+
+Scripts make one and call `wrapper()`. Decides nothing itself: every callback and limit is one of the other files here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The durations of the wrapper, with their defaults (NVIDIA's) and the relations between them. Pure."""
+"""The durations of the wrapper, with their defaults (NVIDIA's) and the relations between them. Pure.
+
+`arguments.py` and `restart_config.py` make one; the call, its link to the monitor and the companion read it. Nothing is
+waited for here.
+"""
 
 from __future__ import annotations
 

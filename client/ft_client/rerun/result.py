@@ -1,6 +1,7 @@
 """A result of a step: how it is checked, copied, compared and written down. It is a number, or a tensor of one element.
 
-The arguments of the public calls are checked here, too. Every error names its argument.
+`state_machine.py` and `validation.py` call it. The arguments of the public calls are checked here, too: every error
+names its argument. What a difference means is not decided here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The random numbers of a step: the state of every generator, kept, restored, and written down as JSON.
 
+The state machine keeps them before a step and `checkpoint.py` writes them. Draws none itself. The generators are
 Python's, numpy's (when `numpy.random` is loaded: numpy loads it when it is first used, and its state takes 30 us to
 read), torch's, and the CUDA device's (when it is in use).
 """

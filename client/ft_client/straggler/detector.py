@@ -1,4 +1,8 @@
-"""`Detector`: the calls of a training, and the detection of this process from `initialize` to `shutdown`."""
+"""`Detector`: the calls of a training, and the detection of this process from `initialize` to `shutdown`.
+
+Scripts call it, and `straggler_manager.py`. It measures and exchanges; who is slow is decided in `reporting.py` and
+`findings.py`, and what follows by the training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The last samples of one kind of work, and their summaries. Knows no clock and no rank."""
+"""The last samples of one kind of work, and their summaries. Knows no clock and no rank.
+
+`section_timers.py` and `kernels.py` add to it, `reporting.py` reads it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """`StragglerManager`: straggler detection around a training's step, which reports at an interval and may stop it.
 
-The name is the peer's, whose documented methods it has.
+Scripts call it. The name is the peer's, whose documented methods it has. Measuring is `detector.py`'s; it ends no rank
+unless its options say so.
 """
 
 from __future__ import annotations

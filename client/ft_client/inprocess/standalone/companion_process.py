@@ -1,6 +1,7 @@
 """Turns a fork of a rank, or a new interpreter, into a companion: a process that is independent of the rank.
 
-It has its own session, none of the rank's descriptors and signal handlers, and never runs code of the rank again.
+`companion.py` calls it. A companion has its own session, none of the rank's descriptors and signal handlers, and never
+runs code of the rank again. What it then watches is in `companion_watch.py`.
 """
 
 from __future__ import annotations

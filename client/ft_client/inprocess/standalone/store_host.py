@@ -1,7 +1,8 @@
 """The stores of a standalone job, hosted by companions so that any rank may die, and the detection of lost nodes.
 
-The socket of the coordination's store is opened in the rank, so that a port that is taken is an error at entry; the
-companion serves it, and a store server for each iteration.
+Used by `companion_watch.py`; a rank opens the socket of the coordination's store itself, so that a port that is taken
+is an error at entry. The companion serves it, and a store server for each iteration. Under a launcher none of this
+runs.
 """
 
 from __future__ import annotations
