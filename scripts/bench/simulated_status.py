@@ -1,7 +1,7 @@
 """A launcher's status server with a simulated node of many ranks: `python -m scripts.bench.simulated_status RANKS`.
 
-Has loaded what a launcher has before anybody asks it. Writes its port and its memory then, and, for each line
-that it reads, its memory now. Meanwhile its ranks go on, five steps a second.
+Has loaded what a launcher has before anybody asks it, and hangs in its journal. Writes its port and its memory then,
+and, for each line that it reads, its memory now. Meanwhile its ranks go on, five steps a second.
 """
 
 from __future__ import annotations
@@ -82,18 +82,14 @@ def read(status: NodeStatus, ranks: int, step: int) -> None:
     )
 
 
-def main() -> None:
-    """Serves until its standard input ends."""
-    ranks, port = int(sys.argv[1]), free_port()
+def serve(ranks: int, folder: Path, journal: Journal) -> None:
+    """Answers until the standard input ends."""
+    port = free_port()
     steps = itertools.count(10_000)
     step = next(steps)
     before = memory_mib()
-    journal, settings = Journal(), Settings(record=RecordSettings(status_port=port))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        answering(settings, {}, Path(folder), journal, lambda: times(step), "1") as (status, _),
-    ):
-        journal.open(Path(folder) / "journal.jsonl")  # as every launcher does that has a port; else it keeps its lines
+    settings = Settings(record=RecordSettings(status_port=port))
+    with answering(settings, {}, folder, journal, lambda: times(step), "1") as (status, _):
         journal.write(events.JobStart("simulated", "host", ["train.py"], 30, ranks, {}))
         for cycle in range(FAULTS):
             fail(journal, cycle, ranks)
@@ -107,6 +103,18 @@ def main() -> None:
                 if not sys.stdin.readline():
                     return
                 print(json.dumps({"memory_mib": memory_mib()}), flush=True)
+
+
+def main() -> None:
+    """Has hangs in the journal, as a launcher has that nobody asks, and then serves."""
+    ranks, journal = int(sys.argv[1]), Journal()
+    with tempfile.TemporaryDirectory() as folder:
+        journal.open(Path(folder) / "journal.jsonl")
+        # A line has 2 MB with 1,024 ranks. From the second one on the memory of a launcher that nobody asks is 4 MiB
+        # larger, and stays.
+        for cycle in range(2):
+            fail(journal, cycle, ranks)
+        serve(ranks, Path(folder), journal)
 
 
 if __name__ == "__main__":
