@@ -30,7 +30,7 @@ _MOST_BYTES = 256 << 10
 
 
 def with_own_locks(ranks: Sequence[RankEvidence], stop_began: float, ran_s: float) -> list[RankEvidence]:
-    """Returns the ranks, with those that certainly wait for a lock of their own marked. Blocks a second at most.
+    """Returns the ranks, those that certainly wait for locks of their own marked. Waits for files, one second at most.
 
     Args:
         stop_began: when the launcher began to stop the ranks (monotonic seconds).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -132,4 +133,8 @@ def test_as_this_interpreter_writes_it(tmp_path: Path) -> None:
     script, stacks = tmp_path / "own_stacks.py", tmp_path / "stacks"
     script.write_text(STACKS_OF_ITS_OWN)
     run([sys.executable, script, stacks], check=True)
-    assert main_thread_frames(stacks.read_text()) == ["own_stacks.py:5 in dump", "own_stacks.py:9 in <module>"]
+    text = stacks.read_text()
+    assert main_thread_frames(text) == ["own_stacks.py:5 in dump", "own_stacks.py:9 in <module>"]
+    assert main_thread_file(text) == str(script)
+    (other,) = beside_main_thread(text)
+    assert re.fullmatch(r"python3[.\dt]*/threading\.py:\d+ in wait", other)
