@@ -18,7 +18,8 @@ from ft_launcher.record.contained import contained
 from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_journals
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import JobFindings, find
+from ft_launcher.report.findings import find
+from ft_launcher.report.job_findings import JobFindings
 from ft_launcher.report.save_interval import choose
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.settings.kinds import AUTO

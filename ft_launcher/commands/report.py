@@ -20,7 +20,8 @@ from ft_launcher.record.report import printable
 from ft_launcher.report import summary
 from ft_launcher.report.advice import advise
 from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import JobFindings, find
+from ft_launcher.report.findings import find
+from ft_launcher.report.job_findings import JobFindings
 from ft_launcher.report.page import as_html
 from ft_launcher.report.trace import as_trace
 from ft_launcher.settings.options import UsageError

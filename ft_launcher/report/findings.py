@@ -1,7 +1,8 @@
 """What the journals of a job say of it: its time by category, its faults and what each cost. Pure.
 
-A fault is what ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by
-another one. A fault that several nodes report counts once.
+`commands/report.py` and `agent/save_intervals.py` call `find`; what it returns is in `job_findings.py`. A fault is what
+ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by another one. A
+fault that several nodes report counts once.
 """
 
 from __future__ import annotations
@@ -9,165 +10,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ft_launcher.ledger.account import CycleTimes, account
 from ft_launcher.ledger.attempts import account_of
 from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
-from ft_launcher.report.limits import WatchedSection
-from ft_launcher.report.spares import Spares, find_spares
+from ft_launcher.report.job_findings import Cycle, Fault, FaultClass, JobFindings, Saves, SlowRank
+from ft_launcher.report.spares import find_spares
 
-VERSION = 1
-"""Of the findings as JSON. It grows where a key goes or changes its meaning."""
 _LOOKS_BACK = 16
 """Parts before a restart in which it may have made steps vain. Those of one fault are in the part before, as a rule."""
 _SLOWEST = 10
 
 _BETWEEN_SAVES = (Category.STEP, Category.LOST_PROGRESS, Category.WARMUP, Category.DATA, Category.EVALUATION)
 """What a training does between two checkpoints, beside sections with names of their own."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault.
-
-    Attributes:
-        kind: `exception`, `signal`, `exit`, `hang`, what a restart in process was for, `node` (lost, or its journal is
-            missing) or `attempt` (killed).
-        rank: None: unknown.
-        t: when it was written down: seconds since 1970.
-        attempt: from 1.
-        cycle: None: the attempt was killed.
-        in_process: the ranks went on in the same processes.
-        phases: seconds of its recovery.
-        recovery_s: their sum.
-        lost_s: seconds of steps that were done in vain for it.
-        ranks: how many the job had; 0: unknown.
-        rank_s: seconds of recovery and lost steps times ranks.
-    """
-
-    kind: str
-    fault_class: str
-    rank: int | None
-    node: str
-    t: float
-    attempt: int
-    cycle: int | None
-    in_process: bool
-    iteration: int
-    what: str
-    hint: str
-    phases: Mapping[str, float]
-    recovery_s: float
-    lost_s: float
-    ranks: int
-    rank_s: float
-
-    @property
-    def cost_s(self) -> float:
-        """Seconds that the job lost by it."""
-        return self.recovery_s + self.lost_s
-
-
-@dataclass(frozen=True)
-class FaultClass:
-    """All faults of one class. `mtbf_s`: time of the job per fault; `mttr_s`: mean recovery; `cost_s`: of all."""
-
-    name: str
-    faults: int
-    mtbf_s: float
-    mttr_s: float
-    cost_s: float
-
-
-@dataclass(frozen=True)
-class Saves:
-    """The checkpoints. `mean_s`: how long the training waited for one; `interval_s`: trained between two."""
-
-    count: int
-    mean_s: float
-    interval_s: float
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A cycle as the lowest node rank has it. `attempt`: from 1; `began`, `ended`: of its ranks, seconds since 1970."""
-
-    attempt: int
-    cycle: int
-    began: float
-    ended: float
-    end_reason: str
-
-
-@dataclass(frozen=True)
-class SlowRank:
-    """A rank and its mean score of straggler detection: 0.5 is half as fast as the fastest."""
-
-    rank: int
-    score: float
-    reports: int
-
-
-@dataclass(frozen=True)
-class JobFindings:
-    """What the journals say of a job.
-
-    Attributes:
-        nodes: their host names. Nodes in containers may share one, so `node_count` may be larger.
-        began: seconds since 1970; `ended`: the last event.
-        exit_code: of the last attempt; None: it was killed, or still runs.
-        seconds: by category; the sum is `wall_s`.
-        goodput: share of the time that steps took which count; `goodput_saved`: those until the last checkpoint.
-        faults: in the order of time.
-        mtbf_s: None: there was no fault; `mttr_s` as well.
-        node_faults: host name -> faults of its ranks, the most first.
-        saves: None: no checkpoint is known.
-        sections: how long they took, beside their limits.
-        cycles: in the order of time.
-        spares: nodes that were lost or waited; None: no cycle of several nodes is known.
-    """
-
-    run_ids: Sequence[str]
-    nodes: Sequence[str]
-    node_count: int
-    attempts: int
-    ranks: int
-    began: float
-    ended: float
-    exit_code: int | None
-    reason: str
-    wall_s: float
-    seconds: Mapping[str, float]
-    goodput: float
-    goodput_saved: float
-    steps: int
-    faults: Sequence[Fault] = ()
-    classes: Sequence[FaultClass] = ()
-    mtbf_s: float | None = None
-    mttr_s: float | None = None
-    node_faults: Mapping[str, int] = field(default_factory=dict)
-    saves: Saves | None = None
-    slowest: Sequence[SlowRank] = ()
-    sections: Sequence[WatchedSection] = ()
-    cycles: Sequence[Cycle] = ()
-    spares: Spares | None = None
-
-    @property
-    def cost_s(self) -> float:
-        """Seconds that the job lost by its faults."""
-        return sum(fault.cost_s for fault in self.faults)
-
-    def shares(self) -> list[tuple[str, float, float]]:
-        """Returns category, seconds and share of each category, the longest first."""
-        longest = sorted(self.seconds.items(), key=lambda item: (-item[1], item[0]))
-        return [(name, spent_s, spent_s / self.wall_s) for name, spent_s in longest if spent_s > 0]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the findings as JSON has them."""
-        return {"version": VERSION} | asdict(self)
 
 
 def find(collection: Collection) -> JobFindings | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ft_launcher.report.advice import FEWEST_FAULTS, best_interval_s
 from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.findings import JobFindings
+from ft_launcher.report.job_findings import JobFindings
 
 FIRST_S = 1800.0
 """Until enough is known: a save that takes 20 s costs 1 % of the time then, and a fault 15 min on average."""

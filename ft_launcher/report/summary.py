@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ft_launcher.report.advice import Advice
 from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.findings import Fault, JobFindings
+from ft_launcher.report.job_findings import Fault, JobFindings
 from ft_launcher.report.limits import WatchedSection
 
 COSTLIEST = 5

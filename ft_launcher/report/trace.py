@@ -10,7 +10,7 @@ from typing import Any
 
 from ft_launcher.ledger.phases import laid_out
 from ft_launcher.report.collection import Collection, Launch
-from ft_launcher.report.findings import JobFindings
+from ft_launcher.report.job_findings import JobFindings
 
 _CYCLES, _PHASES, _FAULTS = 1, 2, 3
 """The rows of a node."""

@@ -23,7 +23,8 @@ from ft_launcher.record.journal_reader import Findings, read_journals
 from ft_launcher.report import summary
 from ft_launcher.report.advice import advise
 from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import JobFindings, find
+from ft_launcher.report.findings import find
+from ft_launcher.report.job_findings import JobFindings
 from ft_launcher.report.page import as_html
 
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,8 @@ from typing import Any
 
 from ft_launcher.record.journal_reader import Entry, Findings, merge, parse
 from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import JobFindings, find
+from ft_launcher.report.findings import find
+from ft_launcher.report.job_findings import JobFindings
 
 Line = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.report.advice import Advice, advise, best_interval_s
-from ft_launcher.report.findings import Fault, JobFindings, Saves
+from ft_launcher.report.job_findings import Fault, JobFindings, Saves
 from ft_launcher.report.limits import WatchedSection
 from ft_launcher.report.spares import Spares
 

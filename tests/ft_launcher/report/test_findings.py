@@ -8,7 +8,8 @@ import math
 import pytest
 
 from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import Saves, find
+from ft_launcher.report.findings import find
+from ft_launcher.report.job_findings import Saves
 from tests.ft_launcher.report.lines import (
     NODE_A,
     NODE_B,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.report.findings import JobFindings
+from ft_launcher.report.job_findings import JobFindings
 from tests.ft_launcher.report.lines import NODE_A, NODE_B, begins, end, fault, found, part, start
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra observe")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.report.findings import JobFindings, Saves
+from ft_launcher.report.job_findings import JobFindings, Saves
 from ft_launcher.report.save_interval import choose
 from tests.ft_launcher.report.test_advice import findings
 
