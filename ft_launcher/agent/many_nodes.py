@@ -22,24 +22,20 @@ from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.failed_cycle import Findings
 from ft_launcher.agent.health_gate import check_node
+from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.nodes.link import Cut
-from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver, RankAssigned
+from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver
 from ft_launcher.policy.job_policy import (
     decision_of,
-    fault_record,
     forgiven_limit,
-    guilty_in,
-    headline_in,
-    inputs_in,
     suspect_result_in,
 )
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.ranks.devices import Relocation
-from ft_launcher.record.contained import contained
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace
 from rank_monitor.contract.errors import one_line
@@ -76,9 +72,7 @@ class ManyNodes:
         self._nodes = rendezvous
         self._end: CycleEnd | None = None
         self._cut: Cut | None = None
-        self._found = Findings()
-        """Of the cycle that has ended, until that end is recorded."""
-        self._ended_cycle = 0
+        self._last_end = LastEnd(ranks, rendezvous)
         # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
         self._preempted = int(ExitCode.PREEMPTED)
         self._why_leaving = "its launcher ends"
@@ -125,7 +119,7 @@ class ManyNodes:
             raise NoFurtherCycle(self._over(over.over)) from None
         place, store = self._nodes.place, self._nodes.cycle_store
         assert place is not None and store is not None
-        self._record_last_end(place)
+        self._last_end.record(place)
         decision = decision_of(place.decision)
         if decision is not None:
             self._parts.times.formed(decision.wait_s)
@@ -156,7 +150,7 @@ class ManyNodes:
         return True
 
     def _unhealthy(self, why: str) -> JobEnd:
-        found = self._found
+        found = self._last_end.found
         code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
         if found.fault is not None:  # nobody else will hear of it
             decision = Decision(Action.LEAVE, why, exit_code=code)
@@ -169,45 +163,6 @@ class ManyNodes:
         place = self._nodes.place
         assert place is not None
         return place.active, place.standby
-
-    def _record_last_end(self, answer: RankAssigned | JobOver) -> None:
-        """Records why the last cycle ended, with the coordinator's decision.
-
-        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
-        node's fault is recorded, or the reason for the new formation.
-        """
-        found, self._found = self._found, Findings()
-        decision, recorder = decision_of(answer.decision), self._parts.recorder
-        ended = None
-        if self._ranks.were_started:
-            ended = self._ended_cycle
-        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
-        is_ours = answer.fault_of == self._nodes.node
-        if is_ours:
-            found = self._with_guilty_rank(answer, found)
-        if found.fault is not None and decision is not None and is_ours:
-            recorder.failed(self._ended_cycle, found.fault, decision, found.life, inputs_in(answer.decision))
-        elif ended is not None and decision is not None:
-            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
-        elif isinstance(answer, JobOver):
-            if answer.exit_code != ExitCode.OK:
-                recorder.job_over(ended, answer.reason, answer.exit_code)
-        elif ended is not None:
-            recorder.reform(ended, answer.reason)
-
-    def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: Findings) -> Findings:
-        """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
-        guilty = None
-        with contained("which rank held up the others cannot be read"):
-            guilty = guilty_in(answer.decision)
-        if guilty is None:
-            return found
-        fault, life = guilty
-        for local_rank, seen in enumerate(found.views.get("ranks", ())):
-            if seen["rank"] == fault.rank:
-                fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
-                break
-        return replace(found, fault=fault, life=life)
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -257,24 +212,15 @@ class ManyNodes:
             self._await_agreed_exits()
         found = failed_cycle.stop_and_attribute(ranks, hung)
         if ranks.request is not None:
-            self._found = Findings(views=found.views)
+            self._last_end.found = Findings(views=found.views)
             return self._after_request(*ranks.request)
-        self._keep(found)
+        self._last_end.keep(found)
         return None
 
     def _await_agreed_exits(self) -> None:
         preemption.await_agreed_exits(self._ranks, self._ending)
         if self._ending.number is not None:
             self._end_by_signal()
-
-    def _keep(self, found: Findings) -> None:
-        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record."""
-        self._found = found
-        self._ended_cycle = self._ranks.cycle
-        fault = {}
-        if found.fault is not None:
-            fault = fault_record(found.fault, found.life, self._parts.recorder.headline(found.fault))
-        self._nodes.bring(fault, found.views)
 
     def _after_end_elsewhere(self) -> JobEnd | None:
         """Ends a cycle that another node ended; returns a result when the job is over for this node.
@@ -290,7 +236,7 @@ class ManyNodes:
         found = failed_cycle.stop_and_attribute(self._ranks, hung=self._end.how == EndReason.HUNG)
         if self._end.exit_code is not None:
             return self._over(JobOver(self._end.exit_code, self._end.reason))
-        self._keep(found)
+        self._last_end.keep(found)
         return None
 
     def _note_end(self, how: str) -> None:
@@ -314,7 +260,7 @@ class ManyNodes:
             self._end_by_signal()
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
-        self._keep(Findings())
+        self._last_end.keep(Findings())
         return None
 
     def _end_by_signal(self) -> NoReturn:
@@ -349,13 +295,13 @@ class ManyNodes:
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it."""
-        fault, decision = self._found.fault, decision_of(over.decision)
+        fault, decision = self._last_end.found.fault, decision_of(over.decision)
         is_preempted = over.exit_code == ExitCode.PREEMPTED
         code = over.exit_code
         if is_preempted:
             code = self._preempted
-        self._ended_cycle = self._ranks.cycle
-        self._record_last_end(replace(over, exit_code=code))
+        self._last_end.cycle = self._ranks.cycle
+        self._last_end.record(replace(over, exit_code=code))
         if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
             return JobEnd(code, over.reason, self._results.stopped())
         if decision is not None:
@@ -386,7 +332,7 @@ class ManyNodes:
         self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
         self._nodes.link.wake(time.monotonic())
-        self._keep(Findings())
+        self._last_end.keep(Findings())
 
     def _after_success(self) -> JobEnd | None:
         """Waits for the other nodes after this one's ranks are done, then leaves.
@@ -417,7 +363,7 @@ class ManyNodes:
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
-        self._keep(failed_cycle.stop_what_is_left(self._ranks))
+        self._last_end.keep(failed_cycle.stop_what_is_left(self._ranks))
         return None
 
     def _await_end(self, limit_s: float) -> CycleEnd | None:
