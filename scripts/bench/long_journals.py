@@ -18,7 +18,7 @@ from typing import Any
 
 from ft_client.monitoring.learned_limits import LearnedLimits
 from ft_launcher.agent.times import WRITE_EVERY_S
-from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, all_nodes
+from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, to_record
 from ft_launcher.ledger.categories import Category
 from ft_launcher.ledger.job_ledger import JobLedger
@@ -54,8 +54,7 @@ _LIMITS = LearnedLimits.configured(_SETTINGS).adopting({"section:checkpoint": 31
 _SPREAD = ((0.6, 1.0), (0.3, 1.2), (0.08, 0.8), (0.019, 1.7), (0.001, 2.3))
 """Which share of the steps takes how many times as long."""
 
-_HANG, _EXCEPTION, _SIGNAL = "hang", "exception", "signal"
-_KINDS = (_HANG, _EXCEPTION, _SIGNAL)
+_KINDS = (FaultKind.HANG, FaultKind.EXCEPTION, FaultKind.SIGNAL)
 _CALLED_BY = [f"model/layer_{number}.py:{100 + number} in forward" for number in range(6)]
 _WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", *_CALLED_BY, "train.py:41 in <module>"]
 _LOADS = ["data/stream.py:210 in read", *_CALLED_BY, "train.py:38 in <module>"]
@@ -83,7 +82,7 @@ class Cycle:
     Attributes:
         progress: the last sign of progress; before the end of a hang its limit.
         reached: the last iteration.
-        kind, guilty: how it failed, and by which rank; empty: it succeeded.
+        kind, guilty: how it failed, and by which rank; None: it succeeded.
         ledgers: the lines of the event `ledger`.
     """
 
@@ -91,7 +90,7 @@ class Cycle:
     began: float
     progress: float
     over: float
-    kind: str
+    kind: FaultKind | None
     guilty: int
     reached: int = NO_ITERATION
     ledgers: list[str] = field(default_factory=list)
@@ -120,15 +119,15 @@ def simulate(job: Job) -> Story:
     for number in range(job.cycles):
         now = _form(ledger, now)
         over = now + job.days * 86400 / job.cycles * draw.uniform(0.7, 1.3)
-        kind = _KINDS[number % len(_KINDS)]
-        if number == job.cycles - 1:
-            kind = ""
+        kind = None
+        if number < job.cycles - 1:
+            kind = _KINDS[number % len(_KINDS)]
         progress = over
-        if kind == _HANG:
+        if kind is FaultKind.HANG:
             progress = max(now, over - _HANG_S)
         cycle = Cycle(number, now, progress, over, kind, draw.randrange(job.nodes * RANKS))
         resumed = _run(ledger, cycle, resumed)
-        if kind:
+        if kind is not None:
             history = _judge(job, cycle, policy, history)
         cycles.append(cycle)
         now = over + _STOP_S
@@ -159,7 +158,7 @@ def _run(ledger: JobLedger, cycle: Cycle, resumed: int) -> int:
     times = _rank_times(cycle.began, cycle.progress, cycle.over, resumed)
     ledger.rank_times(cycle.number, times)
     ledger.cycle_over(cycle.over)
-    if cycle.kind:
+    if cycle.kind is not None:
         ledger.failed(cycle.progress)
     now = cycle.over + _STOP_S
     ledger.stopped(now)
@@ -172,16 +171,14 @@ def _run(ledger: JobLedger, cycle: Cycle, resumed: int) -> int:
 def _rank_times(began: float, progress: float, now: float, resumed: int) -> RankTimes:
     """The ledger of a rank whose process was started at `began`; `resumed`: the iteration that was complete then."""
     since = began + _START_S
-    training_s = max(0.0, progress - since - _SETUP_S - _LOAD_S - _FIRST_STEP_S)
-    saves, since_save_s = divmod(training_s, _STEPS_A_SAVE * _STEP_S + _SAVE_S)
-    steps = int(saves) * _STEPS_A_SAVE + min(_STEPS_A_SAVE, int(since_save_s / _STEP_S))
+    steps, saves = _done(progress - since)
     times = RankTimes(since_ns=_ns(since), at_ns=_ns(max(since, progress)), now_ns=_ns(max(since, now)), attached=True)
     times.tail, times.tail_is_section = STEP, True
     times.step = _durations(steps, _STEP_S, _FIRST_STEP_S)
     times.sections = {
         "data": _durations(steps, _DATA_S, _DATA_S),
-        "checkpoint": _durations(int(saves), _SAVE_S, _SAVE_S),
-        "checkpoint_load": _durations(int(steps > 0), _LOAD_S, _LOAD_S),
+        "checkpoint": _durations(saves, _SAVE_S, _SAVE_S),
+        "checkpoint_load": _durations(min(steps, 1), _LOAD_S, _LOAD_S),
     }
     for section in times.sections.values():
         section.exclusive_ns = section.whole_ns
@@ -192,12 +189,25 @@ def _rank_times(began: float, progress: float, now: float, resumed: int) -> Rank
         times.iteration = resumed + steps
         times.first_step_ns = _ns(_FIRST_STEP_S)
         times.first_done_ns = _ns(since + _SETUP_S + _LOAD_S + _FIRST_STEP_S)
-        done = range(0, steps + 1, 1 + steps // 255)
-        times.points = [(resumed + count, _ns(_FIRST_STEP_S * bool(count) + _STEP_S * count)) for count in done]
+        times.points = [(resumed, 0)]
+        times.points += [(resumed + count, _steps_ns(count)) for count in range(1, steps + 1, 1 + steps // 255)]
     if saves:
-        times.saved = resumed + int(saves) * _STEPS_A_SAVE
-        times.saved_ns = _ns(_FIRST_STEP_S + saves * _STEPS_A_SAVE * _STEP_S)
+        times.saved = resumed + 1 + saves * _STEPS_A_SAVE
+        times.saved_ns = _steps_ns(1 + saves * _STEPS_A_SAVE)
     return times
+
+
+def _done(since_start_s: float) -> tuple[int, int]:
+    """How many steps and saves are done so many seconds after the first message of a rank."""
+    left_s = since_start_s - _SETUP_S - _LOAD_S - _FIRST_STEP_S
+    if left_s < 0:
+        return 0, 0
+    saves, since_save_s = divmod(left_s, _STEPS_A_SAVE * _STEP_S + _SAVE_S)
+    return 1 + int(saves) * _STEPS_A_SAVE + min(_STEPS_A_SAVE, int(since_save_s / _STEP_S)), int(saves)
+
+
+def _steps_ns(count: int) -> int:
+    return _ns(_FIRST_STEP_S + (count - 1) * _STEP_S)
 
 
 def _durations(count: int, usual_s: float, first_s: float) -> Durations:
@@ -225,7 +235,7 @@ def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
     record = fault_record(fault, life, report.headline(fault, _name(node)))
     views = HangViews()
-    if cycle.kind == _HANG:
+    if cycle.kind is FaultKind.HANG:
         seen = {_name(other): _views(cycle, other) for other in range(job.nodes)}
         views = HangViews(seen, {name: name for name in seen}, is_complete=True)
     told = policy(Case(record, history.to_record(cycle.over), 0.0, False, hang=views), cycle.over)
@@ -260,16 +270,16 @@ def _evidence(cycle: Cycle, node: int) -> CycleEvidence:
 def _of_rank(cycle: Cycle, rank: int) -> RankEvidence:
     is_guilty, age_s = rank == cycle.guilty, cycle.over - cycle.progress + 0.021659492
     snapshot = Snapshot(13, not is_guilty, not is_guilty, cycle.reached, {STEP: age_s}, age_s)
-    if cycle.kind == _HANG:
+    if cycle.kind is FaultKind.HANG:
         snapshot = replace(snapshot, frames=_WAITS, process=_process("futex_do_wait"), groups=_groups(cycle, is_guilty))
     found = RankEvidence(rank, rank % RANKS, _pid(cycle, rank), -signal.SIGTERM, cycle.over + 1.3, snapshot=snapshot)
     if not is_guilty:
         return found
     match cycle.kind:
-        case "hang":
+        case FaultKind.HANG:
             verdict = _verdict(cycle)
             return replace(found, exit_code=-signal.SIGKILL, verdict=verdict, verdict_at=cycle.over)
-        case "exception":
+        case FaultKind.EXCEPTION:
             exception = _exception(cycle)
             return replace(found, exit_code=1, died_at=cycle.over, exception=exception, exception_at=cycle.over)
     return replace(found, exit_code=-signal.SIGSEGV, died_at=cycle.over)
@@ -308,8 +318,10 @@ def _process(waits_in: str) -> dict[str, Any]:
 
 def _groups(cycle: Cycle, is_guilty: bool) -> dict[str, Any]:
     """How far a rank is in its process group, by the flight recorder."""
-    entered = cycle.reached + 1 + (not is_guilty)
-    state = {"entered": entered, "started": 0, "finished": cycle.reached + 1, "operation": "all_reduce"}
+    entered = finished = cycle.reached + 1
+    if not is_guilty:
+        entered += 1
+    state = {"entered": entered, "started": 0, "finished": finished, "operation": "all_reduce"}
     return {"0": state | {"shape": "[[4096, 4096]] ['BFloat16']", "description": "default_pg", "members": []}}
 
 
@@ -341,7 +353,7 @@ def _by_first_clock(story: Story, node: int) -> Iterator[str]:
         yield from _started(job, cycle, node)
         *while_it_ran, at_its_end = cycle.ledgers
         yield from while_it_ran
-        if cycle.kind:
+        if cycle.kind is not None:
             yield from _failed(cycle, node, at_its_end)
         else:
             for rank in _ranks(node):
@@ -371,7 +383,7 @@ def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
     stopped = cycle.over + _STOP_S
     if is_guilty:
         yield from _death(cycle, evidence.ranks[cycle.guilty % RANKS])
-    if cycle.kind == _HANG:
+    if cycle.kind is FaultKind.HANG:
         seen = [
             {"rank": rank.rank, "place": rank.scene.place.name.lower(), "frames": list(rank.scene.frames)}
             | {"process": rank.scene.process, "stacks": f"logs/cycle_{cycle.number}/{rank.local_rank}/stacks.txt"}
@@ -379,7 +391,7 @@ def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
             for rank in evidence.ranks
         ]
         yield _line(events.Stacks(cycle.number, seen), stopped)
-    if is_guilty or cycle.kind == _HANG:
+    if is_guilty or cycle.kind is FaultKind.HANG:
         yield _line(events.Evidence(cycle.number, None, **to_record(evidence)), stopped)
     yield ledger
     if is_guilty:
