@@ -100,13 +100,15 @@ class RankProcess:
     def _at_rest(self) -> tuple[dict[str, str], str]:
         """Returns the process's status, and the function of the kernel that it waits in.
 
-        A process that goes to sleep or wakes up between the two readings seems to sleep nowhere: it is read again.
+        A process that goes to sleep or wakes up between the two readings seems to sleep nowhere: it is read again, and
+        at last its stack in the kernel is, which root alone may read.
         """
         for _ in range(_READINGS):
             status, wchan = proc.status(self.pid), proc.waits_in(self.pid)
             if wchan or not status.get("State", "").startswith("S"):
-                break
-        return status, wchan
+                return status, wchan
+        # Since Linux 6.12 one that sleeps may stay queued until its turn, and then wchan names nothing.
+        return status, next(iter(proc.kernel_stack(self.pid)), "").partition("+")[0]
 
     def whole_frames(self) -> list[str]:
         """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s at most."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Hello, Progress, Sections
 from rank_monitor.rank_process import RankProcess
@@ -112,6 +114,24 @@ def test_where_one_sleeps_that_always_wakes_up_again_is_known() -> None:
     if not any("wchan" in facts for facts in found):
         pytest.skip("this kernel names no function that a process waits in")
     assert [facts for facts in found if facts["state"].startswith("S") and "wchan" not in facts] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone may read a stack in the kernel")
+def test_where_one_sleeps_is_known_by_its_stack_where_the_kernel_names_no_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        process = RankProcess(child.pid)
+        try:
+            until(lambda: "sleep" in str(process.facts().get("wchan")), "the child to sleep")
+            monkeypatch.setattr(proc, "waits_in", lambda pid: "")
+            facts = process.facts()
+        finally:
+            process.close()
+            child.kill()
+    if not facts["kernel_stack"]:
+        pytest.skip("this kernel shows no stack")
+    assert re.fullmatch(r"\w*sleep\w*", facts["wchan"])
 
 
 @pytest.mark.parametrize(("what", "code"), [("leave", 7), ("ignore", -signal.SIGKILL)])
