@@ -3,6 +3,9 @@
 Each run is a job of its own with groups for data and tensor parallelism (`tests/faults/hang_worker.py`), in which one
 rank goes wrong at its fourth step. Its ranks are spread over one or more agents on this machine. The table is that of
 docs/hangs.md: named, unknown, and wrong, which must be none. A run is repeated by its number: `--seed 1 --only 17`.
+
+With `--wrapped` the ranks are in an in-process wrapper, and what counts is what their function is told when it is
+called again: `CallWrapper.last_interruption`.
 """
 
 from __future__ import annotations
@@ -100,6 +103,7 @@ def main() -> int:
     words.add_argument("--seed", type=int, default=1, help="chooses ranks that go wrong, and which jobs have a mesh")
     words.add_argument("--only", type=int, nargs="+", help="runs of the plan, by number; default: all")
     words.add_argument("--at-once", type=int, default=1, help="how many jobs run at the same time")
+    words.add_argument("--wrapped", action="store_true", help="in an in-process wrapper: what the function is told")
     words.add_argument("--limit", type=float, default=_LIMIT_S, help="seconds that a step may take")
     words.add_argument("--keep", type=Path, help="folder for journals and output of runs without the right answer")
     words.add_argument("--table", type=Path, help="a file for the table, beside the output")
@@ -113,7 +117,7 @@ def main() -> int:
     began = time.monotonic()
     with ThreadPoolExecutor(asked.at_once) as pool:
         try:
-            outcomes = pool.map(lambda run: perform(run, asked.limit, keep), runs)
+            outcomes = pool.map(lambda run: perform(run, asked.limit, keep, asked.wrapped), runs)
             for run, (outcome, text) in zip(runs, outcomes, strict=True):
                 counts.setdefault((run.kind, run.agents), Counter())[outcome] += 1
                 print(f"{run}: {outcome}: {text}", flush=True)
@@ -132,6 +136,8 @@ def _shown(asked: argparse.Namespace) -> str:
     words.append(f"--ranks {' '.join(map(str, asked.ranks))} --agents {','.join(map(str, asked.agents))}")
     if len(asked.kinds) < len(KINDS):
         words.append(shlex.join(["--kinds", *asked.kinds]))
+    if asked.wrapped:
+        words.append("--wrapped")
     if asked.only:
         words.append(f"--only {' '.join(map(str, asked.only))}")
     return " ".join(words)
@@ -152,21 +158,27 @@ def plan(runs: int, kinds: Sequence[str], ranks: Sequence[int], agents: Sequence
     return found
 
 
-def perform(run: Run, limit_s: float, keep: Path) -> tuple[str, str]:
+def perform(run: Run, limit_s: float, keep: Path, wrapped: bool = False) -> tuple[str, str]:
     """Runs one job. Returns one of `_OUTCOMES`, and what the launchers said.
 
     Args:
         limit_s: seconds that a step may take.
         keep: where a copy of the job's folder goes if the answer is not the right one.
+        wrapped: its ranks are in an in-process wrapper.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hang-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "hang").write_text(":".join([run.kind, str(run.culprit), *["mesh"] * run.by_mesh]))
+        how = ["mesh"] * run.by_mesh + [f"wrapped={limit_s}"] * wrapped
+        (folder / "hang").write_text(":".join([run.kind, str(run.culprit), *how]))
         codes = _run_job(folder, run, limit_s)
         try:
             lines = [json.loads(line) for file in folder.glob("*/journal.*") for line in file.read_text().splitlines()]
-            outcome, text = judged(run, [line for line in lines if line["event"] == "fault"], codes)
+            if wrapped:
+                told = [json.loads(file.read_text()) for file in folder.glob("told.*")]
+                outcome, text = judged_by_the_told(run, told, codes)
+            else:
+                outcome, text = judged(run, [line for line in lines if line["event"] == "fault"], codes)
         except (OSError, ValueError, KeyError) as error:  # a launcher was killed while it wrote, at the deadline
             outcome, text = "unknown", f"the journals cannot be read ({error!r}), exit codes {codes}"
         if outcome != "named":
@@ -240,6 +252,33 @@ def judged(run: Run, faults: Sequence[Mapping[str, Any]], codes: Sequence[int | 
     if not faults:
         return "unknown", f"no fault, exit codes {codes}"
     return max((_of_fault(fault, run) for fault in faults), key=_OUTCOMES.index), text
+
+
+def judged_by_the_told(run: Run, told: Sequence[Mapping[str, Any]], codes: Sequence[int | None]) -> tuple[str, str]:
+    """Whether each rank that was called again was told the right thing, and what they were told; the worst counts."""
+    text = " | ".join(sorted({f"{one['ranks']} {one['finding']}: {one['text']}" for one in told}))
+    if None in codes:
+        return "unknown", f"the job did not end within {_DEADLINE_S} s; {text}"
+    if KINDS[run.kind] is Answer.NOTHING:
+        outcome = "wrong" if told or any(codes) else "named"
+        return outcome, text or f"not called again, exit codes {codes}"
+    if not told:
+        return "unknown", f"not called again, exit codes {codes}"
+    return max((_of_told(one, run) for one in told), key=_OUTCOMES.index), f"{text}, exit codes {codes}"
+
+
+def _of_told(told: Mapping[str, Any], run: Run) -> str:
+    """As `_of_fault`."""
+    if not told["ranks"]:
+        return "unknown"
+    if set(told["ranks"]) == {run.culprit}:
+        return "named"
+    may_be_several = run.kind in _OUT_OF_STEP and told["finding"] in ("mismatch", "deadlock")
+    if not may_be_several or run.culprit not in told["ranks"]:
+        return "wrong"
+    if len(told["ranks"]) < run.ranks:
+        return "named"
+    return "unknown"
 
 
 def _of_fault(fault: Mapping[str, Any], run: Run) -> str:

@@ -157,7 +157,7 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
         wait = next(wait for wait in waits if blamed[0].rank in wait.missing)
         if len(blamed) > len({wait.rank for wait in waits}):
             return _one_too_many([wait for wait in waits if blamed[0].rank in wait.missing], blamed, views)
-        return Blame(Finding.GONE, _ranks(blamed), f"has ended, and {never_entered(wait, views)}")
+        return Blame(Finding.GONE, _ranks(blamed), f"has returned, and {never_entered(wait, views)}")
     return None
 
 

@@ -241,6 +241,7 @@ def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
     # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
     has_returned = rank.exit_code == 0 and (as_it_was is None or (rank.died_at or 0.0) <= as_it_was)
+    has_returned |= rank.scene.has_returned
     return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up)
 
 

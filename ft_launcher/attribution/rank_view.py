@@ -59,7 +59,7 @@ class RankView:
         groups: by the group's name, which is the same on all its members; empty without a flight recorder.
         members: global ranks of these groups where they are known; a group that is not in it has at least the ranks
             whose `groups` name it.
-        ended: it has returned from its program.
+        ended: it has returned from its program, or from the function of an in-process wrapper.
         gave_up: it waits in a collective, whatever its stack says: for instance it did until that timed out.
     """
 
@@ -105,7 +105,7 @@ def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:
 def _place(view: RankView) -> str:
     pending = [name for name, state in view.groups.items() if state.waits_in is not None]
     if view.ended:
-        return "has ended"
+        return "has returned"
     if view.gave_up and not pending and not view.scene.frames:
         return _WAITED
     if pending and view.scene.place is not Whereabouts.STOPPED:

@@ -27,8 +27,13 @@ _WAITS_IN_PYTHON = re.compile(
 )
 """Files of the standard library in which a rank waits for a thread, a queue, a connection or a process."""
 
-_IDLE = re.compile(rf"{_WAITS_IN_PYTHON.pattern}|ft_client/monitoring/")
-"""Files in which a thread waits for something to do; our own that tells the monitor of progress, too."""
+_IDLE = re.compile(
+    rf"{_WAITS_IN_PYTHON.pattern}|ft_client/(monitoring/|inprocess/restart/store_watcher\.py:\d+ in _await)"
+)
+"""Files in which a thread waits for something to do; our own that tell the monitor of progress, or wait for the end of
+an iteration in process, too."""
+_RETURNED = re.compile(r"ft_client/inprocess/restart/call\.py:\d+ in _next$")
+"""Where a rank waits that is in an in-process wrapper and has returned from its function, or is not to call it."""
 
 _OF_A_LOCK = "futex"
 """How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
@@ -85,6 +90,11 @@ class Scene:
         if self.in_own_lock:
             return Whereabouts.LOCKED
         return Whereabouts.BLOCKED
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether it has returned from the function of an in-process wrapper, and waits there for the others."""
+        return _RETURNED.match(next(iter(self.frames), "")) is not None
 
     @property
     def waits_in_python(self) -> bool:

@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore
 from ft_launcher.attribution import RankEvidence, all_nodes, collective, first_failure
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.collective import Blame, Finding
+from ft_launcher.cycle.source_lines import with_own_locks
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.processes.mailbox import Mailbox
 from rank_monitor.contract.errors import ProtocolError
@@ -79,14 +80,15 @@ class BlameExchange:
     Args:
         threads: at the cycle's store.
         nodes: that take part.
+        started_at: when the ranks were started (monotonic seconds).
         is_host: this node hosts the store, and decides.
 
     Attributes:
         news: questions to this node, and on the host what was found.
     """
 
-    def __init__(self, threads: StoreThreads, nodes: int, is_host: bool) -> None:
-        self._threads, self._nodes, self._is_host = threads, nodes, is_host
+    def __init__(self, threads: StoreThreads, nodes: int, started_at: float, is_host: bool) -> None:
+        self._threads, self._nodes, self._started_at, self._is_host = threads, nodes, started_at, is_host
         self.news: Mailbox[Asked | Blamed] = Mailbox()
         self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
         self._listens = False
@@ -133,6 +135,8 @@ class BlameExchange:
             ranks = None
         name = socket.gethostname()
         if ranks is not None:
+            now = time.monotonic()
+            ranks = with_own_locks(ranks, now, now - self._started_at)
             if not self._is_host:
                 record = all_nodes.to_record(ranks, None, hung=True, nccl=None)
                 keys.append(f"scenes/{number}", f"{json.dumps([name, record['ranks']])}\n")

@@ -99,7 +99,9 @@ class InProcess:
         """Local ranks whose death the others have not yet recovered from."""
         self._killed: set[int] = set()
         self._took_over: TakeOver | None = None
-        self._exchange = BlameExchange(self._threads, group.group_world_size, is_host=store.server is not None)
+        self._exchange = BlameExchange(
+            self._threads, group.group_world_size, ranks.started_ns / 1e9, is_host=store.server is not None
+        )
         self._blames = BlameOfInterruption(monitors, self._exchange, self._members)
 
     def descriptors(self) -> set[int]:

@@ -1,7 +1,7 @@
 """Reads the program's text at the lines where ranks of a hang may wait for others, or for locks of their own.
 
-`agent/failed_cycle.py` uses it, for those of which nothing else says it. Storage that hangs costs a second, and leaves
-what it would have shown unknown. What the text says is decided in `attribution/own_lock.py`.
+`agent/failed_cycle.py` and `blame_exchange.py` use it, for those of which nothing else says it. Storage that hangs
+costs a second, and leaves what it would have shown unknown. What the text says is decided in `attribution/own_lock.py`.
 """
 
 from __future__ import annotations

@@ -3,23 +3,33 @@
 `hang_worker.py FOLDER`: the file `hang` in the folder says what goes wrong, in which rank, and `mesh` where the groups
 are those of a DeviceMesh: at its fourth step that rank does it. Each step begins with a send and a receive, as between
 the stages of a pipeline. The first step is in no section, since it makes the connections.
+
+With `wrapped=SECONDS` in that file the ranks are in an in-process wrapper of this `soft_timeout`, and the file
+`told.RANK` gets why the function is called again, as it is told at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import ft_client as ft
+from ft_client.inprocess import CallWrapper, Wrapper
+from tests.faults.worker import write
 
 STRIKE, STEPS = 3, 8
 SLOW_S = 1.0
@@ -73,21 +83,25 @@ def groups_of(rank: int, world: int, by_mesh: bool) -> tuple[dist.ProcessGroup, 
     return pairs[rank // 2], sides[rank % 2]
 
 
-def main(kind: str, faulty: int, by_mesh: bool) -> None:
+def main(kind: str, faulty: int, by_mesh: bool, call: CallWrapper | None = None) -> None:
     """Trains until the step in which nothing goes on."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     tensor_parallel, data_parallel = groups_of(rank, world, by_mesh)
-    ft.init()
+    if call is None:
+        ft.init()
     for step in range(STEPS):
         strikes = step == STRIKE and rank == faulty
         if strikes and kind == "sleeps outside":
             time.sleep(600)  # in no section, so that no limit of its own passes
         if strikes and kind == "returns early":
             break
-        section = ft.section("step") if step else contextlib.nullcontext()
+        section = ft.section("step") if step and call is None else contextlib.nullcontext()
         with section:
-            ft.report_iteration(step)
+            if call is None:
+                ft.report_iteration(step)
+            elif step:
+                call.ping()
             if strikes:
                 load(kind)
             pass_on(rank, world, sends=not (strikes and kind == "leaves out a send"))
@@ -105,9 +119,26 @@ def main(kind: str, faulty: int, by_mesh: bool) -> None:
                     dist.all_reduce(torch.ones(2), group=group)
                 else:
                     dist.all_reduce(torch.ones(4), group=group)
-    ft.shutdown()
+    if call is None:
+        ft.shutdown()
+
+
+def wrapped(folder: Path, train: Callable[[CallWrapper], None], call: CallWrapper) -> None:
+    """Trains, and when it is called again says why."""
+    told = call.last_interruption
+    if told is None:
+        train(call)
+    else:
+        write(folder / f"told.{os.environ['RANK']}", json.dumps(asdict(told)))
 
 
 if __name__ == "__main__":
-    what, who, *how = Path(sys.argv[1], "hang").read_text().split(":")
-    main(what, int(who), "mesh" in how)
+    at = Path(sys.argv[1])
+    what, who, *how = (at / "hang").read_text().split(":")
+    train = partial(main, what, int(who), "mesh" in how)
+    limits_s = [float(word.removeprefix("wrapped=")) for word in how if word.startswith("wrapped=")]
+    if limits_s:
+        soft = datetime.timedelta(seconds=limits_s[0])
+        Wrapper(soft_timeout=soft, hard_timeout=3 * soft)(wrapped)(at, lambda call: train(call=call))
+    else:
+        train()

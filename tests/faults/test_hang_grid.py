@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.hang_grid import KINDS, Run, judged, plan, table
+from scripts.hang_grid import KINDS, Run, judged, judged_by_the_told, plan, table
 
 
 def test_kinds_sizes_and_agents_are_covered_evenly() -> None:
@@ -61,6 +61,32 @@ def fault(rank: int, finding: str, *blamed: int, collateral: bool = False) -> di
 def test_what_is_right(kind: str, faults: list[dict[str, Any]], codes: list[int | None], outcome: str) -> None:
     run = Run(1, kind, ranks=4, agents=1, culprit=1, by_mesh=False)
     assert judged(run, faults, codes)[0] == outcome
+
+
+@pytest.mark.parametrize(
+    ("kind", "finding", "ranks", "codes", "outcome"),
+    [
+        ("sleeps", "behind", [[1], [1]], [0], "named"),
+        ("sleeps", "behind", [[1], [2]], [0], "wrong"),
+        ("sleeps", "behind", [[1], []], [0], "unknown"),
+        ("sleeps", "behind", [], [0], "unknown"),
+        ("dies", "", [[1], [1]], [0], "named"),
+        ("dies", "", [[1, 2]], [0], "wrong"),
+        ("another order", "deadlock", [[1, 2]], [0], "named"),
+        ("another order", "deadlock", [[2, 3]], [0], "wrong"),
+        ("another order", "deadlock", [[0, 1, 2, 3]], [0], "unknown"),
+        ("is slow", "", [], [0], "named"),
+        ("is slow", "behind", [[1]], [0], "wrong"),
+        ("is slow", "", [], [None], "unknown"),
+        ("is slow", "", [], [1], "wrong"),
+    ],
+)
+def test_what_is_right_to_be_told(
+    kind: str, finding: str, ranks: list[list[int]], codes: list[int | None], outcome: str
+) -> None:
+    run = Run(1, kind, ranks=4, agents=1, culprit=1, by_mesh=False)
+    told = [{"ranks": of_one, "finding": finding, "text": ""} for of_one in ranks]
+    assert judged_by_the_told(run, told, codes)[0] == outcome
 
 
 def test_the_table() -> None:

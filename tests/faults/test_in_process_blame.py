@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import hang_worker
 from tests.faults.conftest import StartJob
 from tests.faults.test_guilty_rank import HAS_RECORDER
 from tests.faults.training import Plan
+from tests.patience import patient
 
 WORKER = Path(__file__).with_name("in_process_blame_worker.py")
 RANKS = 3
+SOFT_S = 4.0
 
 
 @pytest.mark.skipif(not HAS_RECORDER, reason="this torch has no flight recorder that answers in JSON")
@@ -33,3 +36,16 @@ def test_the_function_is_told_who_held_up_the_others(start_job: StartJob, tmp_pa
         told = [json.loads((tmp_path / f"told.{call}.{number}").read_text()) for number in range(RANKS)]
         assert told == [{"ranks": [rank], "finding": "behind", "text": blame["text"]}] * RANKS
         assert job.output.count(f"ft_launcher: {blame['text']}; the ranks restart in process") == 1
+
+
+@pytest.mark.skipif(not HAS_RECORDER, reason="this torch has no flight recorder that answers in JSON")
+@pytest.mark.parametrize(("kind", "finding"), [("returns early", "gone"), ("waits for a lock", "behind")])
+def test_a_rank_that_seems_to_wait_as_the_others_do(
+    start_job: StartJob, tmp_path: Path, kind: str, finding: str
+) -> None:
+    """It waits in C code, as they do in `work.wait()`: in our own wrapper, and at a line whose text says for what."""
+    (tmp_path / "hang").write_text(f"{kind}:1:wrapped={patient(SOFT_S)}")
+    job = start_job(Plan(), 4, script=Path(hang_worker.__file__))
+    assert job.finish(180) == 0, job.tail()
+    told = [json.loads((tmp_path / f"told.{number}").read_text()) for number in range(4)]
+    assert [(one["ranks"], one["finding"]) for one in told] == [([1], finding)] * 4, job.tail()

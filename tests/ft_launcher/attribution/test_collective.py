@@ -89,7 +89,7 @@ def test_a_rank_that_returned_early(layout: str, rank: int) -> None:
     early[rank] = early[rank][: early[rank].index(1)]
     blame = find(hang(early, groups))
     assert (blame.finding, blame.ranks) == (Finding.GONE, (rank,))
-    assert blame.text.startswith("has ended, and never entered all_reduce 2")
+    assert blame.text.startswith("has returned, and never entered all_reduce 2")
 
 
 @pytest.mark.parametrize(("layout", "rank"), PLACES)

@@ -106,6 +106,7 @@ def test_a_line_that_waits_for_a_lock(innermost: str, process: dict[str, Any], p
         (["python3.13t/concurrent/futures/thread.py:81 in _worker", "python3.11/selectors.py:415 in select"], True),
         (["python3.11/threading.py:331 in wait", "torch/distributed/distributed_c10d.py:2400 in recv"], False),
         (["train.py:50 in receive"], False),
+        (["ft_client/inprocess/restart/store_watcher.py:116 in _await"], True),
         (["ft_client/inprocess/restart/store_watcher.py:99 in _follow"], False),
         (["?"], False),
         (None, False),
@@ -114,6 +115,13 @@ def test_a_line_that_waits_for_a_lock(innermost: str, process: dict[str, Any], p
 def test_whether_the_other_threads_are_idle(threads: list[str] | None, are_idle: bool) -> None:
     process = LOCK if threads is None else LOCK | {"other_threads": threads}
     assert Scene(0, ["train.py:9 in load"], process).others_are_idle is are_idle
+
+
+def test_who_has_returned_to_the_wrapper() -> None:
+    waits = "ft_client/inprocess/restart/call.py:295 in _next"
+    assert Scene(0, [waits, "ft_client/inprocess/restart/call.py:196 in _announce"], LOCK).has_returned
+    assert not Scene(0, ["train.py:9 in load", waits], LOCK).has_returned
+    assert not Scene(0).has_returned
 
 
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:

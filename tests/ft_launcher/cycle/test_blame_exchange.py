@@ -72,7 +72,7 @@ def nodes() -> Iterator[Nodes]:
     limit = datetime.timedelta(seconds=patient(LIMIT_S))
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
     threads = [StoreThreads(HOST, store.port) for _ in range(2)]
-    host, guest = (BlameExchange(of_node, 2, of_node is threads[0]) for of_node in threads)
+    host, guest = (BlameExchange(of_node, 2, time.monotonic(), of_node is threads[0]) for of_node in threads)
     made = Nodes(store, host, guest, threads)
     for exchange in (made.host, made.guest):
         exchange.listen()
