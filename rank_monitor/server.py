@@ -349,7 +349,8 @@ class RankMonitorServer:
                         is_wrapped = self._detector.watch.wrapper.is_there
                         self._agent.send(Suspected(start.cycle, start.rank, is_wrapped))
                     if self._process is not None and start is not None:
-                        self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
+                        if not self._process.is_stopped():  # then nothing answers
+                            self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
                         self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
                 case SendVerdict(verdict):
                     self._agent.send(self._with_process(verdict))

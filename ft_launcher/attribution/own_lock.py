@@ -67,12 +67,16 @@ class _Program:
         """Whether each variable and attribute of a name is a lock that nothing outside of this file has."""
         proper = {use for node in self._nodes for use in self._proper_uses(node)}
         uses = [node for node in self._nodes if isinstance(node, ast.Name | ast.Attribute) and _name(node) == name]
+        if any(self._is_suspended(self._scope(use)) for use in uses):
+            return False
         taken = {self._scope(use) for use in uses if self._is_taken(use)}
         released = {self._scope(use) for use in uses if self._is_base_of(use, "release")}
         is_made = any(isinstance(use.ctx, ast.Store) for use in uses)
         is_rebound = name in self._bound or any(name == bound for bound, _ in self._imported)
-        # One that is released where it was not taken is a sign to another thread, and a rank may be the cause of it.
-        return is_made and not is_rebound and proper.issuperset(uses) and released <= taken
+        # One that is released where it was not taken is a sign to another thread, and a rank may be the cause of it. So
+        # may one be that is only released elsewhere, or held by a coroutine, which has no frame while it waits.
+        is_let_go = bool(released) or any(isinstance(self._parents[use], ast.withitem) for use in uses)
+        return is_made and is_let_go and not is_rebound and proper.issuperset(uses) and released <= taken
 
     def _proper_uses(self, node: ast.AST) -> Iterator[ast.expr]:
         match node:
@@ -119,6 +123,12 @@ class _Program:
                     yield name
                 case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
                     yield name
+
+    def _is_suspended(self, scope: ast.AST) -> bool:
+        """Whether a function may wait without a frame: it is a coroutine or a generator."""
+        waits = (ast.Await, ast.Yield, ast.YieldFrom)
+        has_await = any(isinstance(node, waits) and self._scope(node) is scope for node in self._nodes)
+        return isinstance(scope, ast.AsyncFunctionDef) or has_await
 
     def _is_taken(self, use: ast.expr) -> bool:
         return isinstance(self._parents[use], ast.withitem) or self._is_base_of(use, "acquire")

@@ -61,7 +61,10 @@ class BlameOfInterruption:
 
     def _answer(self, number: int, token: int) -> None:
         readings = {rank: self._monitors.found(rank).reading for rank in self._monitors.local_ranks}
-        if all(reading is not None and reading.token == token for reading in readings.values()):
+        tokens = {reading.token for reading in readings.values() if reading is not None}
+        if any(later < token for later in tokens):  # somebody looks at the status, for which no stacks are asked for
+            self._open = number, self._monitors.ask_readings(stacks=True)
+        elif tokens == {token} and None not in readings.values():
             self._open = None
             ranks = [replace(rank, snapshot=readings[rank.local_rank]) for rank in self._gather()]
             self._exchange.answer(number, ranks)

@@ -165,7 +165,7 @@ class BlameExchange:
                 return False
             time.sleep(_LOOKS_EVERY_S)
         until = time.monotonic() + _OTHERS_S
-        while _counted(keys, number) < self._nodes and time.monotonic() < until:
+        while _counted(keys, number) < self._nodes and time.monotonic() < until and not self._threads.is_over:
             time.sleep(_LOOKS_EVERY_S)
         first = parse_json(next(iter(iteration.records()), "{}"))
         return isinstance(first, dict) and first.get("interruption") == _SOFT_TIMEOUT
@@ -200,5 +200,10 @@ def _of_others(keys: Keys, number: int) -> list[NodeScene]:
     key = f"scenes/{number}"
     if not keys.check([key]):
         return []
-    lines = [parse_json(line) for line in keys.get(key).splitlines()]
-    return [all_nodes.of_records(name, records, None) for name, records in lines]
+    found = []
+    for line in keys.get(key).splitlines():
+        # Any rank may write to this store; what does not fit is left out.
+        with contextlib.suppress(ProtocolError, ValueError, TypeError):
+            name, records = parse_json(line)
+            found.append(all_nodes.of_records(str(name), records, None))
+    return found

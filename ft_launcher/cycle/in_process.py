@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -102,7 +102,9 @@ class InProcess:
         self._exchange = BlameExchange(
             self._threads, group.group_world_size, ranks.started_ns / 1e9, is_host=store.server is not None
         )
-        self._blames = BlameOfInterruption(monitors, self._exchange, self._members)
+        # Not a method: a circle of references would keep the descriptors of a cycle that is over.
+        members = partial(_members, group.workers, ranks, monitors, self._rungs)
+        self._blames = BlameOfInterruption(monitors, self._exchange, members)
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
@@ -247,11 +249,6 @@ class InProcess:
                     self._events.append(CyclePhase.FAILED)
                     self._recorder.took_over(self._store.cycle, rank, reason)
 
-    def _members(self) -> list[RankEvidence]:
-        """Returns the evidence of all ranks of this node, but for those that the others went on without."""
-        ranks = gather(self._workers, self._ranks, self._monitors)
-        return [rank for rank in ranks if rank.local_rank not in self._rungs.lost]
-
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
         for found in self._blames.attend(time.monotonic()):
@@ -298,3 +295,8 @@ class InProcess:
         self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
         self._rungs.started(local_rank)
         self._recorder.started_again(self._store.cycle, rank, local_rank, pid)
+
+
+def _members(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, rungs: Rungs) -> list[RankEvidence]:
+    """Returns the evidence of all ranks of this node, but for those that the others went on without."""
+    return [rank for rank in gather(workers, ranks, monitors) if rank.local_rank not in rungs.lost]

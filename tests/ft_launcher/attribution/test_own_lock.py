@@ -16,6 +16,9 @@ lock = threading.Lock()
 def step(work, names):
     {here}  # HERE
         pass
+
+def keep():
+    with lock: print()
 """
 
 
@@ -115,10 +118,16 @@ def test_it_may_wait_for_another_rank(here: str) -> None:
         "other.lock = multiprocessing.Lock()",
         "with open() as lock: pass",
         "async def held():\n    async with lock: pass",
+        "async def held(reader):\n    with lock: await reader.read(1)",
+        "def held():\n    with lock: yield",
     ],
 )
 def test_the_name_may_be_that_of_another_lock_or_somebody_else_may_have_it(more: str) -> None:
     assert not asked(of_lines("lock.acquire()", more))
+
+
+def test_another_file_may_release_it() -> None:
+    assert not asked(of_lines("lock.acquire()").replace("with lock:", "print()\n    if True:"))
 
 
 def test_a_lock_of_another_kind() -> None:
