@@ -20,29 +20,35 @@ class BlameOfInterruption:
 
     Args:
         monitors: of this node.
-        exchange: with the other nodes.
+        make_exchange: returns the exchange with the other nodes.
         gather: returns the evidence of the ranks of this node.
     """
 
     def __init__(
-        self, monitors: NodeMonitors, exchange: BlameExchange, gather: Callable[[], Sequence[RankEvidence]]
+        self,
+        monitors: NodeMonitors,
+        make_exchange: Callable[[], BlameExchange],
+        gather: Callable[[], Sequence[RankEvidence]],
     ) -> None:
-        self._monitors, self._exchange, self._gather = monitors, exchange, gather
+        self._monitors, self._exchange, self._gather = monitors, make_exchange(), gather
+        self._exchange.listen()
         self._iteration = Question("", 0)
         self._next_number = 0
         self._ask_again_at = 0.0
         self._open: tuple[int, int] | None = None
         """The number of the question that the monitors answer, and the token of their answers."""
 
+    def fileno(self) -> int:
+        """Readable when `attend` has something to do."""
+        return self._exchange.news.fileno()
+
     def heard(self, message: Restarter) -> None:
         """Takes where the wrapper is: which call, and which iteration of it."""
-        if message.prefix:
-            self._iteration = Question(message.prefix, message.iteration)
-            self._exchange.listen()
+        self._iteration = Question(message.prefix, message.iteration)
 
     def suspected(self, now: float) -> None:
         """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
-        if self._iteration.prefix and now >= self._ask_again_at:
+        if now >= self._ask_again_at:
             self._ask_again_at = now + ASKED_FOR_S
             self._exchange.ask(self._next_number, self._iteration)
 
@@ -68,3 +74,7 @@ class BlameOfInterruption:
             self._open = None
             ranks = [replace(rank, snapshot=readings[rank.local_rank]) for rank in self._gather()]
             self._exchange.answer(number, ranks)
+
+    def close(self) -> None:
+        """Closes the descriptors. Call it when the threads at the store have ended."""
+        self._exchange.news.close()

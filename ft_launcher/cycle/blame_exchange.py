@@ -91,13 +91,10 @@ class BlameExchange:
         self._threads, self._nodes, self._started_at, self._is_host = threads, nodes, started_at, is_host
         self.news: Mailbox[Asked | Blamed] = Mailbox()
         self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
-        self._listens = False
 
     def listen(self) -> None:
-        """Takes questions from now on; the first call starts the thread."""
-        if not self._listens:
-            self._listens = True
-            self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
+        """Takes questions from now on, in a thread."""
+        self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
 
     def ask(self, number: int, question: Question) -> None:
         """Asks all nodes, this one too, unless another has just asked under that number. Returns at once."""

@@ -99,16 +99,20 @@ class InProcess:
         """Local ranks whose death the others have not yet recovered from."""
         self._killed: set[int] = set()
         self._took_over: TakeOver | None = None
-        self._exchange = BlameExchange(
-            self._threads, group.group_world_size, ranks.started_ns / 1e9, is_host=store.server is not None
-        )
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
         members = partial(_members, group.workers, ranks, monitors, self._rungs)
-        self._blames = BlameOfInterruption(monitors, self._exchange, members)
+        is_host, started_at = store.server is not None, ranks.started_ns / 1e9
+        exchange = partial(BlameExchange, self._threads, group.group_world_size, started_at, is_host)
+        self._make_blames = partial(BlameOfInterruption, monitors, exchange, members)
+        self._blames: BlameOfInterruption | None = None
+        """Only where ranks are in a wrapper."""
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
-        return {self._loss_notifier.notified.fileno(), self._exchange.news.fileno()}
+        found = {self._loss_notifier.notified.fileno()}
+        if self._blames is not None:
+            found.add(self._blames.fileno())
+        return found
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
@@ -118,13 +122,16 @@ class InProcess:
         """Takes a message of a rank's wrapper."""
         if message.prefix and message.prefix not in self._servers and self._ports is not None:
             self._serve_iterations(message.prefix, self._ports)
-        self._blames.heard(message)
+        if message.prefix:
+            self._blames = self._blames or self._make_blames()
+            self._blames.heard(message)
         self._do(self._decide(Heard(local_rank, message)) or [])
 
     def suspected(self) -> None:
         """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all
         are where they are."""
-        self._blames.suspected(time.monotonic())
+        if self._blames is not None:
+            self._blames.suspected(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Takes the end of a rank's process; returns the event that it is for the cycle."""
@@ -176,7 +183,8 @@ class InProcess:
         """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
         self._threads.close()
         self._loss_notifier.notified.close()
-        self._exchange.news.close()
+        if self._blames is not None:
+            self._blames.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
@@ -251,6 +259,8 @@ class InProcess:
 
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
+        if self._blames is None:
+            return
         for found in self._blames.attend(time.monotonic()):
             blame = found.blame
             self._recorder.blamed(self._store.cycle, found.iteration, blame.finding.value, blame.ranks, found.text)

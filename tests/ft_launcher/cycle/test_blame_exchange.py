@@ -76,7 +76,6 @@ def nodes() -> Iterator[Nodes]:
     made = Nodes(store, host, guest, threads)
     for exchange in (made.host, made.guest):
         exchange.listen()
-        exchange.listen()
     yield made
     for of_node in threads:
         of_node.close()
