@@ -30,7 +30,7 @@ def main() -> None:
         settings = from_json(MonitorSettings, order["settings"], "the launcher")
         proc.name_this_process(f"ft_monitor{order['local_rank']}")
         listener, agent = socket.socket(fileno=order["listener"]), socket.socket(fileno=order["agent"])
-        log, lease = Log("INFO", ""), order.get("lease")
+        log, lease = Log(""), order.get("lease")
         RankMonitorServer(listener, agent, settings, order["local_rank"], job, log, lease).run()
 
 

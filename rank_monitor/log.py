@@ -22,8 +22,8 @@ _STDERR = 2  # the descriptor: `sys.stderr` buffers
 class Log:
     """Writes `[LEVEL] [name] text` lines at or above a level."""
 
-    def __init__(self, level: str, name: str) -> None:
-        self.level = level
+    def __init__(self, name: str) -> None:
+        self.level = "INFO"
         self.name = name
         self._descriptor = _own_descriptor()
         self._file = -1

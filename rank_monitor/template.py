@@ -68,7 +68,7 @@ class TemplateProcess:
     def __init__(self, launcher: int, job: MonitoredJob, sweeper: int | None = None) -> None:
         """`sweeper`: the descriptor of the channel between launcher and sweeper; None: no sweeper is started."""
         self._job = job
-        self._log = Log("INFO", "MonitorTemplate")
+        self._log = Log("MonitorTemplate")
         self._sweeper = 0
         if sweeper is not None:
             self._sweeper = fork_sweeper(socket.socket(fileno=sweeper), [launcher], job, self._log)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_piece
+from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_journal
 from ft_launcher.record.report import printable
 from ft_launcher.replay.replay import Replay
 from ft_launcher.settings.options import UsageError
@@ -56,7 +56,8 @@ def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Repl
     """Returns the replay of all journals in files and folders, and what was wrong with these."""
     found, findings = Replay(), Findings()
     for pieces in journals_in(paths):
-        entries = itertools.chain.from_iterable(read_piece(piece, findings) for piece in pieces)
+        # One file at a time, so that source and line of an event name a place.
+        entries = itertools.chain.from_iterable(read_journal([piece], findings) for piece in pieces)
         found.take(_of_job(entries, run_id), str(pieces[-1]))
     found.finish()
     return found, findings

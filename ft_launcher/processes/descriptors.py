@@ -47,19 +47,19 @@ class Reserve:
         while self._held:
             os.close(self._held.pop())
 
-    def await_enough(self, wait: Callable[[float], object | None], most_s: float = _MOST_S) -> bool:
+    def await_enough(self, wait: Callable[[float], object | None]) -> bool:
         """Waits until a restart can open what it needs; logs one line for each measure that it takes.
 
-        Raises the soft limit of this process to the hard one, then releases what is held, then waits.
+        Raises the soft limit of this process to the hard one, then releases what is held, then waits for ten minutes at
+        most.
 
         Args:
             wait: waits for the given seconds; returns anything but None when a signal arrived, which ends the wait.
-            most_s: seconds to wait at most.
 
         Returns:
             Whether there are enough.
         """
-        deadline, is_logged = time.monotonic() + most_s, False
+        deadline, is_logged = time.monotonic() + _MOST_S, False
         while not _can_open(self._needed):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             if soft != hard and _raise_soft(hard):

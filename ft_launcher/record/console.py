@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -89,9 +88,9 @@ class Console:
         with self._changed:
             return self._changed.wait_for(lambda: self._bytes <= MAX_HELD_BYTES // 2, limit_s)
 
-    def drain(self, limit_s: float = _DRAIN_S) -> None:
-        """Waits until all is written: `limit_s` at most, and only while the console takes text."""
-        deadline = time.monotonic() + limit_s
+    def drain(self) -> None:
+        """Waits until all is written: `_DRAIN_S` at most, and only while the console takes text."""
+        deadline = time.monotonic() + _DRAIN_S
         with self._changed:
             while self._bytes and time.monotonic() < deadline:
                 if time.monotonic() - self._moved_at >= STALLED_S:
@@ -169,7 +168,7 @@ def dropped() -> int:
     return sum(stream.dropped for stream in (sys.stdout, sys.stderr) if isinstance(stream, Console))
 
 
-def quiet_torch(environ: Mapping[str, str] = os.environ) -> None:
+def quiet_torch() -> None:
     """Makes torch's C++ code print only what is fatal in this process, unless the user sets TORCH_CPP_LOG_LEVEL.
 
     Each connection that breaks makes the launcher's stores print twenty lines and a C++ stack to standard error. The
@@ -178,7 +177,7 @@ def quiet_torch(environ: Mapping[str, str] = os.environ) -> None:
     torch reads that variable once, when it is imported, into a flag of its C++ library; processes forked before keep
     theirs. A torch without that flag goes on printing.
     """
-    if _LEVEL in environ:
+    if _LEVEL in os.environ:
         return
     import torch
 

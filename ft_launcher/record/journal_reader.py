@@ -180,11 +180,6 @@ def read_journal(pieces: Sequence[Path], findings: Findings) -> Iterator[Entry]:
     return parse(_lines(pieces, findings), findings, str(pieces[-1]))
 
 
-def read_piece(piece: Path, findings: Findings) -> Iterator[Entry]:
-    """As `read_journal` for one of its files, so that source and line of an event name a place."""
-    return read_journal([piece], findings)
-
-
 def journals_in(paths: Iterable[Path]) -> list[list[Path]]:
     """Returns the files of each journal, the earliest piece first."""
     journals: dict[tuple[Path, str], dict[int, Path]] = {}

@@ -18,14 +18,14 @@ SCRIPT = f"""
 import sys
 sys.path.insert(0, {ROOT!r})
 from rank_monitor.log import Log
-log = Log("INFO", "it")
+log = Log("it")
 for _ in range(3000):
     log.warning("x" * 100)
 """
 
 
 def test_the_form_of_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    log = Log("INFO", "RankMonitorServer:34")
+    log = Log("RankMonitorServer:34")
     log.warning("Did not get subsequent heartbeat. Waited 171.92 seconds.")
     log.info("two\nlines \udcff")
     log.level = "WARNING"

@@ -13,7 +13,7 @@ from rank_monitor.template import warm_up
 
 
 def test_nothing_is_left_of_the_warm_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    log = Log("INFO", "template")
+    log = Log("template")
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
         warm_up(MonitoredJob("tag-of-nobody", str(tmp_path)), log)

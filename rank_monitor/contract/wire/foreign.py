@@ -69,31 +69,29 @@ def read_file(
     return content[:most]
 
 
-def read_json(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES, follow_link: bool = False) -> Any:
+def read_json(path: str | os.PathLike[str], follow_link: bool = False) -> Any:
     """The JSON value in a regular file; arguments as for `read_file`.
 
     Raises:
         OSError: as for `read_file`.
         ValueError: the content is not JSON, or not within the bounds of `parse_json`.
     """
-    return parse_json(read_file(path, most, follow_link))
+    return parse_json(read_file(path, follow_link=follow_link))
 
 
-def parse_json(text: str | bytes, max_depth: int = MAX_DEPTH) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, is nested deeper than `max_depth`, holds NaN or an infinity, or a number of more
+        ValueError: it is not JSON, is nested deeper than `MAX_DEPTH`, holds NaN or an infinity, or a number of more
             than 32 characters.
     """
     if isinstance(text, bytes):
-        decoded = text.decode("utf-8", errors="replace")
-    else:
-        decoded = text
-    check_depth(decoded, max_depth)
-    if _may_be_out_of_range(decoded):
-        return _STRICT.decode(decoded)
-    return _PLAIN.decode(decoded)
+        text = text.decode("utf-8", errors="replace")
+    check_depth(text, MAX_DEPTH)
+    if _may_be_out_of_range(text):
+        return _STRICT.decode(text)
+    return _PLAIN.decode(text)
 
 
 def _may_be_out_of_range(text: str) -> bool:
@@ -110,7 +108,7 @@ def check_depth(text: str, max_depth: int) -> None:
     """Refuses JSON that is nested too deep, before a parser recurses into it. Linear in the text's length.
 
     Raises:
-        ValueError: it is nested deeper than `max_depth`.
+        ValueError: it is nested deeper than `MAX_DEPTH`.
     """
     if text.count("[") + text.count("{") <= max_depth:
         return

@@ -26,7 +26,9 @@ _TARGETS = {
     "ptl_resiliency": "ft_client.integrations.lightning",
     "shared_utils.inject_fault": f"{_ALIAS}.inject_fault",
     "shared_utils.wait_daemon": "ft_client.inprocess.wait_daemon",
+    "fault_tolerance.config": f"{_ALIAS}.config",
     "fault_tolerance.rank_monitor_client": "ft_client.rank_monitor_client",
+    "fault_tolerance.rank_monitor_server": f"{_ALIAS}.rank_monitor_server",
 }
 _PTL_CALLBACKS = ("fault_tolerance_callback", "fault_tolerance_sections_callback", "straggler_det_callback")
 _TARGETS |= {f"ptl_resiliency.{name}": "ft_client.integrations.lightning" for name in _PTL_CALLBACKS}
