@@ -18,7 +18,7 @@ from ft_launcher.cycle.bounded_call import call_within
 from ft_launcher.cycle.source_lines import with_own_locks
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 
-TEXT = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\n"
+TEXT = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\nlock.release()\n"
 AT_WORK = ["torch/distributed/distributed_c10d.py:2400 in recv"]
 
 
