@@ -273,12 +273,7 @@ def _of_told(told: Mapping[str, Any], run: Run) -> str:
         return "unknown"
     if set(told["ranks"]) == {run.culprit}:
         return "named"
-    may_be_several = run.kind in _OUT_OF_STEP and told["finding"] in ("mismatch", "deadlock")
-    if not may_be_several or run.culprit not in told["ranks"]:
-        return "wrong"
-    if len(told["ranks"]) < run.ranks:
-        return "named"
-    return "unknown"
+    return _of_several(told["ranks"], told["finding"], run)
 
 
 def _of_fault(fault: Mapping[str, Any], run: Run) -> str:
@@ -294,7 +289,12 @@ def _of_fault(fault: Mapping[str, Any], run: Run) -> str:
     blamed = [rank for rank in fault["blamed"] if isinstance(rank, int)]
     if run.culprit in (fault["rank"], *blamed) and set(blamed) <= {run.culprit}:
         return "named"
-    may_be_several = run.kind in _OUT_OF_STEP and fault["finding"] in ("mismatch", "deadlock")
+    return _of_several(blamed, fault["finding"], run)
+
+
+def _of_several(blamed: Sequence[int], finding: str, run: Run) -> str:
+    """Whether ranks that are not the culprit alone are the right answer."""
+    may_be_several = run.kind in _OUT_OF_STEP and finding in ("mismatch", "deadlock")
     if not may_be_several or run.culprit not in blamed:
         return "wrong"
     if len(set(blamed)) < run.ranks:
