@@ -48,8 +48,8 @@ def prepare() -> Report:
     """Connects this process to its monitor as the rank, and sets torch's default timeout. Raises nothing.
 
     Returns:
-        What reports an exception that ends the rank; called with None where the rank exits with an error and without a
-        known exception.
+        What reports how the rank ends: called with the exception, with None where the rank exits with an error and
+        without a known exception, and with `SystemExit()` where the program returned.
     """
     try:
         # Imported now: later, the script's folder comes first in sys.path.
@@ -97,7 +97,7 @@ def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any,
 
 
 class Rank:
-    """The rank's main program as a context manager: an exception that leaves the context is reported.
+    """The rank's main program as a context manager: how the context is left is reported.
 
     Run it by `with rank: rank.take()()` in the outermost frame of the process, so that only this one frame of ours is
     below the script's in its stack: each is seen in every stack dump and counts towards the recursion limit.
@@ -135,13 +135,14 @@ class Rank:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._try_to_report(SystemExit(), None)
             return
         theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.take.__code__}))
         if not isinstance(error, SystemExit):
             self._script.hide_frames(theirs)
             self._try_to_report(error, theirs)
-        elif error.code and not (isinstance(error.code, int) and error.code in self._agreed):
+        elif not (isinstance(error.code, int) and error.code in self._agreed):
             why = _why_exit(error)
             if why is None:
                 self._try_to_report(None, None)

@@ -25,6 +25,8 @@ from rank_monitor.contract.processes.wait import readable
 
 _CAUSE_WAIT_S = 3.0
 """Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
+_SUSPECT_S = 1.0
+"""A rank is suspect 0.1 s before its limit. Its peers exceed theirs at about the same time, and are ended."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,14 @@ def failed_by_hang(ranks: Ranks) -> bool:
     if fault is None:
         return True
     aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
-    return fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG or aborted
+    hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
+    return hangs or aborted or (fault.collateral and _was_suspect(ranks, fault.local_rank))
+
+
+def _was_suspect(ranks: Ranks, local_rank: int) -> bool:
+    """Whether a rank was about to exceed a limit itself when it lost a peer: one of another node that was ended."""
+    suspected_at = ranks.monitors.found(local_rank).suspected_at
+    return suspected_at is not None and time.monotonic() < suspected_at + _SUSPECT_S
 
 
 def stop_what_is_left(ranks: Ranks) -> Findings:

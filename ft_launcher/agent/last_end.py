@@ -25,24 +25,31 @@ class LastEnd:
         rendezvous: brings what was found to the coordinator, with the next arrival.
 
     Attributes:
-        found: of the cycle that has ended, until that end is recorded.
+        found: of the cycle that has ended, until the coordinator has said what follows.
         cycle: its number.
     """
 
     def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
         self.found = Findings()
         self.cycle = 0
+        self._is_recorded = False
         self._ranks = ranks
         self._nodes = rendezvous
 
     def keep(self, found: Findings) -> None:
         """Keeps what was found of the cycle that has ended, for the coordinator and for our own record."""
-        self.found = found
-        self.cycle = self._ranks.cycle
+        self._keep(found, is_recorded=False)
         fault = {}
         if found.fault is not None:
             fault = fault_record(found.fault, found.life, self._ranks.parts.recorder.headline(found.fault))
         self._nodes.bring(fault, found.views)
+
+    def keep_recorded(self, found: Findings) -> None:
+        """Keeps what was found of a cycle whose end is recorded already: a rank of this node asked for it."""
+        self._keep(found, is_recorded=True)
+
+    def _keep(self, found: Findings, is_recorded: bool) -> None:
+        self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
 
     def record(self, answer: RankAssigned | JobOver) -> None:
         """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
@@ -53,8 +60,9 @@ class LastEnd:
         found, self.found = self.found, Findings()
         decision, recorder = decision_of(answer.decision), self._ranks.parts.recorder
         ended = None
-        if self._ranks.were_started:
+        if self._ranks.were_started and not self._is_recorded:
             ended = self.cycle
+        self._is_recorded = False
         # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
         is_ours = answer.fault_of == self._nodes.node
         if is_ours:

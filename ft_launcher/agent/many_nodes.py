@@ -212,7 +212,7 @@ class ManyNodes:
             self._await_agreed_exits()
         found = failed_cycle.stop_and_attribute(ranks, hung)
         if ranks.request is not None:
-            self._last_end.found = Findings(views=found.views)
+            self._last_end.keep_recorded(Findings(views=found.views))
             return self._after_request(*ranks.request)
         self._last_end.keep(found)
         return None

@@ -161,10 +161,11 @@ def returned(ranks: Sequence[RankEvidence], stop_began: float | None) -> dict[in
     """Returns how many seconds before the stop ranks returned from their program, by rank; without those of the stop.
 
     A rank that ends closes its connections some 20 ms before its end is seen: the exception of a peer may come first.
+    So what it says before that counts, also where the stop ended it meanwhile.
     """
     if stop_began is None:
         return {}
-    ended = {rank.rank: stop_began - rank.died_at for rank in ranks if rank.exit_code == 0 and rank.died_at is not None}
+    ended = {rank.rank: stop_began - rank.left_at for rank in ranks if rank.left_at is not None}
     return {rank: ago_s for rank, ago_s in ended.items() if ago_s >= 0}
 
 
@@ -180,7 +181,7 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
     ((rank, ago_s),) = ranks.items()
     if ago_s > _LOST_WITHIN_S:
         return fault
-    hint = f"rank {rank} had returned from the program (exit code 0), while others still needed it"
+    hint = f"rank {rank} had returned from its program, while others still needed it"
     lost = tuple(number for number in fault.failed if number != rank)
     return replace(fault, hint=hint, finding=Finding.RETURNED.value, blamed=(rank,), waiting=len(lost))
 
@@ -240,7 +241,7 @@ def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -
     groups, members = rank_view.states_of(rank.groups)
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
     # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
-    has_returned = rank.exit_code == 0 and (as_it_was is None or (rank.died_at or 0.0) <= as_it_was)
+    has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
     has_returned |= rank.scene.has_returned
     return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up)
 

@@ -18,7 +18,8 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 @dataclass(frozen=True)
 class RankEvidence:
     """Evidence of one rank. Times are seconds of this node's monotonic clock; `exit_code` is as in `subprocess`;
-    `in_own_lock` as in `Scene`."""
+    `in_own_lock` as in `Scene`; `returned_at` is when it said that its program had returned, before its process ended.
+    """
 
     rank: int
     local_rank: int
@@ -33,6 +34,14 @@ class RankEvidence:
     was_stopped: bool = False
     killed_by_us: bool = False
     in_own_lock: bool = False
+    returned_at: float | None = None
+
+    @property
+    def left_at(self) -> float | None:
+        """When it returned from its program; None: as far as is known it did not."""
+        if self.exit_code == 0 and self.returned_at is None:
+            return self.died_at  # a rank without our client says nothing
+        return self.returned_at
 
     @property
     def failed_at(self) -> float | None:

@@ -32,8 +32,10 @@ _IDLE = re.compile(
 )
 """Files in which a thread waits for something to do; our own that tell the monitor of progress, or wait for the end of
 an iteration in process, too."""
-_RETURNED = re.compile(r"ft_client/inprocess/restart/call\.py:\d+ in _next$")
-"""Where a rank waits that is in an in-process wrapper and has returned from its function, or is not to call it."""
+_IN_WRAPPER = re.compile(r"ft_client/inprocess/restart/call\.py:\d+ in (\w+)$")
+_NEXT = ("_next", "_announce")
+"""Where a rank waits for the others in an in-process wrapper, and its caller if it has returned from its function. A
+rank that is to take part only later waits there, too, and one between two iterations."""
 
 _OF_A_LOCK = "futex"
 """How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
@@ -48,6 +50,8 @@ class Whereabouts(Enum):
     STOPPED = "is stopped (SIGSTOP or a debugger)"
     IN_KERNEL = "waits in the kernel (storage, GPU or NIC)"
     COLLECTIVE = "waits in a collective"
+    WRAPPER = "waits in the in-process wrapper for the other ranks"
+    """As a spare, or between two iterations."""
     OUTSIDE = "is in no call of torch.distributed"
     BLOCKED = "waits in C code for another thread"
     """Torch's `work.wait()` is such a call and leaves no frame of Python; so is a lock of the program's own."""
@@ -81,6 +85,8 @@ class Scene:
             return Whereabouts.UNKNOWN
         if in_collective(self.frames):
             return Whereabouts.COLLECTIVE
+        if self._in_wrapper[:1] == _NEXT[:1] and not self.has_returned:
+            return Whereabouts.WRAPPER
         waits_in = str((self.process or {}).get("wchan", ""))
         # Where the kernel does not say in what a process sleeps, it may be this.
         in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith("S") and not waits_in)
@@ -94,7 +100,13 @@ class Scene:
     @property
     def has_returned(self) -> bool:
         """Whether it has returned from the function of an in-process wrapper, and waits there for the others."""
-        return _RETURNED.match(next(iter(self.frames), "")) is not None
+        return self._in_wrapper == _NEXT
+
+    @property
+    def _in_wrapper(self) -> tuple[str, ...]:
+        """The two innermost functions, as far as they are of the wrapper's call."""
+        found = [_IN_WRAPPER.match(frame) for frame in self.frames[:2]]
+        return tuple(match[1] for match in found if match is not None)
 
     @property
     def waits_in_python(self) -> bool:

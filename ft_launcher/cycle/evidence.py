@@ -76,6 +76,7 @@ def gather(
                 snapshot=found.snapshot,
                 was_stopped=local_rank in stopped,
                 killed_by_us=pids[local_rank] in killed,
+                returned_at=found.returned_at,
             )
         )
     return evidence

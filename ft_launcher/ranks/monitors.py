@@ -24,6 +24,7 @@ from rank_monitor.contract.processes.spawn import Monitor
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
@@ -51,6 +52,7 @@ from rank_monitor.contract.wire.messages import (
     RankException,
     Restarter,
     ResultInDoubt,
+    Returned,
     SectionTimes,
 )
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
@@ -68,16 +70,19 @@ class Found:
     """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
 
     `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
-    answer to `ask_readings`: a finding about the end of a rank must not take it for one.
+    answer to `ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is when it was
+    last about to exceed a limit, and `returned_at` when it returned from its program.
     """
 
     start: CycleStart | None = None
 
+    suspected_at: float | None = None
     verdict: Verdict | None = None
     verdict_at: float | None = None
     exception: RankException | None = None
     exception_at: float | None = None
     last_output: str = ""
+    returned_at: float | None = None
     suspect_result: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
     was_attached: bool = False
@@ -220,8 +225,8 @@ class NodeMonitors:
         """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
         events, self._not_passed_on = self._not_passed_on, []
         for local_rank, slot in enumerate(self._slots):
-            for message in self._drain(slot):
-                heard = self._note(slot, message)
+            for received in self._drain(slot):
+                heard = self._note(slot, received.message, received.sent_ns)
                 if heard is not None:
                     events.append((local_rank, heard))
         self._note_changes()
@@ -256,8 +261,8 @@ class NodeMonitors:
                 break
             for descriptor in readable(waiting, left_s):
                 slot = waiting[descriptor]
-                for message in self._drain(slot):
-                    event = self._note(slot, message)
+                for received in self._drain(slot):
+                    event = self._note(slot, received.message, received.sent_ns)
                     if event is not None:
                         self._not_passed_on.append((self._slots.index(slot), event))
                 snapshot = slot.found.snapshot
@@ -293,11 +298,11 @@ class NodeMonitors:
 
     def _take_last(self, slot: _Slot) -> None:
         # A monitor that ends before it has read our second goodbye resets the channel: one receive fails (unix(7)).
-        for message in [*self._drain(slot), *self._drain(slot)]:
-            if isinstance(message, Times):
-                self._note(slot, message)
+        for received in [*self._drain(slot), *self._drain(slot)]:
+            if isinstance(received.message, Times):
+                self._note(slot, received.message, received.sent_ns)
 
-    def _drain(self, slot: _Slot) -> Iterator[Message]:
+    def _drain(self, slot: _Slot) -> Iterator[Received]:
         while True:
             try:
                 received = channel.receive(slot.monitor.channel)
@@ -313,9 +318,9 @@ class NodeMonitors:
             # Sent before these ranks were started: it is about their predecessors.
             is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
             if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
-                yield heard.message
+                yield heard
 
-    def _note(self, slot: _Slot, message: Message) -> MonitorEvent | None:
+    def _note(self, slot: _Slot, message: Message, sent_ns: int) -> MonitorEvent | None:
         """Stores a message; returns it if the launcher must act on it or record it."""
         now = time.monotonic()
         match message:
@@ -338,12 +343,16 @@ class NodeMonitors:
                 return message
             case LastOutput():
                 slot.found.last_output = message.text
+            case Returned():
+                slot.found.returned_at = sent_ns / 1e9
             case ResultInDoubt():
                 slot.found.suspect_result = message
                 return message
             case Guard():
                 slot.guard = message
             case Fenced() | Suspected() if slot.start is not None and message.cycle == slot.start.cycle:
+                if isinstance(message, Suspected):
+                    slot.found.suspected_at = now
                 return message
             case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
                 return message

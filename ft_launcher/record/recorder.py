@@ -235,9 +235,8 @@ class Recorder:
     @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
         """A rank of another node failed by a hang: shows which ranks of this node it may have waited for."""
-        missing = [
-            rank.scene for rank in ranks if rank.scene.place not in (Whereabouts.COLLECTIVE, Whereabouts.UNKNOWN)
-        ]
+        told_nothing = (Whereabouts.COLLECTIVE, Whereabouts.WRAPPER, Whereabouts.UNKNOWN)
+        missing = [rank.scene for rank in ranks if rank.scene.place not in told_nothing]
         if missing:
             report.show(f"ft_launcher: on {self.files.node}, where no rank failed: {listed(missing)}")
 

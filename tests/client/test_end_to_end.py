@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from rank_monitor.contract.settings.config import MonitorSettings
-from rank_monitor.contract.wire.launcher_messages import Connected, Verdict
-from rank_monitor.contract.wire.messages import ControlRequest, LimitsSet, RankException
+from rank_monitor.contract.wire.launcher_messages import Connected, Times, Verdict
+from rank_monitor.contract.wire.messages import ControlRequest, LimitsSet, RankException, Returned
 from tests.client.agent import agent_of
 from tests.client.fake_monitor import wait_until
 from tests.client.rank import started
@@ -83,6 +85,27 @@ raise ValueError("in the end")
         assert agent.wait_for(ControlRequest) == [ControlRequest("exclude_this_node", "why")]
         assert rank.wait(patient(20)) == 1
         assert not [one for one in agent.heard if isinstance(one, Verdict)]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "returns"),
+    [
+        ("pass", 0, True),
+        ("raise SystemExit", 0, True),
+        ("raise SystemExit(0)", 0, True),
+        ("raise SystemExit(3)", 3, False),
+        ("raise ValueError", 1, False),
+        ("import os; os._exit(0)", 0, False),
+        ("import os, sys; os.fork() or sys.exit(0); os.wait(); raise ValueError", 1, False),
+    ],
+)
+def test_a_rank_says_that_it_returned(tmp_path: Path, script: str, code: int, returns: bool) -> None:
+    """Its connections to other ranks end before its process does, and they may fail first."""
+    with agent_of(tmp_path, MonitorSettings()) as agent, started(script, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        assert rank.wait(patient(20)) == code
+        agent.wait_for(Times)  # what the monitor says at the end of a rank, after its last words
+        assert any(isinstance(one, Returned) for one in agent.heard) is returns
 
 
 def test_the_launcher_says_how_often_to_save(tmp_path: Path) -> None:

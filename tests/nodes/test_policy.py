@@ -65,3 +65,15 @@ def test_a_rank_ends_the_job_on_all_nodes(on_loopback: StartAgents) -> None:
     agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=1")
     agents.end(STOPPED, STOPPED)
     assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
+
+
+def test_a_rank_has_all_nodes_restart(on_loopback: StartAgents) -> None:
+    """Each node records one end of each cycle, also the one whose rank asked, which does so before the others."""
+    plan = Plan(tuple(Strike("ask for a restart", iteration=number, rank=3) for number in (4, 6)))
+    agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=0")
+    agents.end(0, 0)
+    asks = agents.node_of(3)
+    for agent in agents:
+        assert agent.cycles == [0, 1, 2], agents.tail()
+        assert [line["cycle"] for line in agent.journal("cycle_end")] == [0, 1, 2], agents.tail()
+    assert [line["how"] for line in asks.journal("cycle_end")] == ["asked for: restart"] * 2 + ["succeeded"]

@@ -1,4 +1,4 @@
-"""Reports the exception that ends this rank to the launcher: through the monitor, and in torch's error file.
+"""Reports how this rank ends to the launcher: an exception through the monitor and in torch's error file.
 
 `bootstrap.py` calls it, with a traceback without our frames. The file has the form of torch's `record` decorator, and
 is left as it is when that has written it; torch is not needed.
@@ -24,7 +24,7 @@ from typing import Any
 
 from ft_client.monitoring import process
 from rank_monitor.contract.errors import text_of
-from rank_monitor.contract.wire.messages import LastOutput, RankException
+from rank_monitor.contract.wire.messages import LastOutput, RankException, Returned
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
@@ -36,15 +36,20 @@ _kept = bytearray()
 
 
 def report(error: BaseException | None, trace: TracebackType | None) -> None:
-    """Reports an uncaught exception other than KeyboardInterrupt. Does nothing in a forked child: it is not the rank.
+    """Reports an uncaught exception other than KeyboardInterrupt, or that the program returned. Does nothing in a
+    forked child: it is not the rank.
 
     Args:
         error: None: the rank exits with an error and without a known exception; the end of its stderr is reported.
+            `SystemExit` without a code: the program returned.
     """
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
     if error is None:
         _report_output(_end_of_stderr())
+        return
+    if isinstance(error, SystemExit) and not error.code:
+        _report_return()
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
     message = text_of(error)
@@ -60,6 +65,13 @@ def _report_output(text: str) -> None:
     link = process.current()
     if link is not None and text:
         link.post(LastOutput(text), time.monotonic_ns(), _SEND_TIMEOUT_S)
+
+
+def _report_return() -> None:
+    """Tells when the rank returned: its peers may fail for that before its process has ended."""
+    link = process.current()
+    if link is not None:
+        link.post(Returned(), time.monotonic_ns(), _SEND_TIMEOUT_S)
 
 
 def _write_error_file(message: str, text: str) -> None:

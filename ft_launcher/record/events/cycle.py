@@ -155,10 +155,10 @@ class Stacks(Event, name="stacks"):
     cycle: int
     """The cycle that failed."""
     ranks: Sequence[Mapping[str, Any]]
-    """Each with `rank`, `place` (`stopped`, `in_kernel`, `collective`, `blocked`, `locked`, `outside` or `unknown`),
-    `frames` of its main thread (the innermost first), `process` as /proc has it, with the path of the innermost frame's
-    `file` and where its `other_threads` are, `stacks`, the file with all of them (empty: none), and `groups`: how far
-    it was in each process group, by torch's flight recorder."""
+    """Each with `rank`, `place` (`stopped`, `in_kernel`, `collective`, `wrapper`, `blocked`, `locked`, `outside` or
+    `unknown`), `frames` of its main thread (the innermost first), `process` as /proc has it, with the path of the
+    innermost frame's `file` and where its `other_threads` are, `stacks`, the file with all of them (empty: none), and
+    `groups`: how far it was in each process group, by torch's flight recorder."""
 
 
 @dataclass(frozen=True)

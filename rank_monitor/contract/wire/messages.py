@@ -112,6 +112,11 @@ class LastOutput(Message):
 
 
 @dataclass(frozen=True)
+class Returned(Message):
+    """The rank's program has returned: the process ends, and its connections to other ranks with it."""
+
+
+@dataclass(frozen=True)
 class ControlRequest(Message):
     """A request of the training to the launcher: `exclude_this_node`, `stop_job` or `restart`."""
 
@@ -246,6 +251,7 @@ class ResultInDoubt(Message):
 FROM_RANK_TO_LAUNCHER = (
     RankException,
     LastOutput,
+    Returned,
     ControlRequest,
     LimitsSet,
     Guard,

@@ -455,6 +455,17 @@ def test_one_whose_last_collective_has_no_end_is_in_the_present_one() -> None:
     assert blame.text.startswith("all 4 ranks are in all_reduce 4 of ")
 
 
+def test_a_spare_is_not_what_the_others_wait_for() -> None:
+    """It was in their group before the restart, and the recorder has that group's last state still."""
+    call = "ft_client/inprocess/restart/call.py"
+    spare = Scene(3, [f"{call}:295 in _next", f"{call}:201 in _wait"], {"state": "S (sleeping)"})
+    others = [waits_in(0, 4), outside(1, NO_ITERATION, world=(3, 3)), waits_in(2, 4)]
+    blame = find([*others, RankView(spare, {"world": GroupState(2, 2)})])
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (1,), (0, 2, 3))
+    blame = find([waits_in(0, 4), waits_in(2, 4), RankView(spare, {"world": GroupState(2, 2)})])
+    assert blame.ranks == ()
+
+
 def has_ended(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int]) -> RankView:
     """A rank that has returned from its program."""
     return replace(outside(rank, iteration, **groups), ended=True)

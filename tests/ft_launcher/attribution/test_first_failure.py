@@ -142,6 +142,24 @@ def test_a_rank_that_returned_while_others_needed_it(
     assert ("rank 1 had returned" in fault.hint) == bool(blamed)
 
 
+@pytest.mark.parametrize(
+    ("end", "blamed"),
+    [
+        ({"exit_code": -15, "died_at": 1.05, "returned_at": 0.99}, (1,)),
+        ({"exit_code": 0, "died_at": 1.05, "returned_at": 0.99}, (1,)),
+        ({"returned_at": 0.99}, (1,)),
+        ({"exit_code": 0, "died_at": 1.05, "returned_at": 1.04}, ()),
+        ({"exit_code": -15, "died_at": 1.05}, ()),
+    ],
+    ids=["ended by the stop", "seen after the stop", "still ending", "by the stop", "running"],
+)
+def test_a_rank_that_had_said_that_it_returned(end: dict[str, Any], blamed: tuple[int, ...]) -> None:
+    """The launcher may stop the ranks before it sees that the process of that one has ended."""
+    ranks = [rank(0, exit_code=1, died_at=1.02, exception=LOST, exception_at=1.0), rank(1, **end)]
+    fault = attribute(ranks, NODE, stop_began=1.03)
+    assert fault is not None and (fault.rank, fault.blamed) == (0, blamed)
+
+
 def test_a_rank_that_waits_in_a_collective_is_not_the_hanging_one() -> None:
     waits = "torch/distributed/distributed_c10d.py:2962 in all_reduce"
     waiting = verdict(0, frames=[waits, "train.py:3 in step"])

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ft_client.inprocess.restart.call import Call
+from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, own_frame
 
 C10D = "torch/distributed/distributed_c10d.py"
@@ -122,6 +124,16 @@ def test_who_has_returned_to_the_wrapper() -> None:
     assert Scene(0, [waits, "ft_client/inprocess/restart/call.py:196 in _announce"], LOCK).has_returned
     assert not Scene(0, ["train.py:9 in load", waits], LOCK).has_returned
     assert not Scene(0).has_returned
+    assert {"_next", "_announce", "_wait", "_arrive"} <= vars(Call).keys()
+
+
+@pytest.mark.parametrize("caller", ["_wait", "_arrive", "_account"])
+def test_who_waits_in_the_wrapper(caller: str) -> None:
+    """A spare, and a rank between two iterations: nobody in the function waits for them."""
+    call = "ft_client/inprocess/restart/call.py"
+    scene = Scene(0, [f"{call}:295 in _next", f"{call}:201 in {caller}"], LOCK)
+    assert scene.place is Whereabouts.WRAPPER and not scene.has_returned
+    assert RankView(scene).is_waiting
 
 
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:
