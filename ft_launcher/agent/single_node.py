@@ -25,9 +25,8 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.ledger.categories import Category
-from ft_launcher.policy.question import Question, answer, inputs_of, to_record
 from ft_launcher.policy.restart_history import History
-from ft_launcher.policy.restart_policy import Action, after_request
+from ft_launcher.policy.restart_policy import Action, Question, after_request, answer, inputs_of
 from ft_launcher.ranks.devices import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
@@ -181,7 +180,7 @@ class SingleNode:
         """Carries out a rank's request after the ranks have ended."""
         policy, now = self._parts.settings.restart, time.monotonic()
         decision = after_request(request, rank, self._history, policy, self._group.spec.max_restarts, now)
-        asked = to_record(Question(policy, self._group.spec.max_restarts, self._history), now)
+        asked = Question(policy, self._group.spec.max_restarts, self._history).to_record(now)
         asked["request"] = {"rank": rank, "action": request.action, "description": request.description}
         self._parts.recorder.asked(self._ranks.cycle, request, decision, asked)
         if decision.action is Action.RESTART:

@@ -14,9 +14,8 @@ from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, col
 from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
 from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
-from ft_launcher.policy.question import Question, answer, inputs_of
 from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import Action, Decision, is_suspect
+from ft_launcher.policy.restart_policy import Action, Decision, Question, answer, inputs_of, is_suspect
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import RestartSettings

@@ -282,7 +282,7 @@ class Recorder:
 
         Args:
             life: how long the cycle ran and how far it came.
-            inputs: what the restart policy decided by (`policy/question.py`); None: it was not asked.
+            inputs: what the restart policy decided by (`policy/restart_policy.py`); None: it was not asked.
         """
         self.files.begin()
         with contained("the fault cannot be written to the journal"):

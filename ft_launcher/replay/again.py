@@ -17,9 +17,8 @@ from ft_launcher.attribution.cycle_evidence import fault_of_json, find, of_recor
 from ft_launcher.cycle import rung_record
 from ft_launcher.health.reading import Reading
 from ft_launcher.health.repeated import changes
-from ft_launcher.policy import question
 from ft_launcher.policy.restart_history import History
-from ft_launcher.policy.restart_policy import after_request, is_known
+from ft_launcher.policy.restart_policy import Question, after_request, answer, is_known
 from ft_launcher.record import events
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.json_record import from_json
@@ -63,8 +62,8 @@ def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[st
     Raises:
         ProtocolError: they do not fit.
     """
-    asked = question.of_record(inputs, _NOW)
-    decided, history = question.answer(_decided_on(fault, inputs), asked, _NOW)
+    asked = Question.from_record(inputs, _NOW)
+    decided, history = answer(_decided_on(fault, inputs), asked, _NOW)
     return _facts(events.Decision.of(decided, cycle=0)), without_ages(history.to_record(_NOW))
 
 
@@ -74,7 +73,7 @@ def decision_about_request(inputs: Facts) -> dict[str, Any]:
     Raises:
         ProtocolError: the inputs do not fit.
     """
-    asked, made = question.of_record(inputs, _NOW), dict(inputs["request"])
+    asked, made = Question.from_record(inputs, _NOW), dict(inputs["request"])
     rank = made.pop("rank", None)
     request = from_json(ControlRequest, made)
     if type(rank) is not int or not is_known(request):
@@ -89,7 +88,7 @@ def history_in(inputs: Facts) -> dict[str, Any]:
     Raises:
         ProtocolError: it does not fit.
     """
-    return without_ages(question.of_record(inputs, _NOW).history.to_record(_NOW))
+    return without_ages(Question.from_record(inputs, _NOW).history.to_record(_NOW))
 
 
 def without_ages(history: Facts) -> dict[str, Any]:

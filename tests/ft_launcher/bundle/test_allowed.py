@@ -11,8 +11,8 @@ import pytest
 from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.attribution.known_errors import BAD_LOSS
 from ft_launcher.bundle.allowed import FIELDS, TEXTS, of_event, of_stacks, of_status
-from ft_launcher.policy.question import Question, answer, inputs_of
 from ft_launcher.policy.restart_history import History
+from ft_launcher.policy.restart_policy import Question, answer, inputs_of
 from ft_launcher.record import surroundings
 from ft_launcher.record.events import EVENTS
 from rank_monitor.contract.settings.config import RestartSettings

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.policy.question import Question, answer
 from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import Action
+from ft_launcher.policy.restart_policy import Action, Question, answer
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import NO_ITERATION

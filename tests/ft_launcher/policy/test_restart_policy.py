@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from ft_client.control import WorkloadAction
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.policy.question import Question, answer
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import (
     MOST_MOVES,
     MOST_UNCHARGED,
     Action,
+    Question,
     about_policy,
     after_request,
+    answer,
     backoff_s,
     decide,
     is_known,

@@ -11,10 +11,8 @@ from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
 from ft_launcher.cycle.rung_record import is_recorded, to_record
 from ft_launcher.cycle.rung_steps import Died, Happened, Heard, LossNotified, Restarted, StartAgain
 from ft_launcher.cycle.rungs import Rungs, RungState
-from ft_launcher.policy import question
-from ft_launcher.policy.question import Question, answer, inputs_of
 from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import after_request
+from ft_launcher.policy.restart_policy import Question, after_request, answer, inputs_of
 from ft_launcher.record import events
 from ft_launcher.record.journal_reader import Findings, parse
 from ft_launcher.replay.replay import Replay
@@ -86,7 +84,7 @@ class Job:
         request = ControlRequest("restart", "I like it")
         asked = Question(self._settings, self._max_restarts, self._history)
         decided = after_request(request, 1, self._history, self._settings, self._max_restarts, 0.0)
-        inputs = question.to_record(asked, 0.0) | {"request": {"rank": 1} | vars(request)}
+        inputs = asked.to_record(0.0) | {"request": {"rank": 1} | vars(request)}
         self.lines += [begins(self._cycle), line(events.Decision.of(decided, cycle=self._cycle, inputs=inputs))]
         self._cycle += 1
         return self
