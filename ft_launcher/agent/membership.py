@@ -1,19 +1,18 @@
-"""What the node agent needs of its node's part in the job: an interface, and what it returns.
+"""What the node agent needs of its node's part in the job, and of all that its cycle loop attends: two interfaces.
 
 `single_node.py` implements it for a node that decides by itself, `many_nodes.py` for one among several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch.distributed.elastic.agent.server.api import RunResult
 
-from ft_launcher.agent.cycle_loop import EventSource
-from ft_launcher.cycle.cycle import CyclePhase
+from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.rendezvous.cycle_store import CycleStore
 
 
@@ -32,6 +31,23 @@ class NoFurtherCycle(Exception):
     def __init__(self, end: JobEnd) -> None:
         super().__init__(end.reason)
         self.end = end
+
+
+class EventSource(Protocol):
+    """What can end a cycle, or must be looked after while one runs."""
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+
+    def next_check(self) -> float | None:
+        """When to call `attend` even if nothing is readable (monotonic seconds); None: no need."""
+
+    def attend(self, ready: Set[int]) -> Iterable[Event]:
+        """Does what is due, and returns the events since the last call. Blocks only for questions with a bound.
+
+        Args:
+            ready: the descriptors of all sources that are readable now.
+        """
 
 
 class Membership(EventSource, Protocol):

@@ -1,7 +1,8 @@
 """The node agent: torch elastic's local agent, with our ranks and a cycle loop that waits for events.
 
-torch's launcher makes and runs it. This file has torch's hooks and nothing else: `ranks.py` starts and ends the ranks,
-`cycle_loop.py` waits for the end of a cycle, and the membership (`single_node.py`, `many_nodes.py`) says what follows.
+torch's launcher makes and runs it. Here are torch's hooks and the loop of one cycle: `ranks.py` starts and ends the
+ranks, `cycle/cycle.py` decides by what happens to them when a cycle has ended, and the membership (`single_node.py`,
+`many_nodes.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` and `_shutdown`, the calls
 `_initialize_workers` and `_monitor_workers`, attributes such as `_worker_group` and `_remaining_restarts`, and the name
@@ -10,6 +11,8 @@ Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` an
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,22 +20,22 @@ from torch.distributed.elastic.agent.server import local_elastic_agent as torch_
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from ft_launcher.agent.cycle_loop import CycleLoop
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.health_watch import HealthWatch
 from ft_launcher.agent.job_nodes import JobNodes
 from ft_launcher.agent.log_feed import LogFeed
 from ft_launcher.agent.many_nodes import ManyNodes
-from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
+from ft_launcher.agent.membership import EventSource, JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.node_answers import NodeAnswers
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.agent.single_node import SingleNode
 from ft_launcher.agent.status_feed import StatusFeed
-from ft_launcher.cycle.cycle import CyclePhase
+from ft_launcher.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.processes.descriptors import Reserve
 from ft_launcher.rendezvous.handler import NodeRendezvous
+from rank_monitor.contract.processes.wait import readable
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
@@ -151,3 +154,34 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._parts.cycle_info.close()
         super()._shutdown(*args, **kwargs)
         self._membership.leave(self._job_end)
+
+
+class CycleLoop:
+    """Waits for the events of one cycle until it has ended.
+
+    Args:
+        rank_count: number of ranks of this node.
+        sources: attended in this order at each wake-up, whichever of them has woken the loop.
+    """
+
+    def __init__(self, rank_count: int, sources: Sequence[EventSource]) -> None:
+        self._cycle = Cycle(rank_count)
+        self._sources = sources
+
+    def run(self) -> CyclePhase:
+        """Blocks until the cycle has ended; returns the phase in which it did."""
+        while self._cycle.phase is CyclePhase.RUNNING:
+            descriptors = set[int]().union(*(source.descriptors() for source in self._sources))
+            ready = readable(descriptors, self._wait_limit())
+            for source in self._sources:
+                for event in source.attend(ready):
+                    self._cycle.on(event)
+        return self._cycle.phase
+
+    def _wait_limit(self) -> float | None:
+        """How long to wait for a descriptor (seconds); None: without limit."""
+        checks = [source.next_check() for source in self._sources]
+        due = [moment for moment in checks if moment is not None]
+        if not due:
+            return None
+        return max(0.0, min(due) - time.monotonic())

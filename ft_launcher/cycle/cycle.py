@@ -6,7 +6,7 @@
             Lost, none is left                -> SUCCEEDED if one is done, else FAILED
             an ending that is not the ranks'  -> that one
 
-Called by `agent/cycle_loop.py`. The first ending stands; later events are evidence only. A lost rank does not count,
+Called by `agent/node_agent.py`. The first ending stands; later events are evidence only. A lost rank does not count,
 also when it was started again, until it takes part: the cycle succeeds when all others are done.
 """
 

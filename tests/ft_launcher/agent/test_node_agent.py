@@ -1,4 +1,4 @@
-"""The cycle loop: which source it asks, when it wakes, and which ending stands."""
+"""The cycle loop of the node agent: which source it asks, when it wakes, and which ending stands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 
 import pytest
 
-from ft_launcher.agent.cycle_loop import CycleLoop
+from ft_launcher.agent.node_agent import CycleLoop
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded
 
 
