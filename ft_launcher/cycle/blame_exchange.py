@@ -1,9 +1,9 @@
 """Has all nodes say where their ranks are before a restart in process, and finds who held up the others.
 
-A thread of `blame.py`, which asks and answers for this node. The interruption aborts the collectives of all ranks
-within milliseconds, and what a rank shows after that says nothing. All happens in the store by which the ranks are
-interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the iteration was
-not interrupted yet when all of it was there.
+`in_process.py` uses it, when a rank is about to be asked to restart. The interruption aborts the collectives of all
+ranks within milliseconds, and what a rank shows after that says nothing. All happens in the store by which the ranks
+are interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the iteration
+was not interrupted yet when all of it was there.
 
     asked/N     a rank is about to be asked to restart, in which call and iteration: `Question`; N counts in the cycle
     nodes/N     how many nodes have answered in time
@@ -18,8 +18,8 @@ import logging
 import queue
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from torch.distributed import PrefixStore
 
@@ -29,15 +29,17 @@ from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.cycle.source_lines import with_own_locks
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.processes.mailbox import Mailbox
+from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import EVER, release
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.wire.foreign import parse_json
 from rank_monitor.contract.wire.json_record import read_record
+from rank_monitor.contract.wire.messages import Restarter
 
 logger = logging.getLogger(__name__)
 
-ASKED_FOR_S = 1.0
+_ASKED_FOR_S = 1.0
 """All ranks exceed their limits within this time, or made progress after all: the first is answered for all."""
 _LONGEST_S = 0.75
 """From the question to the interruption. Monitors ask 0.3 s before it, and a rank makes progress after all or not."""
@@ -74,8 +76,73 @@ class Blamed:
     text: str
 
 
+class BlameOfInterruption:
+    """Asks and answers for this node in one cycle, in the thread of the cycle loop.
+
+    Args:
+        monitors: of this node.
+        make_exchange: returns the exchange with the other nodes.
+        gather: returns the evidence of the ranks of this node.
+    """
+
+    def __init__(
+        self,
+        monitors: NodeMonitors,
+        make_exchange: Callable[[], BlameExchange],
+        gather: Callable[[], Sequence[RankEvidence]],
+    ) -> None:
+        self._monitors, self._exchange, self._gather = monitors, make_exchange(), gather
+        self._exchange.listen()
+        self._iteration = Question("", 0)
+        self._next_number = 0
+        self._ask_again_at = 0.0
+        self._open: tuple[int, int] | None = None
+        """The number of the question that the monitors answer, and the token of their answers."""
+
+    def fileno(self) -> int:
+        """Readable when `attend` has something to do."""
+        return self._exchange.news.fileno()
+
+    def heard(self, message: Restarter) -> None:
+        """Takes where the wrapper is: which call, and which iteration of it."""
+        self._iteration = Question(message.prefix, message.iteration)
+
+    def suspected(self, now: float) -> None:
+        """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
+        if now >= self._ask_again_at:
+            self._ask_again_at = now + _ASKED_FOR_S
+            self._exchange.ask(self._next_number, self._iteration)
+
+    def attend(self, now: float) -> list[Blamed]:
+        """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
+        found = []
+        for news in self._exchange.news.take():
+            if isinstance(news, Asked):
+                self._next_number, self._ask_again_at = news.number + 1, now + _ASKED_FOR_S
+                self._open = news.number, self._monitors.ask_readings(stacks=True)
+            else:
+                found.append(news)
+        if self._open is not None:
+            self._answer(*self._open)
+        return found
+
+    def _answer(self, number: int, token: int) -> None:
+        readings = {rank: self._monitors.found(rank).reading for rank in self._monitors.local_ranks}
+        tokens = {reading.token for reading in readings.values() if reading is not None}
+        if any(later < token for later in tokens):  # somebody looks at the status, for which no stacks are asked for
+            self._open = number, self._monitors.ask_readings(stacks=True)
+        elif tokens == {token} and None not in readings.values():
+            self._open = None
+            ranks = [replace(rank, snapshot=readings[rank.local_rank]) for rank in self._gather()]
+            self._exchange.answer(number, ranks)
+
+    def close(self) -> None:
+        """Closes the descriptors. Call it when the threads at the store have ended."""
+        self._exchange.news.close()
+
+
 class BlameExchange:
-    """Of one cycle on this node.
+    """Questions and answers of all nodes in one cycle, in threads at the ranks' store.
 
     Args:
         threads: at the cycle's store.

@@ -6,6 +6,7 @@ Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import signal
 import time
@@ -19,11 +20,9 @@ from torch.distributed.elastic.agent.server import WorkerGroup
 
 from ft_launcher.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
-from ft_launcher.cycle.blame import BlameOfInterruption
-from ft_launcher.cycle.blame_exchange import BlameExchange
+from ft_launcher.cycle.blame_exchange import BlameExchange, BlameOfInterruption
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.cycle.evidence import fault_in, gather, of_node, oom_kills
-from ft_launcher.cycle.rank_loss import RankLossNotifier
 from ft_launcher.cycle.rung_record import is_recorded, to_record
 from ft_launcher.cycle.rung_steps import (
     DeadlinePassed,
@@ -43,6 +42,8 @@ from ft_launcher.cycle.rung_steps import (
 from ft_launcher.cycle.rungs import Rungs, RungState
 from ft_launcher.cycle.store_threads import Keys, StoreThreads
 from ft_launcher.policy.restart_policy import final_codes
+from ft_launcher.processes.mailbox import Mailbox
+from ft_launcher.processes.process_tree import SessionTree
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
 from ft_launcher.record.contained import contained
@@ -52,6 +53,7 @@ from ft_launcher.zygote.pool import NoWarmStart
 from rank_monitor.contract import env
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
+from rank_monitor.contract.iterations.rank_departure import depart, withdraw
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.wire.foreign import parse_json
 from rank_monitor.contract.wire.messages import Restarter
@@ -60,6 +62,8 @@ logger = logging.getLogger(__name__)
 
 LIMIT = "in_process"
 """The name of the limit in a fault where a restart in process did not end."""
+_TERMINATED = "TERMINATED"
+"""The name of `Interruption.TERMINATED`, as in the records that ranks write."""
 
 
 class InProcess:
@@ -305,6 +309,41 @@ class InProcess:
         self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
         self._rungs.started(local_rank)
         self._recorder.started_again(self._store.cycle, rank, local_rank, pid)
+
+
+class RankLossNotifier:
+    """Writes to the ranks' store that a rank is gone, in a thread for each, and waits there until the others took note.
+
+    `rungs.py` decides what is written and the contract how.
+
+    Args:
+        threads: at the cycle's store; close them before `notified`.
+        stop_s: from SIGTERM to SIGKILL for processes that a dead rank left (seconds).
+
+    Attributes:
+        notified: the notifications that ended.
+    """
+
+    def __init__(self, threads: StoreThreads, stop_s: float) -> None:
+        self._threads, self._stop_s = threads, stop_s
+        self.notified: Mailbox[LossNotified] = Mailbox()
+
+    def notify(self, order: NotifyLoss, pid: int) -> None:
+        """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
+
+        def speak(keys: Keys) -> None:
+            record = json.dumps({"rank": order.member, "interruption": _TERMINATED})
+            if order.joins:
+                withdraw(keys, order.member, record, order.limit_s)
+            else:
+                depart(keys, order.member, record, order.limit_s)
+            # After the notice: the others must not wait while a data loader of the dead rank takes its time.
+            SessionTree(pid).stop(signal.SIGTERM, self._stop_s)
+
+        def end(problem: str) -> None:
+            self.notified.put(LossNotified(order.local_rank, problem))
+
+        self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
 
 
 def _members(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, rungs: Rungs) -> list[RankEvidence]:

@@ -1,7 +1,7 @@
 """Threads that wait in the ranks' store of one cycle, each over a connection of its own; they end with the cycle.
 
-Used by `in_process.py` and `rank_loss.py`. A client of torch's store serves one call at a time, so a wait would block
-every other thread that shared its connection. Knows nothing of what the threads wait for.
+Used by `in_process.py` and `blame_exchange.py`. A client of torch's store serves one call at a time, so a wait would
+block every other thread that shared its connection. Knows nothing of what the threads wait for.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from ft_launcher.cycle.rank_loss import RankLossNotifier
+from ft_launcher.cycle.in_process import RankLossNotifier
 from ft_launcher.cycle.rung_steps import LossNotified, NotifyLoss
 from ft_launcher.cycle.store_threads import StoreThreads
 from rank_monitor.contract.iterations.barrier import Entry
