@@ -1,10 +1,10 @@
-"""Finds or opens the current attempt of a job, and elects its coordinator, by compare-and-set of the job's record.
+"""Finds or opens the current attempt of a job, elects its coordinator, and watches it for one that may have to follow.
 
 `Link` calls it, in its own threads. What the nodes then agree on is not known here. Each launch of a job is an
 attempt, with its own keys in the store. The record names the current attempt, the term of its coordinator, and how the
-attempt before it ended. Nodes that arrive before the end of an attempt join it; if its coordinator is lost, one of
-them takes over with the next term. The first node that arrives after the end opens the next attempt. Nodes that still
-belong to an attempt that was replaced read from the record how theirs ended.
+attempt before it ended; it is replaced by compare-and-set. Nodes that arrive before the end of an attempt join it; if
+its coordinator is lost, one of them takes over with the next term. The first node that arrives after the end opens the
+next attempt. Nodes that still belong to an attempt that was replaced read from the record how theirs ended.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ft_launcher.nodes.beat_schedule import BeatReader
 from ft_launcher.nodes.coordinator import Coordinator
 from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, Coordination
 from ft_launcher.nodes.fault_decision import Policy
@@ -174,3 +176,56 @@ def _must_be_of(attempt: str, found: Formed | None) -> Formed:
     except ProtocolError:
         over = None
     raise AttemptEnded(over or JobOver(lost, "another job under this --rdzv-id has replaced this one's record"))
+
+
+class CoordinatorWatch:
+    """Watches the coordinator, on a store apart from the nodes, for one node that may take over from it.
+
+    Deputies look as often as the coordinator does; the others only so that the job outlives coordinator and deputies
+    lost at once. `period_s` may be set by another thread: how often a deputy looks, None for the others.
+    """
+
+    def __init__(self, beat_s: float, timeout_s: float) -> None:
+        self.period_s: float | None = None
+        self.asked: Sequence[bytes] = ()
+        """The values of `questions.COUNTERS` at the last look."""
+        self._beat_s, self._timeout_s = beat_s, timeout_s
+        self._term = b""
+        self._begin(None)
+
+    def _begin(self, period_s: float | None) -> None:
+        self._begun_with = period_s
+        if period_s is None:
+            period_s = self._timeout_s
+        self._beat_reader = BeatReader(self._timeout_s, self._beat_s, period_s)
+        self.next_look = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is time to read the coordinator's beats."""
+        if self._begun_with != self.period_s:
+            self._begin(self.period_s)
+        return time.monotonic() >= self.next_look
+
+    def lost_term(self, store: JobStore) -> int | None:
+        """Reads the coordinator's beats. Returns its term if it has not beaten for too long; else None.
+
+        Raises:
+            StoreLost: the store does not answer.
+        """
+        self.next_look = time.monotonic() + self._beat_reader.period_s
+        counters, (term, *self.asked) = store.counters([BEAT], (TERM, *COUNTERS))
+        now = time.monotonic()
+        if term != self._term:  # another took over: it may not have beaten yet
+            self._begin(self._begun_with)
+            self._term = term
+        self._beat_reader.watch([BEAT], now)
+        lost = self._beat_reader.read(counters, now)
+        # Only a deputy looks often enough: a node that looks seldom would take each look without news for a loss.
+        is_deputy = self._begun_with is not None
+        if is_deputy:
+            self.next_look = self._beat_reader.next_reading(now)
+        else:
+            self.next_look = now + self._beat_reader.period_s
+        if lost:
+            return int(term or 1)
+        return None

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.nodes.attempt import AttemptEnded, check, enter_current
+from ft_launcher.nodes.attempt import AttemptEnded, CoordinatorWatch, check, enter_current
 from ft_launcher.nodes.beat_schedule import BeatSchedule, look_every, own_limit_s
 from ft_launcher.nodes.connections import Connections
 from ft_launcher.nodes.coordinator_service import BEAT, HOST, Coordination, end_key, host_key, reply_key
-from ft_launcher.nodes.coordinator_watch import CoordinatorWatch
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.key_waiter import Awaited, Box, RingingBox
 from ft_launcher.nodes.lease import Lease

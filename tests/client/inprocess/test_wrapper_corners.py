@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.restart.failure import release_frames, was_never_called
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
+from ft_client.inprocess.restart.user_function import release_frames, was_never_called
 from ft_client.inprocess.standalone.store_host import own_address
 from tests.client.inprocess import corner_mains
 from tests.client.inprocess.job import job

@@ -7,10 +7,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
-from ft_launcher.nodes.attempt import AttemptEnded, Candidate, become_coordinator, check, enter_current
-from ft_launcher.nodes.coordinator_service import Coordination
+from ft_launcher.nodes.attempt import (
+    AttemptEnded,
+    Candidate,
+    CoordinatorWatch,
+    become_coordinator,
+    check,
+    enter_current,
+)
+from ft_launcher.nodes.coordinator_service import BEAT, TERM, Coordination
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
@@ -167,3 +174,36 @@ def decode_attempt(value: bytes) -> str:
     formed = decode(value)
     assert isinstance(formed, Formed)
     return formed.attempt
+
+
+# The watch over the coordinator by a node that may have to replace it.
+
+SHORT_S, LONG_S = 0.001, 3600.0
+
+
+@pytest.fixture
+def own_store() -> JobStore:
+    """torch's store within this process."""
+    return JobStore(None, HashStore(), lambda: (None, None), "job", False)
+
+
+def test_a_new_coordinator_is_given_the_whole_timeout_by_those_that_look_seldom(own_store: JobStore) -> None:
+    """At the first look the term is news, and the coordinator may not have beaten yet."""
+    watch = CoordinatorWatch(SHORT_S, LONG_S)
+    for term in ("1", "2"):
+        own_store.publish({TERM: term})
+        watch.next_look = 0.0
+        assert watch.is_due()
+        assert watch.lost_term(own_store) is None
+        assert not watch.is_due(), "a second look at once would find no news, which is a loss to them"
+
+
+def test_a_deputy_looks_often_and_finds_the_loss(own_store: JobStore) -> None:
+    watch = CoordinatorWatch(SHORT_S, 6 * SHORT_S)
+    watch.period_s = SHORT_S
+    own_store.publish({TERM: "3"})
+    own_store.beat(BEAT)
+    seen = [watch.lost_term(own_store)]
+    while seen[-1] is None:
+        seen.append(watch.lost_term(own_store))
+    assert len(seen) > 1 and seen[-1] == 3

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 from ft_client.inprocess import gloo_connections
@@ -19,20 +21,16 @@ from ft_client.inprocess.bounded_call import call_within
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import called
 from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
-from ft_client.inprocess.restart.failure import (
-    below_ours,
-    is_about_lost_peer,
-    place_of,
-    release_frames,
-    was_never_called,
-)
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.restart.machine import RestartEvent
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.state import FrozenState, Mode, State
 from rank_monitor.contract.errors import text_of
+from rank_monitor.contract.lost_peer import is_lost_peer
 
 logger = logging.getLogger("ft_client.inprocess")
+_WRAPPER = "ft_client.inprocess"
+"""The modules of the wrapper, whose frames are above those of the user's code."""
 
 
 class UserFunction:
@@ -231,7 +229,7 @@ class UserFunction:
             return self.end_by(error)
         state = self._state
         is_first = self.known_fault < state.iteration
-        lost_peer = is_about_lost_peer(error)
+        lost_peer = _is_about_lost_peer(error)
         text = f"{type(error).__name__}: {text_of(error)}"
         if not is_first:
             logger.info("rank %s: failed in consequence: %s", state.rank, text)
@@ -243,11 +241,11 @@ class UserFunction:
                 text,
             )
         else:
-            exc_info = (type(error), error, below_ours(error.__traceback__))
+            exc_info = (type(error), error, _below_wrapper(error.__traceback__))
             logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=exc_info)
-        self.fault, self.is_collateral = place_of(error), lost_peer or not is_first
+        self.fault, self.is_collateral = _place_of(error), lost_peer or not is_first
         release_frames(error)
-        error.__traceback__ = below_ours(
+        error.__traceback__ = _below_wrapper(
             error.__traceback__
         )  # what is above refers to the call, for as long as it is kept
         self._cause = error
@@ -256,3 +254,62 @@ class UserFunction:
         else:
             state.fn_exception = error
         return RestartEvent.FAILED
+
+
+# What an exception of the function says: its origin, its cause, and the objects that it keeps alive.
+
+
+def _below_wrapper(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback from the first frame of the user's code on; all of it where there is no such frame."""
+    found = trace
+    while found is not None and _is_of_wrapper(found):
+        found = found.tb_next
+    return found or trace
+
+
+def was_never_called(error: Exception) -> bool:
+    """Whether the arguments did not fit: the call failed before any line of the user's code, and would each time."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return isinstance(error, TypeError) and trace is not None and _is_of_wrapper(trace)
+
+
+def _is_about_lost_peer(error: BaseException) -> bool:
+    """Whether an exception of torch only reports that the connection to another rank broke: that rank is the cause.
+
+    The first exception in the chain of `__cause__` is examined.
+    """
+    seen = set[int]()
+    while error.__cause__ is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__cause__
+    is_torchs = type(error) is RuntimeError or type(error).__module__.startswith("torch")
+    return is_torchs and is_lost_peer(f"{type(error).__name__}: {text_of(error)}")
+
+
+def _place_of(error: BaseException) -> str:
+    """The type of an exception and its innermost line, as text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames:
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}"
+    else:
+        where = ""
+    return f"{type(error).__name__}{where}"
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Frees what the frames of an exception refer to, such as a model, before the next call makes another one.
+
+    The traceback keeps its lines.
+    """
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _is_of_wrapper(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__"))
+    return name == _WRAPPER or name.startswith(f"{_WRAPPER}.")
