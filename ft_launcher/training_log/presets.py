@@ -7,10 +7,10 @@ tests' recorded lines (`tests/data/training_logs/`).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from ft_launcher.training_log.line_pattern import LinePattern
 from ft_launcher.training_log.log_line import LogLine, Reader, number, seconds, whole_number
-from ft_launcher.training_log.progress_bar import ProgressBar, progress_bar
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MEGATRON = re.compile(r"\biteration +(\d+)/ *(\d+) \|")
@@ -23,7 +23,11 @@ _MOST_BARS = 16
 _TOO_MANY = 10**18
 """No iteration: the product of two numbers may not fit into 64 bits."""
 _LIGHTNING_EPOCH = re.compile(r"^Epoch (\d+)$")
-
+# No part can match where its neighbour does, nor a number begin within one, so each line is read in one pass.
+_BAR = re.compile(r"(?<!\d)\d+%\|[^|]*\| *(\d+)/(\d+) \[([^\]]*)\]")
+_WITHOUT_TOTAL = re.compile(r"(?<!\d)(\d+)it \[([^\]]*)\]")
+_RATE = re.compile(r"(?<![\d.])([\d.]+)(it/s|s/it)")
+_LOSS = re.compile(r"\b(?:train_)?loss(?:_step)?=([^\s,]+)")
 
 HAVE_BARS = frozenset({"lightning", "huggingface", "tqdm"})
 """Presets whose lines are bars, which are whole before their line ends."""
@@ -83,6 +87,62 @@ def _nanogpt(line: str) -> LogLine | None:
     return None
 
 
+@dataclass(frozen=True)
+class ProgressBar:
+    """A progress bar of tqdm, as printed: `Epoch 0:  50%|##### | 4/8 [00:01<00:01, 3.97it/s, loss=0.5]`.
+
+    `total` is 0 where it has none; `step_s` 0 where it says nothing of the speed. Which bars are of the training, each
+    preset decides.
+    """
+
+    title: str
+    done: int
+    total: int
+    step_s: float
+    loss: float | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it is done."""
+        return 0 < self.total <= self.done
+
+
+def _progress_bar(line: str) -> ProgressBar | None:
+    """Returns the bar in a line; None: there is none, or it is not whole yet."""
+    if "[" not in line:
+        return None
+    match = _BAR.search(line)
+    if match is not None:
+        done, total, facts = whole_number(match[1]), whole_number(match[2]), match[3]
+    else:
+        match = _WITHOUT_TOTAL.search(line)
+        if match is None:
+            return None
+        done, total, facts = whole_number(match[1]), 0, match[2]
+    if NO_ITERATION in (done, total):
+        return None
+    loss = _LOSS.search(facts)
+    return ProgressBar(
+        title=line[: match.start()].strip().rstrip(":").rstrip(),
+        done=done,
+        total=total,
+        step_s=_step_s(facts),
+        loss=None if loss is None else number(loss[1]),
+    )
+
+
+def _step_s(facts: str) -> float:
+    match = _RATE.search(facts)
+    if match is None:
+        return 0.0
+    if match[2] == "s/it":
+        return seconds(match[1])
+    a_second = number(match[1])
+    if not a_second:
+        return 0.0
+    return seconds(str(1 / a_second))
+
+
 class Bars:
     """Any bar of tqdm. Its count begins anew with each epoch, so it is no iteration of the training."""
 
@@ -91,7 +151,7 @@ class Bars:
 
     def read(self, line: str) -> LogLine | None:
         """Reads one line."""
-        bar = progress_bar(line)
+        bar = _progress_bar(line)
         if bar is None:
             return None
         before, self._before = self._before, bar
@@ -106,7 +166,7 @@ class Lightning:
 
     def read(self, line: str) -> LogLine | None:
         """Reads one line."""
-        bar = progress_bar(line)
+        bar = _progress_bar(line)
         if bar is None:
             if "`Trainer.fit` stopped" in line:
                 return LogLine(is_complete=True)
@@ -133,7 +193,7 @@ class HuggingFace:
 
     def read(self, line: str) -> LogLine | None:
         """Reads one line."""
-        bar = progress_bar(line)
+        bar = _progress_bar(line)
         if bar is not None:
             iteration = NO_ITERATION
             # After a resume, too, it begins with 0: the first step that follows says where the training is.

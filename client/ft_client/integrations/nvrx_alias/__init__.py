@@ -1,8 +1,8 @@
 """Makes code that imports `nvidia_resiliency_ext` use our modules: call `install()`, or set FT_ALIAS_NVRX=1.
 
-`names.py` maps the names, `finder.py` finds the modules, and `peer/` holds modules that exist only under the peer's
-names. Where the real package is installed, nothing changes. Nothing of torch is imported here: this runs at the start
-of every interpreter that has the variable.
+`finder.py` maps the names and finds the modules, and `peer/` holds modules that exist only under the peer's names.
+Where the real package is installed, nothing changes. Nothing of torch is imported here: this runs at the start of every
+interpreter that has the variable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The finder of Python's import that maps names of `nvidia_resiliency_ext` to our modules.
 
 A module of ours that exists already is shared, not loaded a second time: a class is the same under both names. The
-package puts it in place when it is asked for. Knows no name (`names.py`).
+package puts it in place when it is asked for. The longest entry of `_TARGETS` that a name begins with counts; the rest
+of the name is appended to its target. `_MISSING` has the modules of the peer that we do not have, each with the reason.
 """
 
 from __future__ import annotations
@@ -15,9 +16,40 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
-from ft_client.integrations.nvrx_alias.names import OWN_ROOMS, PEER, target_of, why_missing
-
 logger = logging.getLogger("ft_client")
+
+_PEER = "nvidia_resiliency_ext"
+_ALIAS = "ft_client.integrations.nvrx_alias"
+_OWN_ROOMS = f"{_ALIAS}.peer"
+"""The package that is loaded under the peer's own name."""
+
+_STRAGGLER = "ft_client.straggler"
+_TARGETS = {
+    "inprocess": "ft_client.inprocess",
+    "inprocess.tools": f"{_OWN_ROOMS}.inprocess_tools",
+    "inprocess.tools.inject_fault": f"{_ALIAS}.inject_fault",
+    "inprocess.wrap": "ft_client.inprocess.wrapper",
+    "straggler": _STRAGGLER,
+    "straggler.statistics": f"{_STRAGGLER}.samples",
+    "straggler.straggler": _STRAGGLER,
+    "attribution.straggler": _STRAGGLER,
+    "attribution.straggler.statistics": f"{_STRAGGLER}.samples",
+    "attribution.straggler.straggler": _STRAGGLER,
+    "ptl_resiliency": "ft_client.integrations.lightning",
+    "shared_utils.inject_fault": f"{_ALIAS}.inject_fault",
+    "shared_utils.wait_daemon": "ft_client.inprocess.wait_daemon",
+    "fault_tolerance.config": f"{_ALIAS}.config",
+    "fault_tolerance.rank_monitor_client": "ft_client.rank_monitor_client",
+    "fault_tolerance.rank_monitor_server": f"{_ALIAS}.rank_monitor_server",
+}
+_PTL_CALLBACKS = ("fault_tolerance_callback", "fault_tolerance_sections_callback", "straggler_det_callback")
+_TARGETS |= {f"ptl_resiliency.{name}": "ft_client.integrations.lightning" for name in _PTL_CALLBACKS}
+
+_MISSING = {
+    "checkpointing": "checkpoint formats are not part of ft_launcher",
+    "ptl_resiliency.local_checkpoint_callback": "checkpoint formats are not part of ft_launcher",
+    "attribution": "of the peer's attribution there is straggler detection only; ft_launcher explains faults itself",
+}
 
 
 class Shared(Loader):
@@ -62,21 +94,21 @@ class Finder(MetaPathFinder):
         Raises:
             ModuleNotFoundError: we have no such module; the text says why.
         """
-        if fullname == PEER:
+        if fullname == _PEER:
             real = _real_package()
             if real is not None:
                 _leave_alone(real)
                 return None
-            return _own_room(fullname, OWN_ROOMS)
-        if not fullname.startswith(f"{PEER}."):
+            return _own_room(fullname, _OWN_ROOMS)
+        if not fullname.startswith(f"{_PEER}."):
             return None
-        name = fullname.removeprefix(f"{PEER}.")
-        ours = target_of(name)
+        name = fullname.removeprefix(f"{_PEER}.")
+        ours = _target_of(name)
         spec = _spec_of(ours)
         if spec is None:
             # Under a name of its own: one that is asked for as `from package import name` would be replaced else.
-            raise ModuleNotFoundError(why_missing(name), name="nvidia-resiliency-ext")
-        if ours.startswith(OWN_ROOMS):
+            raise ModuleNotFoundError(_why_missing(name), name="nvidia-resiliency-ext")
+        if ours.startswith(_OWN_ROOMS):
             return _own_room(fullname, ours)
         return ModuleSpec(
             fullname, Shared(spec), origin=spec.origin, is_package=spec.submodule_search_locations is not None
@@ -95,9 +127,9 @@ def put_in_place(look: bool = True) -> bool:
     Returns:
         Whether the peer's names are ours, as far as was looked.
     """
-    loaded = sys.modules.get(PEER)
+    loaded = sys.modules.get(_PEER)
     if loaded is not None and not getattr(loaded, "__ft_alias__", False):
-        return _leave_alone(getattr(loaded, "__file__", None) or PEER)
+        return _leave_alone(getattr(loaded, "__file__", None) or _PEER)
     if look and loaded is None:
         real = _real_package()
         if real is not None:
@@ -111,7 +143,7 @@ def _leave_alone(real: str) -> bool:
     """Removes this finder because the real package is installed, and logs that."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    logger.warning("%s is installed (%s): it is used as it is, and ft_launcher's alias is not", PEER, real)
+    logger.warning("%s is installed (%s): it is used as it is, and ft_launcher's alias is not", _PEER, real)
     return False
 
 
@@ -120,7 +152,7 @@ def _real_package() -> str | None:
     for other in sys.meta_path:
         find = getattr(other, "find_spec", None)
         if find is not None and other is not _finder:
-            spec = find(PEER, None)
+            spec = find(_PEER, None)
         else:
             spec = None
         if spec is not None and spec.origin is not None:
@@ -144,3 +176,25 @@ def _spec_of(name: str) -> ModuleSpec | None:
         if not f"{name}.".startswith(f"{error.name}."):
             raise  # a package above it needs something that is not installed
         return None
+
+
+def _target_of(name: str) -> str:
+    """The name of our module for a module of the peer; in the package `_OWN_ROOMS` if the table has no entry for it.
+
+    Args:
+        name: without the name of the peer's package, as `inprocess.abort`.
+    """
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        target = _TARGETS.get(".".join(parts[:length]))
+        if target is not None:
+            return ".".join([target, *parts[length:]])
+    return f"{_OWN_ROOMS}.{name}"
+
+
+def _why_missing(name: str) -> str:
+    """The reason why there is no such module, for the error of its import."""
+    parts = name.split(".")
+    known = (_MISSING.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+    reason = next(filter(None, known), "ft_launcher has nothing of that name")
+    return f"{_PEER}.{name} is not there under the alias of ft_launcher: {reason}. Install nvidia-resiliency-ext for it"
