@@ -17,10 +17,10 @@ from ft_launcher.record import events
 from ft_launcher.record.contained import contained
 from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_journals
 from ft_launcher.record.recorder import Recorder
+from ft_launcher.report.advice import choose_save_interval
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
 from ft_launcher.report.job_findings import JobFindings
-from ft_launcher.report.save_interval import choose
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.settings.kinds import AUTO
 
@@ -68,7 +68,7 @@ class SaveIntervals:
                 self._reading = threading.Thread(target=self._find, args=(has_rank0,), name="ft_saves", daemon=True)
                 self._reading.start()
                 self._reading.join(_WAIT_S)
-        chosen = choose(self._findings)
+        chosen = choose_save_interval(self._findings)
         if has_rank0:
             facts = (chosen.interval_s, chosen.reason, chosen.faults, chosen.save_s, chosen.mtbf_s)
             self._recorder.save_interval(events.SaveInterval(cycle, *facts))

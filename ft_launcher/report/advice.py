@@ -1,4 +1,8 @@
-"""What the findings of a job suggest to change, with the numbers that each suggestion is made of. Pure."""
+"""What the findings of a job suggest to change, with the numbers that each suggestion is made of. Pure.
+
+One of them the launcher takes itself: how often the training is to save (`--ft-save-interval auto`), which
+`agent/save_intervals.py` asks for before each cycle.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,15 @@ from ft_launcher.report.limits import Fit, WatchedSection
 from ft_launcher.report.spares import Spares
 from rank_monitor.contract.wire.rank_times import STEP
 
-FEWEST_FAULTS = 3
+_FEWEST_FAULTS = 3
 """With fewer the relative error of the time between faults, 1/sqrt(n), is above 0.7: nothing follows from that."""
+FIRST_SAVE_S = 1800.0
+"""Between two saves until enough is known: a save of 20 s costs 1 % of the time then, and a fault 15 min on average."""
+_LEAST_SAVE_S = 60.0
+"""Not below that, nor below the time of a save: where faults come so close, other things are to be changed first."""
+_MOST_SAVE_S = 4 * 3600.0
+"""Not above that: there may be more faults than so far, and a longer interval gains little: less than 1 % of the time
+where a save takes two minutes."""
 _DAY_S = 86400.0
 _LEAST_SHARE = 0.01
 """Of the time: below it a category is not worth a change."""
@@ -56,6 +67,25 @@ class Advice:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class SaveInterval:
+    """How often a training is to save, and what that was chosen by.
+
+    Attributes:
+        interval_s: seconds of training between two saves.
+        reason: why, in words.
+        faults: how many the job had.
+        save_s: mean time that the training waited for a save; None: unknown.
+        mtbf_s: time of the job per fault; None: there was none.
+    """
+
+    interval_s: float
+    reason: str
+    faults: int = 0
+    save_s: float | None = None
+    mtbf_s: float | None = None
+
+
 def advise(findings: JobFindings) -> list[Advice]:
     """Returns suggestions; none without what is needed to know it."""
     suggestions = [
@@ -79,6 +109,39 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
     return max(0.0, math.sqrt(2 * save_s * mtbf_s) - save_s)
 
 
+def choose_save_interval(findings: JobFindings | None) -> SaveInterval:
+    """Returns how often to save from now on: by `best_interval_s` within bounds; a first value where little is known.
+
+    Args:
+        findings: on this job so far, all attempts that are known; None: nothing is known.
+    """
+    if findings is None:
+        return SaveInterval(FIRST_SAVE_S, f"{as_text(FIRST_SAVE_S)}, the first value: nothing is known of the job yet")
+    faults, saves = len(findings.faults), findings.saves
+    if saves is None or saves.mean_s <= 0:
+        why = "no save has been measured yet (a section that saves, docs/client.md)"
+        return SaveInterval(
+            FIRST_SAVE_S, f"{as_text(FIRST_SAVE_S)}, the first value: {why}", faults, None, findings.mtbf_s
+        )
+    save_s, mtbf_s = saves.mean_s, findings.mtbf_s
+    if faults < _FEWEST_FAULTS or mtbf_s is None:
+        interval_s = max(FIRST_SAVE_S, save_s)
+        why = f"{counted(faults, 'fault')} so far, too few to say how often to save; a save takes {as_text(save_s)}"
+        return SaveInterval(interval_s, f"{as_text(interval_s)}, the first value: {why}", faults, save_s, mtbf_s)
+    best_s = best_interval_s(save_s, mtbf_s)
+    interval_s = min(max(best_s, _LEAST_SAVE_S, save_s), max(_MOST_SAVE_S, save_s))
+    bounded = ""
+    if interval_s > best_s:
+        bounded = f", and not below {as_text(interval_s)}"
+    elif interval_s < best_s:
+        bounded = f", and not above {as_text(interval_s)}"
+    reason = (
+        f"{as_text(interval_s)}, by Young and Daly: a save takes {as_text(save_s)}, and {faults} faults came one in "
+        f"{as_text(mtbf_s)}, with an error of {1 / math.sqrt(faults):.0%}: {as_text(best_s)}{bounded}"
+    )
+    return SaveInterval(interval_s, reason, faults, save_s, mtbf_s)
+
+
 def _interval(findings: JobFindings) -> Advice | None:
     saves, count = findings.saves, len(findings.faults)
     if saves is None or findings.mtbf_s is None or saves.mean_s <= 0:
@@ -90,7 +153,7 @@ def _interval(findings: JobFindings) -> Advice | None:
         "used_s": saves.interval_s,
         "mtbf_s": findings.mtbf_s,
     }
-    if count < FEWEST_FAULTS:
+    if count < _FEWEST_FAULTS:
         faults = "one fault is" if count == 1 else f"{count} faults are"
         text = f"{faults} too few to say how often to save; {used}"
         return Advice("checkpoint interval", text, numbers)
@@ -192,7 +255,7 @@ def _losses(spares: Spares, numbers: dict[str, float]) -> str:
     mtbf_s = spares.mtbf_s or 0.0
     numbers["mtbf_s"] = mtbf_s
     text = f"A node was lost {counted(spares.losses, 'time')} in {as_text(spares.ran_s)}"
-    if spares.losses >= FEWEST_FAULTS and mtbf_s > 0:
+    if spares.losses >= _FEWEST_FAULTS and mtbf_s > 0:
         numbers["a_day"] = _DAY_S / mtbf_s
         text += f", one in {as_text(mtbf_s)} ({_DAY_S / mtbf_s:.2g} a day)"
     if spares.back_s is not None:
@@ -205,7 +268,7 @@ def _one_more(spares: Spares) -> str:
     """Returns what one more spare would have saved and cost, and which is more."""
     saved, cost = _rank_hours(spares.saved_rank_s), _rank_hours(spares.cost_rank_s)
     beside = f"One more spare would have saved {saved}, and cost {cost}"
-    if spares.losses < FEWEST_FAULTS:
+    if spares.losses < _FEWEST_FAULTS:
         return f"{beside}: so few losses do not say whether it pays"
     error = 1 / math.sqrt(spares.losses)
     if spares.saved_rank_s * (1 - error) > spares.cost_rank_s:

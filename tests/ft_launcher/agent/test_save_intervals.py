@@ -15,8 +15,7 @@ from ft_launcher.record.access import Access
 from ft_launcher.record.journal_reader import journals_in
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.report.advice import best_interval_s
-from ft_launcher.report.save_interval import FIRST_S
+from ft_launcher.report.advice import FIRST_SAVE_S, best_interval_s
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
 from tests.faults.test_save_interval import earlier_attempt
 from tests.ft_launcher.report.lines import as_bytes
@@ -56,7 +55,7 @@ def test_an_interval_that_is_given_stays(tmp_path: Path) -> None:
 def test_on_another_node_than_rank_0s_nothing_is_read_or_written(tmp_path: Path) -> None:
     """It chooses all the same: after a restart in process rank 0 may be one of its ranks."""
     intervals, recorder = made(tmp_path)
-    assert intervals.choose(0, has_rank0=False) == FIRST_S
+    assert intervals.choose(0, has_rank0=False) == FIRST_SAVE_S
     assert written(recorder) == []
     interval_s = best_interval_s(5.0, 3000.0)
     assert intervals.choose(1, has_rank0=True) == interval_s
@@ -75,7 +74,7 @@ def test_a_folder_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(save_intervals, "journals_in", slow)
     monkeypatch.setattr(save_intervals, "_WAIT_S", 0.0)
-    assert [intervals.choose(cycle, has_rank0=True) for cycle in range(2)] == [FIRST_S, FIRST_S]
+    assert [intervals.choose(cycle, has_rank0=True) for cycle in range(2)] == [FIRST_SAVE_S, FIRST_SAVE_S]
     answers.set()
     assert intervals._reading is not None
     intervals._reading.join(patient(60))
@@ -98,5 +97,5 @@ def test_a_journal_that_cannot_be_read_costs_no_start(tmp_path: Path) -> None:
     (tmp_path / "journal.earlier.jsonl").unlink()
     intervals = SaveIntervals(Settings(monitor=MonitorSettings(save_interval="auto")), recorder)
     recorder.journal.write(events.CycleStart(0, 0, 1, "127.0.0.1:1", [{"rank": 0, "local_rank": 0, "pid": 1}]))
-    assert intervals.choose(1, has_rank0=True) == FIRST_S
-    assert written(recorder)[-1] == FIRST_S
+    assert intervals.choose(1, has_rank0=True) == FIRST_SAVE_S
+    assert written(recorder)[-1] == FIRST_SAVE_S
