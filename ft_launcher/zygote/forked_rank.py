@@ -98,7 +98,7 @@ class ForkedRank:
     of the script alive when the process ends.
 
     Args:
-        make: makes the program, which reports the exception that ends it.
+        make: makes the program, which reports how it ends.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -120,13 +120,11 @@ class ForkedRank:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         imports.over = True
-        if error is None:
-            return True
         if self._program is not None:
             self._program.__exit__(kind, error, trace)
         if isinstance(error, SystemExit):
             self._code = _code_of(error)
-        else:
+        elif error is not None:
             self._code = 1
             self._interrupted = isinstance(error, KeyboardInterrupt)
             _show(error)

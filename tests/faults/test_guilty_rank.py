@@ -85,8 +85,9 @@ def test_a_rank_that_returns_while_others_need_it(start_job: StartJob) -> None:
     assert job.finish(180) == 1, job.tail()
     (fault,) = job.journal("fault")
     assert (fault["kind"], fault["finding"], fault["blamed"]) == ("exception", "returned", [RANKS - 1]), job.tail()
-    hint = f"rank {RANKS - 1} had returned from the program (exit code 0), while others still needed it"
-    assert hint in job.output, job.tail()
+    assert f"rank {RANKS - 1} had returned from its program, while others still needed it" in job.output, job.tail()
+    (evidence,) = job.journal("evidence")
+    assert [rank["rank"] for rank in evidence["ranks"] if "returned_at" in rank] == [RANKS - 1], job.tail()
 
 
 def test_another_collective_in_a_pair_names_both_sides(start_job: StartJob, tmp_path: Path) -> None:

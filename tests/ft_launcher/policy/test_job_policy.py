@@ -311,7 +311,7 @@ def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, f
     else:
         assert found is not None
         assert (found[0].rank, found[0].finding, found[0].blamed, found[0].pid) == (0, "returned", blamed, 4711)
-        assert found[0].hint == "rank 3 had returned from the program (exit code 0), while others still needed it"
+        assert found[0].hint == "rank 3 had returned from its program, while others still needed it"
 
 
 def in_the_same_collective() -> dict[str, list[Any]]:
