@@ -17,12 +17,12 @@ No socket, process or clock is used: `now_ns` is the monitor's CLOCK_MONOTONIC i
 
 from __future__ import annotations
 
-import dataclasses
 import signal
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeAlias
 
 from rank_monitor import verdicts
-from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, SendVerdict, Signal
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
@@ -39,6 +39,48 @@ _LEAD_NS = NS_PER_S // 10
 _LEAD_OF_SOFT_NS = 3 * NS_PER_S // 10
 # The pulse is half of the slack: with a slack of 0 the monitor would never sleep.
 _MIN_SLACK_NS = NS_PER_S // 10
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Ask the rank for its stacks."""
+
+
+@dataclass(frozen=True)
+class SendVerdict:
+    """Send a verdict to the agent; the server adds process, frames and pid. Precedes the signal to the rank."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Ask the in-process wrapper to restart. The rank is killed if it does not restart in time."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Send SIGCONT, then `number`: a stopped process handles no other signal than SIGKILL."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Send SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write a line to the log."""
+
+    text: str
+
+
+Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | Signal | Kill | Note
+"""What the server is to do. It performs them in their order."""
 
 
 class DetectorState(Enum):
@@ -190,7 +232,7 @@ class HangDetector:
         try:
             self.watch = RankWatch(self._settings, start, now_ns)
         except ProtocolError as error:
-            self.watch = RankWatch(self._settings, dataclasses.replace(start, limits=None), now_ns)
+            self.watch = RankWatch(self._settings, replace(start, limits=None), now_ns)
             return [Note(f"the limits of cycle {start.cycle} are not used: {error}")]
         return []
 
@@ -232,7 +274,7 @@ class HangDetector:
         if now_ns < at_ns:
             return []
         if missed.limit == SOFT:
-            missed = dataclasses.replace(missed, limit=HARD, limit_s=wrapper.message.hard_timeout_s, at_ns=at_ns)
+            missed = replace(missed, limit=HARD, limit_s=wrapper.message.hard_timeout_s, at_ns=at_ns)
         return self._condemn_wrapped(missed, now_ns)
 
     def _condemn_wrapped(self, missed: Deadline, now_ns: int) -> list[Action]:

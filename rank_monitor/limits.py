@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rank_monitor.batch_delay import LONGEST_NS
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import LimitsSet
 
+LONGEST_UNREAD_NS = 250_000_000
+"""A message may stay unread for so long. A verdict is not delayed by it: the monitor reads everything before it judges.
+What a rank sends to the launcher is."""
 # A rank is read at least this many times within its smallest limit.
 _PARTS = 4
 LONGEST_S = 1e9
@@ -82,7 +84,7 @@ class WatchLimits:
     @functools.cached_property
     def longest_delay_ns(self) -> int:
         """How long a message may stay unread without harm to any limit, in nanoseconds."""
-        return min([LONGEST_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
+        return min([LONGEST_UNREAD_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
 
     def _all(self) -> list[float]:
         candidates = (self.initial, self.subsequent, self.out_of_section, *self.sections.values())

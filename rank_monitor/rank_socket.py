@@ -2,6 +2,9 @@
 
 Other connections are refused. `server.py` uses it. It receives messages and does not interpret them. A stray connection
 never replaces a live one; a dead one is replaced.
+
+To wake a sleeping monitor costs the rank five times what the message itself costs, and the monitor a wake-up each. A
+heartbeat carries its moment, so it can be read later, together with others, as long as that is well before any limit.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from rank_monitor.batch_delay import batch_delay_ns
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.channel import Peer
@@ -28,6 +30,10 @@ _MAX_UNGREETED = 8
 _MAX_BATCH = 500
 # How much is read before a refused connection is closed; its peer may go on sending.
 _MAX_UNREAD = 16
+# Heartbeats so close that `_BEATS` of them take less than this are a burst: each is read as it arrives.
+_SHORTEST_DELAY_NS = 4_000_000
+# Heartbeats that may wait unread. A connection holds about two hundred; what does not fit is lost.
+_BEATS = 16
 _BUFFER = bytearray(codec.MAX_MESSAGE + 1)  # one for the process: a monitor has one rank, and shares untouched pages
 
 
@@ -232,3 +238,20 @@ class RankSocket:
         if connection is self._client:
             self._client = self.unread_until_ns = None
         connection.close()
+
+
+def batch_delay_ns(beats: int, passed_ns: int, longest_delay_ns: int) -> int:
+    """Nanoseconds until the rank's messages need to be read again; 0: each is to be read as it arrives. Pure.
+
+    Args:
+        beats: number of heartbeats that were just read.
+        passed_ns: time since the previous reading.
+        longest_delay_ns: upper limit of the result.
+    """
+    if beats == 0:
+        return 0
+    interval_ns = passed_ns // beats
+    delay_ns = min(_BEATS * interval_ns, longest_delay_ns)
+    if delay_ns >= max(_SHORTEST_DELAY_NS, interval_ns * 3 // 2):
+        return delay_ns
+    return 0

@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 
-from rank_monitor.actions import Action, DumpStacks, Interrupt, Kill, Note, SendVerdict, Signal
 from rank_monitor.agent_channel import AgentChannel
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -54,7 +53,7 @@ from rank_monitor.contract.wire.messages import (
     Welcome,
 )
 from rank_monitor.flight_recorder import FlightRecorder
-from rank_monitor.hang_detector import HangDetector
+from rank_monitor.hang_detector import Action, DumpStacks, HangDetector, Interrupt, Kill, Note, SendVerdict, Signal
 from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop

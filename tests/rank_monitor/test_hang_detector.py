@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from rank_monitor.actions import DumpStacks, Interrupt, Kill, SendVerdict, Signal
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart
 from rank_monitor.contract.wire.messages import (
@@ -20,7 +19,17 @@ from rank_monitor.contract.wire.messages import (
     Message,
     Sections,
 )
-from rank_monitor.hang_detector import ALARMS, DetectorEvent, DetectorState, HangDetector
+from rank_monitor.hang_detector import (
+    ALARMS,
+    DetectorEvent,
+    DetectorState,
+    DumpStacks,
+    HangDetector,
+    Interrupt,
+    Kill,
+    SendVerdict,
+    Signal,
+)
 from tests.rank_monitor.timeline import ONE_OF_EACH, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S

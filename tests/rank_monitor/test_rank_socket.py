@@ -6,14 +6,17 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from rank_monitor.batch_delay import LONGEST_NS
 from rank_monitor.contract.wire.messages import Heartbeat, Hello, Message, Sections
+from rank_monitor.hang_detector import DetectorState
+from rank_monitor.limits import LONGEST_UNREAD_NS, WatchLimits
 from rank_monitor.loop import Loop
-from rank_monitor.rank_socket import RankSocket
+from rank_monitor.rank_socket import RankSocket, batch_delay_ns
 from tests.rank_monitor.node import PATIENCE_S, bytes_of, until
+from tests.rank_monitor.timeline import STARTED_S, Timeline, limited
 
 BETWEEN_S = 0.01
 
@@ -25,7 +28,7 @@ class Listening:
         self.beats: list[int] = []
         self.heard: list[Message] = []
         self.losses = 0
-        self.longest_delay_ns = LONGEST_NS
+        self.longest_delay_ns = LONGEST_UNREAD_NS
         self.loop = Loop()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(b"")
@@ -111,3 +114,49 @@ def test_the_end_of_a_connection_is_seen_while_it_is_left_unread(listening: List
     until(lost, "the end was not seen")
     assert listening.heard[-1] == Sections(())
     assert listening.socket.unread_until_ns is None
+
+
+# How long a rank may be left unread, with the limits that cut it short.
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("beats", "passed_ms", "longest_ms", "expected_ms"),
+    [
+        pytest.param(0, 250, 250, 0, id="nothing came"),
+        pytest.param(1, 100, 250, 250, id="ten a second"),
+        pytest.param(3, 250, 250, 250, id="ten a second, read together"),
+        pytest.param(1, 250, 250, 0, id="so slow that no two would be read together"),
+        pytest.param(1, 1, 250, 16, id="a thousand a second: few wait unread"),
+        pytest.param(500, 250, 250, 8, id="came faster than they were expected"),
+        pytest.param(1, 0.2, 250, 0, id="a burst"),
+        pytest.param(1, 10, 50, 50, id="a short limit"),
+        pytest.param(1, 100, 50, 0, id="a limit as short as the interval"),
+        pytest.param(1, 100, 0, 0, id="an alarm"),
+    ],
+)
+def test_batch_delay(beats: int, passed_ms: float, longest_ms: int, expected_ms: int) -> None:
+    assert batch_delay_ns(beats, round(passed_ms * MS), longest_ms * MS) == expected_ms * MS
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected_ms"),
+    [
+        ({}, 250),
+        ({"rank_heartbeat_timeout": 60.0}, 250),
+        ({"rank_heartbeat_timeout": 60.0, "rank_section_timeouts": {"step": 0.4, "setup": None}}, 100),
+        ({"initial_rank_heartbeat_timeout": 0.2}, 50),
+    ],
+)
+def test_no_limit_is_missed_by_a_message_that_lies_unread(limits: dict[str, Any], expected_ms: int) -> None:
+    assert WatchLimits.configured(limited(**limits)).longest_delay_ns == expected_ms * MS
+
+
+def test_nothing_lies_unread_during_an_alarm() -> None:
+    line = Timeline(limited(initial_rank_heartbeat_timeout=10.0))
+    line.attach()
+    assert line.detector.longest_delay_ns() > 0
+    line.until(STARTED_S + 9.95)
+    assert line.detector.state is DetectorState.SUSPECT
+    assert line.detector.longest_delay_ns() == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rank_monitor.actions import DumpStacks, Kill, Note, SendVerdict
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.messages import Guard, Heartbeat, Hello, Progress, Sections
+from rank_monitor.hang_detector import DumpStacks, Kill, Note, SendVerdict
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of, verdicts
 
 T = STARTED_S

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rank_monitor.actions import Note
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleStart
 from rank_monitor.contract.wire.messages import Heartbeat, Hello, Sections
-from rank_monitor.hang_detector import DetectorState, HangDetector
+from rank_monitor.hang_detector import DetectorState, HangDetector, Note
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of
 
 T = STARTED_S

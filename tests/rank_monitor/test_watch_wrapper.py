@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from rank_monitor.actions import Action, Interrupt, Kill, SendVerdict, Signal
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.launcher_messages import CycleEnd
 from rank_monitor.contract.wire.messages import Attach, Detach, Guard, Heartbeat, Hello, Ping, Progress, WrapperPhase
-from rank_monitor.hang_detector import DetectorState
+from rank_monitor.hang_detector import Action, DetectorState, Interrupt, Kill, SendVerdict, Signal
 from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from rank_monitor.actions import Action, SendVerdict
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, LogOverdue, LogStep, Verdict
@@ -22,7 +21,7 @@ from rank_monitor.contract.wire.messages import (
     RankException,
     Sections,
 )
-from rank_monitor.hang_detector import HangDetector
+from rank_monitor.hang_detector import Action, HangDetector, SendVerdict
 
 NO_LIMITS = MonitorSettings(
     initial_rank_heartbeat_timeout=None, rank_heartbeat_timeout=None, stall_warning=None, termination_grace_time=5.0
