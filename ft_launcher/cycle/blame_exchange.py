@@ -27,8 +27,7 @@ from ft_launcher.attribution import RankEvidence, all_nodes, collective, first_f
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.cycle.source_lines import with_own_locks
-from ft_launcher.cycle.store_threads import Keys, StoreThreads
-from ft_launcher.processes.mailbox import Mailbox
+from ft_launcher.cycle.store_threads import Keys, Mailbox, StoreThreads
 from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import EVER, release

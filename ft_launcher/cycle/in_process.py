@@ -40,9 +40,8 @@ from ft_launcher.cycle.rung_steps import (
     TakeOver,
 )
 from ft_launcher.cycle.rungs import Rungs, RungState
-from ft_launcher.cycle.store_threads import Keys, StoreThreads
+from ft_launcher.cycle.store_threads import Keys, Mailbox, StoreThreads
 from ft_launcher.policy.restart_policy import final_codes
-from ft_launcher.processes.mailbox import Mailbox
 from ft_launcher.processes.process_tree import SessionTree
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext

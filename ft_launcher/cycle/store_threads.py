@@ -1,15 +1,19 @@
 """Threads that wait in the ranks' store of one cycle, each over a connection of its own; they end with the cycle.
 
 Used by `in_process.py` and `blame_exchange.py`. A client of torch's store serves one call at a time, so a wait would
-block every other thread that shared its connection. Knows nothing of what the threads wait for.
+block every other thread that shared its connection. What they find they leave in a `Mailbox`. Knows nothing of what
+the threads wait for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import queue
+import socket
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from torch.distributed import PrefixStore, TCPStore
 
@@ -22,6 +26,8 @@ _CONNECT_S = 20.0
 # Per thread, at the end of a cycle: a restart must not wait for a store that is lost.
 _END_S = 0.5
 _OVER = "the cycle is over"
+
+_T = TypeVar("_T")
 
 
 class Keys(PrefixStore):  # type: ignore[misc]
@@ -102,3 +108,35 @@ class StoreThreads:
                 another = Keys(keys.name, self._host, self._port, self._over)
                 for key in keys.awaited:
                     release(another, key, _OVER)
+
+
+class Mailbox(Generic[_T]):
+    """Where threads leave what they found for the cycle loop: letters, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._letters: queue.SimpleQueue[_T] = queue.SimpleQueue()
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+
+    def fileno(self) -> int:
+        """Readable when `take` has something."""
+        return self._bell.fileno()
+
+    def put(self, letter: _T) -> None:
+        """Leaves a letter. Does not block; may be called in any thread, and does no harm after `close`."""
+        self._letters.put(letter)
+        with contextlib.suppress(OSError):
+            self._ring.send(b"!")
+
+    def take(self) -> list[_T]:
+        """Returns the letters since the last call. Does not block."""
+        with contextlib.suppress(OSError):
+            # Only empties the socket: the queue has the contents.
+            self._bell.recv(64)
+        return [self._letters.get_nowait() for _ in range(self._letters.qsize())]
+
+    def close(self) -> None:
+        """Closes the descriptors; letters that come later are read by nobody."""
+        self._ring.close()
+        self._bell.close()
