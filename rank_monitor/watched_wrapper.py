@@ -1,7 +1,8 @@
 """The known facts of the in-process wrapper of one rank, and the signs of progress that it makes expected. Pure.
 
 `watch.py` passes messages in, and makes deadlines of the signs. Moments are as there. What is older than the wrapper's
-iteration belongs to a former one, so the order in which a reconnected rank reports its state makes no difference.
+iteration belongs to a former one, so the order in which a reconnected rank reports its state makes no difference. Apart
+from the facts of the rank: few ranks have a wrapper, and its phases are a noun of their own.
 """
 
 from __future__ import annotations

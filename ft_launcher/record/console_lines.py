@@ -1,6 +1,7 @@
 """Turns what ranks write into console text: with the rank's prefix, and without delay for progress bars and prompts.
 
-Pure: bytes and the time in, text out. Called by `log_pump.py`; log files are not changed by any of this.
+Pure: bytes and the time in, text out. Called by `log_pump.py`, which has the threads and files, so that what a console
+shows is tested without them; log files are not changed by any of this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cycles and faults of a job as trace events, which Perfetto and Chrome show. Pure.
 
-`commands/report.py` writes it to a file. The format: "Trace Event Format" of Chromium, its JSON object form. Times are
-microseconds since the job began.
+`commands/report.py` writes it to a file: a form of the report, as text and page are. The format: "Trace Event Format"
+of Chromium, its JSON object form. Times are microseconds since the job began.
 """
 
 from __future__ import annotations

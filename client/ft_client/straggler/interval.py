@@ -1,7 +1,8 @@
 """Decides after how many steps a report is due, the same on every rank. Pure.
 
 The median of the recent step times gives the number of steps in the interval. All ranks take the largest median of any
-rank, after the first steps and then four times per report; between these agreements they only count.
+rank, after the first steps and then four times per report; between these agreements they only count. Apart from
+`detector.py`, which measures and asks the other ranks, so that their agreement is tested with step times alone.
 """
 
 from __future__ import annotations
