@@ -9,9 +9,11 @@ where it is that long, and a deadline may be due when it comes.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rank_monitor.contract.processes.wait import readable
@@ -28,6 +30,10 @@ _MOST_GROUPS = 32
 _MOST_NUMBER = 1 << 62
 _MOST_TEXT = 120
 """Characters of one name or shape. The launcher shows a few of them in a line."""
+_MOST_PEERS = 64
+"""Ranks that one rank sends to or receives from at once; a stage of a pipeline has two neighbours."""
+_MESSAGE = re.compile(r"\w{1,20}:(send|recv) \d{1,9}(?:->|<-)(\d{1,9})")
+"""The name of a send or a receive, with the peer's rank in the group, which stands last: `nccl:recv 1<-0`."""
 _KEPT_S = 10.0
 """Seconds after the question for which an answer stands for a rank that is gone: it was asked just before it got the
 signal that ended it, and the launcher asks the monitor after that."""
@@ -131,7 +137,8 @@ def groups_of(answer: bytes) -> dict[str, Any]:
     Each has `entered`, `started` and `finished`, the numbers of the last collective of the group that the rank has
     entered, that the GPU has begun (0 where the recorder does not know it: gloo), and that is finished. Of the first
     one that it has not finished, else of the last one: `operation`, `shape`. `description` is the name that the program
-    gave the group, `members` its ranks where the recorder has them (NCCL).
+    gave the group, `members` its ranks where the recorder has them (NCCL). Of one with sends or receives (NCCL) also
+    `sends` and `receives`, the ranks to and from which one is not finished; None: which ones is not known.
 
     Raises:
         ValueError: it is no answer of the kind.
@@ -145,23 +152,22 @@ def groups_of(answer: bytes) -> dict[str, Any]:
     states, entries = trace.get("pg_status"), trace.get("entries")
     if not isinstance(states, dict) or not isinstance(entries, list):
         raise ValueError("the trace has no groups")
-    by_group: dict[str, dict[int, Mapping[str, Any]]] = {}
+    by_group: dict[str, _Entries] = {}
     for entry in entries:
-        if isinstance(entry, dict) and not entry.get("is_p2p"):
-            number = _number(entry.get("collective_seq_id"))
-            by_group.setdefault(str(entry.get("pg_id")), {})[number] = entry
+        if isinstance(entry, dict):
+            by_group.setdefault(str(entry.get("pg_id")), _Entries()).add(entry)
     members = _members(trace.get("pg_config"))
     found: dict[str, dict[str, Any]] = {}
-    for key, collectives in by_group.items():
+    for key, kept in by_group.items():
         state = states.get(key)
         if not isinstance(state, dict):
             continue
-        entered, finished = _progress(state, collectives)
-        last = max(collectives)
-        shown = collectives.get(finished + 1, collectives[last])
+        entered, finished = _progress(state, kept)
+        shown = kept.first_pending(finished)
         name, description = _names(shown)
         operation = shape = ""
-        if entered <= finished or finished + 1 in collectives:  # else it is older than what the recorder keeps
+        # Else it is older than what the recorder keeps.
+        if kept.collectives and (entered <= finished or finished + 1 in kept.collectives):
             operation = _text(shown.get("profiling_name")).rpartition(":")[2]
             shape = _text(f"{shown.get('input_sizes')} {_text(shown.get('input_dtypes'))}")
         found[name] = {
@@ -173,23 +179,87 @@ def groups_of(answer: bytes) -> dict[str, Any]:
             "description": description,
             "members": members.get(name, []),
         }
+        if kept.messages:
+            found[name] |= kept.peers(members.get(name, []))
     waiting_first = sorted(found.items(), key=lambda item: item[1]["entered"] <= item[1]["finished"])
     return dict(waiting_first[:_MOST_GROUPS])
 
 
-def _progress(state: Mapping[str, Any], collectives: Mapping[int, Mapping[str, Any]]) -> tuple[int, int]:
-    """The numbers of the last collective of a group that was entered, and of the last one before the first that is not
-    finished.
+@dataclass
+class _Entries:
+    """What the recorder keeps of one group.
 
-    Gloo's `state` counts sends and receives as well, also those of rank 0 in a `monitored_barrier`, so its numbers are
-    not the same on all ranks; and of two collectives that end at once it may keep the lower number. With gloo the
-    entries have both: one that has ended, in whatever way, is `retired` (torch 2.13).
+    Attributes:
+        collectives: by number.
+        messages: sends and receives by their number, which those of a batch share.
+        entered: the number of the last collective that was entered, also one that is not kept any more.
     """
-    entries = collectives.values()
-    if all(_text(entry.get("profiling_name")).startswith("gloo:") and "retired" in entry for entry in entries):
-        last = max(collectives)
-        pending = min((number for number, entry in collectives.items() if not entry["retired"]), default=last + 1)
-        return last, max(0, pending - 1)
+
+    collectives: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    messages: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
+    entered: int = 0
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Takes the next entry, in the order in which the rank entered them."""
+        number = _number(entry.get("collective_seq_id"))
+        self.entered = max(self.entered, number)
+        if entry.get("is_p2p"):
+            self.messages.setdefault(_number(entry.get("p2p_seq_id")), []).append(entry)
+        else:
+            self.collectives[number] = entry
+
+    def first_pending(self, finished: int) -> Mapping[str, Any]:
+        """The first collective that is not finished, else the last one; a send or a receive where there is none."""
+        if self.collectives:
+            return self.collectives.get(finished + 1, self.collectives[max(self.collectives)])
+        return next(iter(self.messages.values()))[-1]
+
+    def has_own_states(self) -> bool:
+        """Whether each collective says itself whether it has ended, and the numbers of the group count something else.
+
+        Gloo's count sends and receives as well, also those of rank 0 in a `monitored_barrier`, so they are not the same
+        on all ranks; and of two collectives that end at once they may keep the lower one (torch 2.13). NCCL's are those
+        of the last send or receive if that came last.
+        """
+        entries = self.collectives.values()
+        is_gloo = all(
+            _text(entry.get("profiling_name")).startswith("gloo:") and "retired" in entry for entry in entries
+        )
+        return is_gloo or bool(self.messages)
+
+    def peers(self, members: Collection[int]) -> dict[str, list[int] | None]:
+        """The ranks to and from which the last send or receive is not finished.
+
+        Of a batch only the last entry, `coalesced`, gets a state; the others keep their first one for ever.
+        """
+        ranks = list(members)
+        is_pending: dict[tuple[str, int], bool] = {}
+        for together in self.messages.values():
+            for entry in together:
+                named = _MESSAGE.fullmatch(_text(entry.get("profiling_name")))
+                if named is not None:
+                    is_pending[named[1], int(named[2])] = not _has_ended(together[-1])
+        found: dict[str, list[int] | None] = {}
+        for kind, name in (("send", "sends"), ("recv", "receives")):
+            peers = [peer for (of, peer), pending in is_pending.items() if of == kind and pending]
+            if len(peers) > _MOST_PEERS or any(peer >= len(ranks) for peer in peers):
+                found[name] = None
+            else:
+                found[name] = sorted(ranks[peer] for peer in peers)
+        return found
+
+
+def _has_ended(entry: Mapping[str, Any]) -> bool:
+    """Whether it is done, in whatever way. NCCL's watchdog retires an entry a while after its end."""
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _progress(state: Mapping[str, Any], kept: _Entries) -> tuple[int, int]:
+    """The numbers of the last collective of a group that was entered, and of the last one before the first that is not
+    finished."""
+    if kept.has_own_states():
+        pending = (number for number, entry in kept.collectives.items() if not _has_ended(entry))
+        return kept.entered, max(0, min(pending, default=kept.entered + 1) - 1)
     return _number(state.get("last_enqueued_collective")), _number(state.get("last_completed_collective"))
 
 

@@ -297,6 +297,9 @@ def _deadlock(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
     following = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
     edges = [next(wait for wait in waits if wait.rank == rank and other in wait.missing) for rank, other in following]
     circle = ", ".join(f"rank {wait.rank} in {collective_text(wait, views)}" for wait in edges[:_MOST_NAMED])
+    if any(wait.message for wait in edges):
+        # A receive may have been begun long before anybody waits for it, by a rank that is busy with something else.
+        return Blame(Finding.UNKNOWN, text=f"ranks wait for each other: {circle}")
     why = "an order of collectives differs, or one is left out or called once more"
     if len(faulty) == 1:
         text = f"is out of step ({why}), and ranks wait for each other: {circle}"

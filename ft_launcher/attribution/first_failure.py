@@ -243,7 +243,8 @@ def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -
     # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
     has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
     has_returned |= rank.scene.has_returned
-    return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up)
+    sends, receives = rank_view.peers_of(rank.groups, "sends"), rank_view.peers_of(rank.groups, "receives")
+    return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives)
 
 
 def _as_by_itself(rank: RankEvidence, stop_began: float | None) -> RankEvidence:

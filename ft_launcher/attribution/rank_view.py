@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ft_launcher.attribution.scene import Scene, Whereabouts
+from ft_launcher.attribution.scene import Scene, Whereabouts, numbered
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import ranges_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
@@ -61,6 +61,8 @@ class RankView:
             whose `groups` name it.
         ended: it has returned from its program, or from the function of an in-process wrapper.
         gave_up: it waits in a collective, whatever its stack says: for instance it did until that timed out.
+        sends: ranks to which it is sending, as far as the recorder knows it (NCCL); None: which ones is not known.
+        receives: ranks from which it is receiving, in the same way.
     """
 
     scene: Scene
@@ -69,6 +71,8 @@ class RankView:
     iteration: int = NO_ITERATION
     ended: bool = False
     gave_up: bool = False
+    sends: frozenset[int] | None = frozenset()
+    receives: frozenset[int] | None = frozenset()
 
     @property
     def rank(self) -> int:
@@ -77,9 +81,11 @@ class RankView:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is in a collective, or in our wrapper, by the recorder or by its stack. The recorder knows no send
-        and no receive of gloo, nor what torch does while it makes a group: these show in the stack alone."""
+        """Whether it is in a collective, a send or a receive, or in our wrapper, by the recorder or by its stack. The
+        recorder knows no send and no receive of gloo, nor what torch does while it makes a group: these show in the
+        stack alone."""
         pending = any(state.waits_in is not None for state in self.groups.values())
+        pending |= bool(self.sends or self.receives)
         inside = self.gave_up or self.scene.place in (Whereabouts.COLLECTIVE, Whereabouts.WRAPPER)
         # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
         return inside or (pending and self.scene.place in _MAY_BE_INSIDE)
@@ -111,6 +117,8 @@ def _place(view: RankView) -> str:
     if pending and view.scene.place is not Whereabouts.STOPPED:
         state = view.groups[pending[0]]
         text = f"in {state.operation or 'collective'} {state.waits_in} of {group_text(pending[0], view)}"
+    elif (view.sends or view.receives) and view.is_waiting:
+        text = f"in {message_text(view)}"
     else:
         text = view.scene.place.value
     if view.scene.own_frame:
@@ -126,6 +134,29 @@ def group_text(group: str, view: RankView) -> str:
     if description:
         return f"group {description}"
     return f"group {group}"
+
+
+def message_text(view: RankView) -> str:
+    """Returns the sends and receives that a rank is in, in words."""
+    parts = [f"a send to {numbered(sorted(view.sends or ()))}"] * bool(view.sends)
+    parts += [f"a receive from {numbered(sorted(view.receives or ()))}"] * bool(view.receives)
+    return " and ".join(parts)
+
+
+def peers_of(groups: Mapping[str, Any], direction: str) -> frozenset[int] | None:
+    """Returns the ranks to which a rank is sending, or from which it receives; None: which ones is not known.
+
+    Args:
+        groups: as for `states_of`.
+        direction: `sends` or `receives`.
+    """
+    found: set[int] = set()
+    for group in groups.values():
+        peers = group.get(direction, [])
+        if not isinstance(peers, list):
+            return None
+        found.update(map(int, peers))
+    return frozenset(found)
 
 
 def states_of(
@@ -160,10 +191,18 @@ def to_record(view: RankView) -> dict[str, Any]:
         "wchan": str((view.scene.process or {}).get("wchan", "")),
         "in_own_lock": view.scene.in_own_lock,
         "groups": groups,
+        "sends": _listed(view.sends),
+        "receives": _listed(view.receives),
         "iteration": view.iteration,
         "ended": view.ended,
         "gave_up": view.gave_up,
     }
+
+
+def _listed(ranks: frozenset[int] | None) -> list[int] | None:
+    if ranks is None:
+        return None
+    return sorted(ranks)
 
 
 def of_record(record: Any) -> RankView:
@@ -180,6 +219,8 @@ def of_record(record: Any) -> RankView:
         process = {"state": str(record["state"]), "wchan": str(record["wchan"])}
         frames = [str(frame) for frame in record["frames"]]
         scene = Scene(int(record["rank"]), frames, process, record.get("in_own_lock") is True)
-        return RankView(scene, groups, {}, int(record["iteration"]), bool(record["ended"]), bool(record["gave_up"]))
+        sends, receives = peers_of({"": record}, "sends"), peers_of({"": record}, "receives")
+        iteration, ended, gave_up = int(record["iteration"]), bool(record["ended"]), bool(record["gave_up"])
+        return RankView(scene, groups, {}, iteration, ended, gave_up, sends, receives)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"the scene of a rank does not fit: {error!r}") from None

@@ -2,7 +2,8 @@
 
 The numbers are those of torch's flight recorder: each rank counts the collectives of each of its groups, so the n-th of
 a group is one collective for all its members. A rank waits in a group if it entered a collective that it has not
-finished; it waits for the members that have not entered it. These waits form a graph over the ranks.
+finished; it waits for the members that have not entered it. A send waits for its receive, and a receive for its send.
+These waits form a graph over the ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Wait:
     """One rank waits in one collective of one group for the ranks `missing`, which have not entered it.
 
     `is_complete`: all members of the group are known, so that without a missing rank all of them have entered it.
+    `message`: it is a "send" or a "receive" and no collective; `number` is the rank at its other end then.
     """
 
     rank: int
@@ -27,6 +29,7 @@ class Wait:
     number: int
     missing: tuple[int, ...]
     is_complete: bool
+    message: str = ""
 
 
 def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
@@ -57,6 +60,24 @@ def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
                     missing[name, number] = tuple(late)
                 if view.is_waiting or missing[name, number] or not all_ranks:
                     found.append(Wait(view.rank, name, number, missing[name, number], complete[name]))
+        found += [
+            Wait(view.rank, f"{message} of rank {view.rank}", peer, (peer,), True, message)
+            for message, peer in _messages_without_peer(view, views)
+        ]
+    return found
+
+
+def _messages_without_peer(view: RankView, views: Mapping[int, RankView]) -> list[tuple[str, int]]:
+    """Returns the sends and receives of a rank for which the other rank has none, and that rank."""
+    found = []
+    for peer in sorted(view.sends or ()):
+        receives = views[peer].receives if peer in views else frozenset()
+        if receives is not None and view.rank not in receives:
+            found.append(("send", peer))
+    for peer in sorted(view.receives or ()):
+        sends = views[peer].sends if peer in views else frozenset()
+        if sends is not None and view.rank not in sends:
+            found.append(("receive", peer))
     return found
 
 
@@ -94,11 +115,19 @@ def by_collective(waits: Iterable[Wait]) -> dict[tuple[str, int], list[int]]:
 
 def never_entered(wait: Wait, views: Mapping[int, RankView]) -> str:
     """Returns what those did for whom a rank waits, without the subject."""
+    if wait.message == "send":
+        return f"never received what rank {wait.rank} sends"
+    if wait.message == "receive":
+        return f"never sent what rank {wait.rank} is to receive"
     return f"never entered {collective_text(wait, views)}"
 
 
 def collective_text(wait: Wait, views: Mapping[int, RankView]) -> str:
-    """Returns the collective in words: its operation, its number, its group."""
+    """Returns the collective in words: its operation, its number, its group; or the send or receive."""
+    if wait.message == "send":
+        return f"a send to rank {wait.number}"
+    if wait.message == "receive":
+        return f"a receive from rank {wait.number}"
     view = views[wait.rank]
     operation = view.groups[wait.group].operation or "collective"
     return f"{operation} {wait.number} of {group_text(wait.group, view)}"

@@ -92,9 +92,78 @@ def test_with_nccl_its_own_numbers_count() -> None:
     assert (found["entered"], found["finished"]) == (2, 2)
 
 
-def test_sends_are_no_collectives() -> None:
-    trace = TRACE | {"entries": [entry(0, 1, is_p2p=True)]}
-    assert groups_of(answer(trace)) == {}
+def message(number: int, name: str, state: str = "completed", after: int = 2, **more: Any) -> dict[str, Any]:
+    """A send or a receive in group dp0 as NCCL records it, after the collective `after` of the group."""
+    return entry(1, after, f"nccl:{name}", is_p2p=True, p2p_seq_id=number, state=state, retired=False) | more
+
+
+def all_reduce(number: int, state: str = "completed") -> dict[str, Any]:
+    """A collective of group dp0 with NCCL."""
+    return entry(1, number, "nccl:all_reduce", p2p_seq_id=0, state=state, retired=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sends", "receives"),
+    [
+        ([message(1, "send 0->1")], [], []),
+        ([message(1, "send 0->1", "scheduled")], [2], []),
+        ([message(1, "recv 0<-1", "started")], [], [2]),
+        ([message(1, "recv 0<-1", "scheduled", retired=True)], [], []),
+        ([message(1, "send 0->1", "scheduled"), message(2, "send 0->1")], [], []),
+        ([message(1, "send 0->1"), message(2, "send 0->1", "scheduled")], [2], []),
+        ([message(1, "send 0->1", "scheduled"), message(1, "recv 0<-1", "scheduled")], [2], [2]),
+        (
+            [
+                message(1, "send 0->1", "scheduled"),
+                message(1, "recv 0<-1", "scheduled"),
+                message(1, "coalesced", "started"),
+            ],
+            [2],
+            [2],
+        ),
+        ([message(1, "send 0->1", "scheduled"), message(1, "coalesced")], [], []),
+        ([message(1, "send 0->7", "scheduled")], None, []),
+        ([message(1, "nonsense", "scheduled")], [], []),
+    ],
+    ids=["done", "sends", "receives", "retired", "an old one", "again", "begun", "batch", "batch done", "odd", "other"],
+)
+def test_sends_and_receives_of_nccl(
+    messages: list[dict[str, Any]], sends: list[int] | None, receives: list[int] | None
+) -> None:
+    """The peers are given as ranks of the job; the group has ranks 0 and 2."""
+    found = groups_of(answer(TRACE | {"entries": messages, "pg_status": {"1": state(7, 7)}}))["3"]
+    assert (found["sends"], found["receives"]) == (sends, receives)
+    assert (found["entered"], found["finished"], found["operation"]) == (2, 2, "")
+
+
+def test_where_ranks_of_a_group_are_not_known_peers_are_not() -> None:
+    entries = [message(1, "send 0->1", "scheduled")]
+    found = groups_of(answer({"entries": entries, "pg_status": {"1": state(7, 7)}}))["3"]
+    assert (found["sends"], found["receives"]) == (None, [])
+
+
+def test_the_number_of_peers_is_bounded() -> None:
+    config = {"3": {"desc": "dp0", "name": "3", "ranks": json.dumps(list(range(99)))}}
+    entries = [message(number, f"send 0->{number}", "scheduled") for number in range(1, 99)]
+    found = groups_of(answer({"entries": entries, "pg_status": {"1": state(7, 7)}, "pg_config": config}))["3"]
+    assert (found["sends"], found["receives"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("entries", "progress"),
+    [
+        ([all_reduce(1), all_reduce(2), message(9, "send 0->1")], (2, 2)),
+        ([all_reduce(1), all_reduce(2, "scheduled"), message(9, "send 0->1")], (2, 1)),
+        ([message(8, "send 0->1"), all_reduce(3, "started")], (3, 2)),
+        ([message(8, "send 0->1", after=5)], (5, 5)),
+    ],
+)
+def test_sends_and_receives_do_not_count_as_collectives(
+    entries: list[dict[str, Any]], progress: tuple[int, int]
+) -> None:
+    """NCCL's last number of a group is that of its last send or receive, if that came last."""
+    found = groups_of(answer(TRACE | {"entries": entries, "pg_status": {"1": state(9, 9)}}))["3"]
+    assert (found["entered"], found["finished"]) == progress
 
 
 def test_the_number_of_groups_and_the_length_of_names_are_bounded() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.attribution.collective import Finding, find
-from ft_launcher.attribution.rank_view import GroupState, RankView
+from ft_launcher.attribution.rank_view import GroupState, RankView, of_record, to_record
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from tests.ft_launcher.attribution.simulated_collectives import (
@@ -447,12 +447,77 @@ def waits_in(rank: int, number: int, iteration: int = NO_ITERATION) -> RankView:
     return RankView(Scene(rank, IN_COLLECTIVE), states, iteration=iteration)
 
 
+def waits_in_group(rank: int, group: str, number: int) -> RankView:
+    """A rank in this collective of a group, by the recorder."""
+    return RankView(Scene(rank, IN_COLLECTIVE), {group: GroupState(number, number - 1, "all_reduce")})
+
+
 def test_one_whose_last_collective_has_no_end_is_in_the_present_one() -> None:
     """As gloo's recorder shows it now and then: the others have finished that one, too, and nobody is to blame."""
     late = replace(waits_in(1, 4), groups={"world": GroupState(4, 2, "all_reduce")})
     blame = find([waits_in(0, 4), late, waits_in(2, 4), waits_in(3, 4)])
     assert (blame.finding, blame.ranks) == (Finding.TRANSPORT, ())
     assert blame.text.startswith("all 4 ranks are in all_reduce 4 of ")
+
+
+def passes_on(
+    rank: int, receives: set[int] | None = None, sends: set[int] | None = None, **groups: tuple[int, int]
+) -> RankView:
+    """A rank in sends and receives of NCCL: its stack is in the program, which waits for the GPU."""
+    return replace(
+        outside(rank, NO_ITERATION, **groups), sends=frozenset(sends or ()), receives=frozenset(receives or ())
+    )
+
+
+def test_a_stage_of_a_pipeline_that_sends_nothing() -> None:
+    blame = find([outside(0, NO_ITERATION), passes_on(1, {0}), passes_on(2, {1}), passes_on(3, {2})])
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (0,), (1, 2, 3))
+    assert blame.text == "never sent what rank 1 is to receive"
+
+
+def test_a_stage_of_a_pipeline_that_does_not_take_what_is_sent() -> None:
+    blame = find([passes_on(0, sends={1}), outside(1, NO_ITERATION), passes_on(2, {1})])
+    assert (blame.finding, blame.ranks, blame.text) == (Finding.BEHIND, (1,), "never received what rank 0 sends")
+
+
+def test_a_pipeline_behind_a_collective() -> None:
+    """Stage 1 of the first pipeline waits for its gradients' sum, for which the second pipeline's stage is late."""
+    late = outside(3, NO_ITERATION, dp=(4, 4))
+    blame = find([passes_on(0, {1}), waits_in_group(1, "dp", 5), passes_on(2, {3}), late])
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (3,), (0, 1, 2))
+
+
+def test_a_send_that_meets_its_receive_is_waited_for_by_nobody() -> None:
+    """It moves data: neither side waits for the other to come."""
+    blame = find([passes_on(0, sends={1}), passes_on(1, {0}), outside(2, NO_ITERATION)])
+    assert blame.ranks == ()
+
+
+def test_a_circle_with_a_receive_names_nobody() -> None:
+    """A receive can be begun long before anybody waits for it: the busy rank may be the one that began it."""
+    blame = find([passes_on(0, {1}), passes_on(1, {0})])
+    assert (blame.finding, blame.ranks) == (Finding.UNKNOWN, ())
+    assert "rank 0 in a receive from rank 1" in blame.text
+
+
+@pytest.mark.parametrize("unknown", [{"sends": None}, {"sends": None, "receives": None}])
+def test_a_rank_whose_peers_are_not_known_is_not_blamed_for_a_message(unknown: dict[str, None]) -> None:
+    many = replace(outside(1, NO_ITERATION), **unknown)
+    assert find([passes_on(0, {1}), many, outside(2, NO_ITERATION)]).ranks == ()
+
+
+def test_a_rank_that_is_gone_is_what_a_receive_waits_for() -> None:
+    blame = find([passes_on(0, {1}), has_ended(1)])
+    assert (blame.finding, blame.ranks) == (Finding.GONE, (1,))
+
+
+def test_messages_of_a_record() -> None:
+    view = passes_on(0, {1}, {2, 3})
+    again = of_record(to_record(view))
+    assert (again.sends, again.receives) == (view.sends, view.receives)
+    assert of_record(to_record(replace(view, sends=None))).sends is None
+    older = {name: value for name, value in to_record(view).items() if name not in ("sends", "receives")}
+    assert (of_record(older).sends, of_record(older).receives) == (frozenset(), frozenset())
 
 
 def test_a_spare_is_not_what_the_others_wait_for() -> None:
