@@ -5,7 +5,7 @@ rank goes wrong at its fourth step. Its ranks are spread over one or more agents
 docs/hangs.md: named, unknown, and wrong, which must be none. A run is repeated by its number: `--seed 1 --only 17`.
 
 With `--wrapped` the ranks are in an in-process wrapper, and what counts is what their function is told when it is
-called again: `CallWrapper.last_interruption`.
+called again: `CallWrapper.last_interruption`. Where it is not called again, the fault counts.
 """
 
 from __future__ import annotations
@@ -174,11 +174,12 @@ def perform(run: Run, limit_s: float, keep: Path, wrapped: bool = False) -> tupl
         codes = _run_job(folder, run, limit_s)
         try:
             lines = [json.loads(line) for file in folder.glob("*/journal.*") for line in file.read_text().splitlines()]
+            faults = [line for line in lines if line["event"] == "fault"]
             if wrapped:
                 told = [json.loads(file.read_text()) for file in folder.glob("told.*")]
-                outcome, text = judged_by_the_told(run, told, codes)
+                outcome, text = judged_by_the_told(run, told, faults, codes)
             else:
-                outcome, text = judged(run, [line for line in lines if line["event"] == "fault"], codes)
+                outcome, text = judged(run, faults, codes)
         except (OSError, ValueError, KeyError) as error:  # a launcher was killed while it wrote, at the deadline
             outcome, text = "unknown", f"the journals cannot be read ({error!r}), exit codes {codes}"
         if outcome != "named":
@@ -254,8 +255,13 @@ def judged(run: Run, faults: Sequence[Mapping[str, Any]], codes: Sequence[int | 
     return max((_of_fault(fault, run) for fault in faults), key=_OUTCOMES.index), text
 
 
-def judged_by_the_told(run: Run, told: Sequence[Mapping[str, Any]], codes: Sequence[int | None]) -> tuple[str, str]:
-    """Whether each rank that was called again was told the right thing, and what they were told; the worst counts."""
+def judged_by_the_told(
+    run: Run, told: Sequence[Mapping[str, Any]], faults: Sequence[Mapping[str, Any]], codes: Sequence[int | None]
+) -> tuple[str, str]:
+    """Whether each rank that was called again was told the right thing, and what they were told; the worst counts.
+
+    None is where the only rank of a node is gone: the job ends then, and its fault counts.
+    """
     text = " | ".join(sorted({f"{one['ranks']} {one['finding']}: {one['text']}" for one in told}))
     if None in codes:
         return "unknown", f"the job did not end within {_DEADLINE_S} s; {text}"
@@ -263,7 +269,7 @@ def judged_by_the_told(run: Run, told: Sequence[Mapping[str, Any]], codes: Seque
         outcome = "wrong" if told or any(codes) else "named"
         return outcome, text or f"not called again, exit codes {codes}"
     if not told:
-        return "unknown", f"not called again, exit codes {codes}"
+        return judged(run, faults, codes)
     return max((_of_told(one, run) for one in told), key=_OUTCOMES.index), f"{text}, exit codes {codes}"
 
 

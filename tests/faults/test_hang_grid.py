@@ -86,7 +86,13 @@ def test_what_is_right_to_be_told(
 ) -> None:
     run = Run(1, kind, ranks=4, agents=1, culprit=1, by_mesh=False)
     told = [{"ranks": of_one, "finding": finding, "text": ""} for of_one in ranks]
-    assert judged_by_the_told(run, told, codes)[0] == outcome
+    assert judged_by_the_told(run, told, [], codes)[0] == outcome
+
+
+@pytest.mark.parametrize(("rank", "outcome"), [(1, "named"), (2, "wrong")])
+def test_where_nobody_is_called_again_the_fault_counts(rank: int, outcome: str) -> None:
+    run = Run(1, "dies", ranks=4, agents=4, culprit=1, by_mesh=False)
+    assert judged_by_the_told(run, [], [fault(rank, "")], [137] * 4)[0] == outcome
 
 
 def test_the_table() -> None:
