@@ -21,9 +21,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.failed_cycle import Findings
-from ft_launcher.agent.health_gate import check_node
 from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
+from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event

@@ -39,11 +39,11 @@ class PolicyAnswer:
 
 
 @dataclass(frozen=True)
-class HangViews:
-    """Where the ranks of the nodes were when a cycle ended, by a hang but for `returned`, as the nodes report it.
+class NodeViews:
+    """What the nodes saw of their ranks when the cycle ended: where they were, if by a hang, and which had returned.
 
     Attributes:
-        ranks: by node, JSON that `attribution/rank_view.py: of_record` reads.
+        ranks: after a hang, by node, JSON that `attribution/rank_view.py: of_record` reads; else empty.
         names: of these nodes.
         is_complete: these are all nodes of the cycle.
         nccl: by node, what NCCL said of the job there, JSON that `attribution/nccl_view.py: of_record` reads; None, or
@@ -58,7 +58,7 @@ class HangViews:
     returned: Mapping[int, float] = field(default_factory=dict)
 
 
-NO_VIEWS = HangViews()
+NO_VIEWS = NodeViews()
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Case:
     """The question to the policy: a fault, and the history of restarts as it was `age_s` seconds ago.
 
     `elsewhere`: a node waits that could take the faulty one's place. `swap`: a member could change places with it.
-    `hang`: where the ranks were, and which had returned.
+    `views`: what the nodes saw of their ranks.
     """
 
     fault: dict[str, Any]
@@ -74,7 +74,7 @@ class Case:
     age_s: float
     elsewhere: bool
     swap: bool = False
-    hang: HangViews = NO_VIEWS
+    views: NodeViews = NO_VIEWS
 
 
 Policy: TypeAlias = Callable[[Case, float], PolicyAnswer]
@@ -129,7 +129,7 @@ class FaultDecision:
         places: tuple[bool, bool],
         why: str,
         now: float,
-        hang: HangViews = NO_VIEWS,
+        views: NodeViews = NO_VIEWS,
     ) -> PolicyAnswer:
         """Decides on the cycle that ended, by the policy if a node had a fault; keeps the answer.
 
@@ -139,7 +139,7 @@ class FaultDecision:
             gone: whether a node was lost or left.
             places: whether a node waits that could take the faulty one's place; whether a member could change with it.
             why: why the cycle ended.
-            hang: where the ranks were, and which had returned.
+            views: what the nodes saw of their ranks.
         """
         faulty_node = find_faulty_node(faults, gone)
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
@@ -150,7 +150,7 @@ class FaultDecision:
             self._failed_starts = 0
         self.faulty_node = faulty_node or ""
         if faulty_node is not None:
-            self.answer = self._ask(combined(faults[faulty_node], faults.values()), places, now, hang)
+            self.answer = self._ask(combined(faults[faulty_node], faults.values()), places, now, views)
             self.faulty_node = self.answer.faulty_node or faulty_node
         elif self._failed_starts >= self._most_failed_starts:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
@@ -159,9 +159,9 @@ class FaultDecision:
             self.answer = PolicyAnswer(why, None, {}, self.history)
         return self.answer
 
-    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float, hang: HangViews) -> PolicyAnswer:
+    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float, views: NodeViews) -> PolicyAnswer:
         try:
-            answer = self._policy(Case(fault, self.history, now - self._history_at, *places, hang), now)
+            answer = self._policy(Case(fault, self.history, now - self._history_at, *places, views), now)
         except ProtocolError as error:
             answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), {}, self.history)
         self._history_at = now

@@ -169,8 +169,8 @@ class Formation:
         roster = self._roster
         decision = self._fault_decision
         places = len(roster.waiting) > len(roster.members), can_swap(roster.waiting.values(), roster.members)
-        faults, hang = roster.faults(), roster.hang_views()
-        answer = decision.decide(faults, bool(roster.failed), bool(roster.away), places, self.why, now, hang)
+        faults, views = roster.faults(), roster.node_views()
+        answer = decision.decide(faults, bool(roster.failed), bool(roster.away), places, self.why, now, views)
         self.why = answer.reason
         self._not_before = now + answer.wait_s
         if answer.exit_code is None:

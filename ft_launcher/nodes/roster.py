@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ft_launcher.nodes.fault_decision import HangViews
+from ft_launcher.nodes.fault_decision import NodeViews
 from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, EndReason, Formed, JobOver, JoinRequest, Reply, arrivals_of
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import real
@@ -78,8 +78,8 @@ class Roster:
         brought = [node for node, arrival in self.waiting.items() if arrival.fault and arrival.cycle == self.cycle]
         return {node: self.waiting[node].fault for node in reported + brought}
 
-    def hang_views(self) -> HangViews:
-        """Returns where the ranks were, as far as nodes brought that with them from the last cycle."""
+    def node_views(self) -> NodeViews:
+        """Returns what the nodes saw of their ranks, as far as they brought it with them from the last cycle."""
         ranks, names, nccl, returned = {}, {}, {}, {}
         for node, arrival in self.waiting.items():
             if arrival.cycle != self.cycle:
@@ -95,7 +95,7 @@ class Roster:
                 returned.update({rank: ago_s for rank, ago_s in ages.items() if ago_s is not None and ago_s >= 0})
         if not self.waiting.keys() >= self.members.keys():
             returned = {}  # others may have lost the ranks of a node that is gone
-        return HangViews(ranks, names, ranks.keys() >= self.members.keys(), nccl, returned)
+        return NodeViews(ranks, names, ranks.keys() >= self.members.keys(), nccl, returned)
 
     def end(self) -> None:
         """Notes the end of the cycle: members that failed are expected to return."""

@@ -13,7 +13,7 @@ from typing import Any
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
 from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
-from ft_launcher.nodes.fault_decision import Case, HangViews, Policy, PolicyAnswer
+from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy, PolicyAnswer
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Action, Decision, Question, answer, inputs_of, is_suspect
 from rank_monitor.contract.errors import ProtocolError
@@ -105,17 +105,17 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
     def policy(case: Case, now: float) -> PolicyAnswer:
         fault, life = _fault_of(case.fault)
         headline, faulty_node, by_views = headline_in(case.fault), "", 0
-        guilty = _faulty_of_all_nodes(fault, case.hang)
+        guilty = _faulty_of_all_nodes(fault, case.views)
         if guilty is not None:
             fault, faulty_node = guilty
-            by_views = len(case.hang.ranks)
-            headline = f"rank {fault.rank} on {case.hang.names.get(faulty_node, faulty_node)} {fault.what}"[
+            by_views = len(case.views.ranks)
+            headline = f"rank {fault.rank} on {case.views.names.get(faulty_node, faulty_node)} {fault.what}"[
                 :_MAX_HEADLINE
             ]
-        told = first_failure.with_returned(fault, case.hang.returned)
+        told = first_failure.with_returned(fault, case.views.returned)
         returned: Mapping[int, float] = {}
         if told is not fault:
-            fault, returned = told, case.hang.returned
+            fault, returned = told, case.views.returned
         before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
         elsewhere = case.elsewhere or (has_suspect_result and case.swap)
@@ -144,21 +144,21 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
     return policy
 
 
-def _faulty_of_all_nodes(fault: Fault, hang: HangViews) -> tuple[Fault, str] | None:
+def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | None:
     """Returns the fault of the rank that holds up those of all nodes, and its node.
 
     None where `fault` is no hang, where the views name nobody or do not fit, or where they name others, which run,
     although the rank of `fault` waits for nobody (it passed its own limit outside of a collective).
     """
     hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
-    if not (hangs and len(hang.ranks) > 1):
+    if not (hangs and len(seen.ranks) > 1):
         return None
     try:
         nodes = {
-            node: all_nodes.of_records(hang.names.get(node, node), records, hang.nccl.get(node))
-            for node, records in hang.ranks.items()
+            node: all_nodes.of_records(seen.names.get(node, node), records, seen.nccl.get(node))
+            for node, records in seen.ranks.items()
         }
-        blame = all_nodes.find(list(nodes.values()), hang.is_complete)
+        blame = all_nodes.find(list(nodes.values()), seen.is_complete)
     except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
         return None
     views = [view for node in nodes.values() for view in node.views]

@@ -22,7 +22,7 @@ from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, to_record
 from ft_launcher.ledger.categories import Category
 from ft_launcher.ledger.job_ledger import JobLedger
-from ft_launcher.nodes.fault_decision import Case, HangViews, Policy
+from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in, make_policy
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Decision
@@ -234,11 +234,11 @@ def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     assert fault is not None
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
     record = fault_record(fault, life, report.headline(fault, _name(node)))
-    views = HangViews()
+    views = NodeViews()
     if cycle.kind is FaultKind.HANG:
         seen = {_name(other): _views(cycle, other) for other in range(job.nodes)}
-        views = HangViews(seen, {name: name for name in seen}, is_complete=True)
-    told = policy(Case(record, history.to_record(cycle.over), 0.0, False, hang=views), cycle.over)
+        views = NodeViews(seen, {name: name for name in seen}, is_complete=True)
+    told = policy(Case(record, history.to_record(cycle.over), 0.0, False, views=views), cycle.over)
     guilty = guilty_in(told.decision)
     if guilty is not None:
         found, _ = guilty

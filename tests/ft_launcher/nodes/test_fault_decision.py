@@ -55,7 +55,7 @@ def test_which_ranks_had_returned(brought: dict[str, Any], came: str, returned: 
     roster.form([node("a"), node("b")])
     for name in came:
         roster.waiting[name] = node(name, 2, roster.cycle, views=brought if name == "b" else {})
-    assert roster.hang_views().returned == returned
+    assert roster.node_views().returned == returned
 
 
 def test_what_a_waiting_node_has_to_hear_outlives_the_coordinator() -> None:

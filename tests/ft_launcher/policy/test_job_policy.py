@@ -15,7 +15,7 @@ from ft_launcher.attribution import Fault, FaultClass, FaultKind, nccl_view, ran
 from ft_launcher.attribution.nccl_view import NcclView, Peer
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
-from ft_launcher.nodes.fault_decision import Case, HangViews, PolicyAnswer
+from ft_launcher.nodes.fault_decision import Case, NodeViews, PolicyAnswer
 from ft_launcher.policy.job_policy import (
     decision_of,
     fault_record,
@@ -167,8 +167,8 @@ def ranks_of(rank: int, entered: int, frames: list[str]) -> list[Any]:
 def after_hang(views: dict[str, list[Any]], fault: Fault = HANG, nccl: Mapping[str, Any] | None = None) -> PolicyAnswer:
     record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a hangs"))
     names = {node: f"host of {node}" for node in views}
-    hang = HangViews(views, names, True, nccl or {})
-    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, False, hang), 0.0)
+    seen = NodeViews(views, names, True, nccl or {})
+    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, False, seen), 0.0)
 
 
 def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
@@ -302,7 +302,7 @@ LOST = Fault(
 )
 def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, float], blamed: tuple[int, ...]) -> None:
     record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a failed"))
-    case = Case(record, {}, 0.0, False, False, HangViews(returned=returned))
+    case = Case(record, {}, 0.0, False, False, NodeViews(returned=returned))
     answer = make_policy(RestartSettings(), 3)(case, 0.0)
     found = guilty_in(through_json(answer.decision))
     assert (answer.faulty_node, headline_in(answer.decision)) == ("", "rank 0 on a failed")

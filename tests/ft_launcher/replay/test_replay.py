@@ -18,7 +18,7 @@ from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.first_failure import views
 from ft_launcher.attribution.nccl_view import NcclView, Peer
 from ft_launcher.attribution.rank_view import RankView
-from ft_launcher.nodes.fault_decision import Case, HangViews
+from ft_launcher.nodes.fault_decision import Case, NodeViews
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, inputs_in, make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.record import events
@@ -284,9 +284,9 @@ def over_three_nodes() -> list[list[Line]]:
     found = [hung(0, 4, WAITS, True), hung(1, 3, IDLE, False), hung(2, 4, WAITS, True)]
     seen = {str(node): [rank_view.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(found)}
     fault, life = fault_in(found[0]), CycleLife(60.0, 7)
-    hang = HangViews(seen, {node: f"host{node}" for node in seen}, True)
+    by_node = NodeViews(seen, {node: f"host{node}" for node in seen}, True)
     decided = make_policy(RestartSettings(), 3)(
-        Case(fault_record(fault, life), {}, 0.0, False, hang=hang), 5.0
+        Case(fault_record(fault, life), {}, 0.0, False, views=by_node), 5.0
     ).decision
     guilty, decision = guilty_in(decided), decision_of(decided)
     assert guilty is not None and decision is not None and guilty[0].rank == 1
@@ -319,8 +319,8 @@ def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
         for node, one in enumerate(seen)
     }
     answers = {str(node): nccl_view.to_record(one.nccl) for node, one in enumerate(seen) if one.nccl is not None}
-    hang = HangViews(ranks, {node: f"host{node}" for node in ranks}, True, answers)
-    case = Case(fault_record(fault_in(seen[0]), CycleLife(60.0, 7)), {}, 0.0, False, hang=hang)
+    by_node = NodeViews(ranks, {node: f"host{node}" for node in ranks}, True, answers)
+    case = Case(fault_record(fault_in(seen[0]), CycleLife(60.0, 7)), {}, 0.0, False, views=by_node)
     decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
     guilty, decision = guilty_in(decided), decision_of(decided)
     assert guilty is not None and decision is not None and (guilty[0].rank, guilty[0].finding) == (2, "transport")
@@ -343,7 +343,7 @@ def test_a_rank_of_another_node_had_returned() -> None:
     lost = RankException("RuntimeError", "Connection closed by peer", "", 0.0)
     raised = RankEvidence(0, 0, 50, 1, 9.0, exception=lost, exception_at=8.0)
     seen = CycleEvidence([raised], stop_began=10.0, all_ranks=False)
-    case = Case(fault_record(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, hang=HangViews(returned={1: 0.5}))
+    case = Case(fault_record(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, views=NodeViews(returned={1: 0.5}))
     decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
     guilty, decision = guilty_in(decided), decision_of(decided)
     assert guilty is not None and decision is not None and guilty[0].finding == "returned"
@@ -373,8 +373,8 @@ def test_of_several_that_hold_up_all_nodes_the_first_that_its_node_found_stands(
     ]
     seen = {str(node): [rank_view.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(nodes)}
     fault, life = fault_in(nodes[1]), CycleLife(60.0, 7)
-    hang = HangViews(seen, {node: f"host{node}" for node in seen}, True)
-    case = Case(fault_record(fault, life), {}, 0.0, False, hang=hang)
+    by_node = NodeViews(seen, {node: f"host{node}" for node in seen}, True)
+    case = Case(fault_record(fault, life), {}, 0.0, False, views=by_node)
     decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
     guilty, decision = guilty_in(decided), decision_of(decided)
     assert guilty is not None and decision is not None

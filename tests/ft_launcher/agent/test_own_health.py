@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ft_launcher.agent.health_watch import HealthWatch
+from ft_launcher.agent.own_health import HealthWatch
 from ft_launcher.health.node_health import NodeHealth, RepeatedHealth
 from ft_launcher.health.plan import Places
 from ft_launcher.health.repeated import HealthChange

@@ -1,7 +1,8 @@
-"""Reads the health of this node while ranks run, and records what changed. A source of events that never ends a cycle.
+"""The health of this node, as the agent uses it: checked before each cycle, and read again while ranks run.
 
-Made by the node agent. `health/repeated.py` says which checks these are; each runs in a process of its own, and none is
-waited for.
+The memberships ask before a cycle, since an unhealthy node must not take part; the node agent has the readings go on
+meanwhile. `health/` makes the checks, each in a process of its own. Decides nothing about the job: the membership
+leaves it, and a reading during a cycle never ends that.
 """
 
 from __future__ import annotations
@@ -10,15 +11,46 @@ import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
+from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.cycle.cycle import Event
 from ft_launcher.health.check import State
+from ft_launcher.health.reading import node_state
 from ft_launcher.health.repeated import changes
+from ft_launcher.ledger.categories import Category
 from ft_launcher.record.contained import contained
 
 
+def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
+    """Checks the health of this node; then waits, within bounds, until the memory of its GPUs is free again.
+
+    Args:
+        cycle: the last one, under which the readings are recorded.
+
+    Returns:
+        Why this node must not take part in a further cycle; empty: it may.
+
+    Raises:
+        SignalException: the launcher got a signal meanwhile.
+    """
+    parts.times.begins(Category.HEALTH)
+    try:
+        parts.memory.begin()
+        readings = ending.call(parts.health.check)
+        state = node_state(readings)
+        parts.recorder.checked(cycle, readings, state)
+        if not state.healthy:
+            return state.reason
+        parts.recorder.memory_kept(cycle, ending.call(parts.memory.wait))
+        return ""
+    finally:
+        parts.health.close()
+        parts.memory.close()
+        parts.times.begins(Category.RENDEZVOUS)
+
+
 class HealthWatch:
-    """The readings of one job on this node.
+    """The readings of one job on this node while ranks run: a source of events, which waits for no check.
 
     Args:
         parts: of this launcher; its `health_watch` makes the checks.
