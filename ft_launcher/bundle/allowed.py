@@ -114,7 +114,7 @@ _OF_RANK = _words(
     "groups state iteration sections sign_age_s reading_age_s"
 )
 _OF_PROCESS = _words("state stopped threads wchan")
-_OF_GROUP = _words("entered finished started operation shape description")
+_OF_GROUP = _words("entered finished started operation shape description sends receives")
 _OF_ROW = _OF_GROUP - {"description"} | {"group", "ranks"}
 _OF_READING = _words("check state took_s")
 _OF_HAPPENED = _words("what local_rank exit_code")

@@ -600,7 +600,7 @@ const PLACES = {
   stopped: "stopped, by SIGSTOP or a debugger", in_kernel: "in the kernel: storage, GPU or NIC",
   collective: "in a collective", outside: "in no call of torch.distributed",
   blocked: "in C code, waits for another thread", unknown: "unknown",
-  locked: "waits for a lock of its own program",
+  locked: "waits for a lock of its own program", wrapper: "in the in-process wrapper, waits for the other ranks",
 };
 
 /** Shows where the ranks were at a fault: how far in their collectives, then their stacks. */
