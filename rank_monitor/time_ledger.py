@@ -8,14 +8,11 @@ with a full socket or a monitor, the time stays complete, and only durations who
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from rank_monitor.contract.wire.rank_times import (
-    MAX_NAME_BYTES,
     MAX_NAMES,
-    MAX_POINTS,
     OTHERS,
     SAVE_SECTIONS,
     STEP,
@@ -48,7 +45,7 @@ class TimeLedger:
         self._inner: str | None = None
         self._inner_ns = -1
         self._find_inner()
-        self._outside = _place(known)
+        self._outside = known.place
         self._spent = {place: known.outside.get(place.value, 0) for place in Outside}
         self._uses_steps = STEP in known.open or (known.step.count > 0 and not known.by_iterations)
         self._pause = known.pause
@@ -164,7 +161,7 @@ class TimeLedger:
         known.progress_ns = known.first_done_ns = at_ns
         if iteration != NO_ITERATION:
             known.iteration = known.resumed = iteration
-            self._add_point(iteration, 0)
+            self._known.add_point(iteration, 0)
 
     def interrupted(self, at_ns: int) -> None:
         """Notes that the wrapper interrupted the training. Time since the last sign of progress goes to `STALLED`."""
@@ -228,11 +225,11 @@ class TimeLedger:
         known.now_ns = max(now_ns, self._at_ns)
         known.tail, known.tail_is_section = self._outside.value, False
         if self._inner is not None:
-            known.tail, known.tail_is_section = self._key(self._inner), True
+            known.tail, known.tail_is_section = self._known.counts_as(self._inner), True
         known.pause = self._pause if self._pause[1] > self._at_ns else (0, 0)
         known.outside = {place.value: spent_ns for place, spent_ns in self._spent.items() if spent_ns}
         known.by_iterations = not self._uses_steps and known.step.count > 0
-        named = {name: since_ns for name, since_ns in self._open.items() if self._key(name) != OTHERS}
+        named = {name: since_ns for name, since_ns in self._open.items() if self._known.counts_as(name) != OTHERS}
         known.open = dict(list(named.items())[-MAX_NAMES:])
         return known
 
@@ -251,7 +248,7 @@ class TimeLedger:
         if self._inner is None:
             self._spent[self._outside] += spent_ns
         else:
-            self._of(self._inner).exclusive_ns += spent_ns
+            self._known.section(self._inner).exclusive_ns += spent_ns
 
     def _pause_at(self, until_ns: int) -> None:
         """Excludes the pause that was noted, if the next change of the rank came after it."""
@@ -281,23 +278,6 @@ class TimeLedger:
         return self._spent[Outside.PREPARING] + self._spent[Outside.BETWEEN]
 
     # Sections.
-
-    def _of(self, name: str) -> Durations:
-        if name == STEP:
-            return self._known.step
-        found = self._known.sections.get(name)
-        if found is None:
-            found = self._known.sections.setdefault(self._key(name), Durations())
-        return found
-
-    def _key(self, name: str) -> str:
-        """The name under which a section counts."""
-        if name == STEP or name in self._known.sections:
-            return name
-        # Two bytes are the quotes.
-        if len(self._known.sections) >= MAX_NAMES or len(json.dumps(name)) > MAX_NAME_BYTES + 2:
-            return OTHERS
-        return name
 
     def _find_inner(self) -> None:
         if self._open:
@@ -329,7 +309,7 @@ class TimeLedger:
             known.resumed = UNKNOWN
             if known.iteration != NO_ITERATION:
                 known.resumed = known.iteration
-                known.points.append((known.iteration, 0))
+                known.add_point(known.iteration, 0)
         self._outside = Outside.BETWEEN
 
     def _close(self, names: list[str], at_ns: int, was_seen: bool) -> None:
@@ -338,7 +318,7 @@ class TimeLedger:
         saves = False
         for name in names:
             since_ns = self._open.pop(name)
-            section = self._of(name)
+            section = self._known.section(name)
             if was_seen:
                 section.add(max(0, at_ns - since_ns - self._paused(since_ns, at_ns)))
             if name == STEP:
@@ -388,14 +368,14 @@ class TimeLedger:
         elif known.points and iteration <= known.points[-1][0]:
             # It counts anew, with each epoch for example: a later cycle is taken to resume within this count.
             known.points = [(iteration - 1, known.points[-1][1])]
-        self._add_point(iteration, counted_ns)
+        self._known.add_point(iteration, counted_ns)
 
     def _resume(self, resumed: int, counted_ns: int) -> int:
         """Notes at which iteration the training resumed. Returns the time of steps that counts since the start."""
         known = self._known
         if not self._restarted:
             known.resumed = resumed
-            self._add_point(resumed, 0)
+            self._known.add_point(resumed, 0)
             return counted_ns
         self._restarted = False
         if not known.points:
@@ -405,7 +385,7 @@ class TimeLedger:
         known.lost_ns += max(0, counted_ns - of_call_ns - kept_ns)
         known.saved_ns = min(known.saved_ns, kept_ns)
         known.points = [point for point in known.points if point[0] < resumed]
-        self._add_point(resumed, kept_ns)
+        self._known.add_point(resumed, kept_ns)
         return kept_ns + of_call_ns
 
     def _end_interval(self, steps: int, step_ns: int, at_ns: int) -> None:
@@ -418,23 +398,3 @@ class TimeLedger:
         length_ns = max(0, at_ns - since_ns - self._paused(since_ns, at_ns))
         known.step.add(step_ns or length_ns // steps, steps)
         self._end_step(at_ns)
-
-    def _add_point(self, iteration: int, counted_ns: int) -> None:
-        points = self._known.points
-        if points and iteration <= points[-1][0]:
-            return
-        points.append((iteration, counted_ns))
-        if len(points) > MAX_POINTS:
-            # Every other one, but not the newest: what is lost at a fault is near the end.
-            del points[1:-1:2]
-
-
-def _place(known: RankTimes) -> Outside:
-    """Where the rank was, outside of sections, when this was written."""
-    if not known.tail_is_section:
-        return Outside(known.tail)
-    if known.step.count or STEP in known.open:
-        return Outside.BETWEEN
-    if known.attached:
-        return Outside.PREPARING
-    return Outside.STARTING

@@ -29,11 +29,7 @@ from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.nodes.link import Cut
 from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver
-from ft_launcher.policy.job_policy import (
-    decision_of,
-    forgiven_limit,
-    suspect_result_in,
-)
+from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.ranks.devices import Relocation
 from ft_launcher.rendezvous.cycle_store import CycleStore
@@ -230,7 +226,7 @@ class ManyNodes:
         assert self._end is not None
         if self._end.how == EndReason.PREEMPTED:
             return self._after_preemption(self._end)
-        self._note_end(self._end.how)
+        self._parts.times.ended_elsewhere(self._end.how)
         if self._end.how == EndReason.AGREED:
             self._await_agreed_exits()
         found = failed_cycle.stop_and_attribute(self._ranks, hung=self._end.how == EndReason.HUNG)
@@ -238,17 +234,6 @@ class ManyNodes:
             return self._over(JobOver(self._end.exit_code, self._end.reason))
         self._last_end.keep(found)
         return None
-
-    def _note_end(self, how: str) -> None:
-        """Notes in the time ledger why the cycle ended on another node. A fault of this node is found later."""
-        match how:
-            case EndReason.GREW | EndReason.LEFT:
-                self._parts.times.membership_changes()
-            case EndReason.HUNG:
-                # When it began is not known here: the ranks of this node have waited since their last progress.
-                self._parts.times.failed(0.0)
-            case EndReason.FAILED | EndReason.AGREED | EndReason.LOST:
-                self._parts.times.failed(None)
 
     def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
         """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""

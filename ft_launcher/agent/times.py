@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from ft_launcher.ledger.account import Account
 from ft_launcher.ledger.categories import Category
 from ft_launcher.ledger.job_ledger import JobLedger
+from ft_launcher.nodes.messages import EndReason
 from ft_launcher.record.contained import contained
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.status.node_status import Times
@@ -94,6 +95,17 @@ class NodeTimes:
     def membership_changes(self) -> None:
         """Notes that the group forms anew, without a fault."""
         self._ledger.membership_changes()
+
+    def ended_elsewhere(self, how: str) -> None:
+        """Notes why the cycle ended on another node, an `EndReason`. A fault of this node is found later."""
+        match how:
+            case EndReason.GREW | EndReason.LEFT:
+                self.membership_changes()
+            case EndReason.HUNG:
+                # When it began is not known here: the ranks of this node have waited since their last progress.
+                self.failed(0.0)
+            case EndReason.FAILED | EndReason.AGREED | EndReason.LOST:
+                self.failed(None)
 
     @_kept
     def stopped(self) -> None:

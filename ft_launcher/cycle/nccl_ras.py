@@ -21,7 +21,7 @@ from torch.distributed import is_nccl_available
 
 from ft_launcher.attribution import ras_answer
 from ft_launcher.attribution.nccl_view import NcclView
-from ft_launcher.ranks.monitors import Found
+from ft_launcher.ranks.found import Found
 
 logger = logging.getLogger(__name__)
 

@@ -196,6 +196,40 @@ def cycle_times(line: Mapping[str, Any]) -> CycleTimes | None:
     )
 
 
+def part_as_json(part: CycleTimes, account: Account) -> dict[str, Any]:
+    """Returns a part, with the account of the job until its end, as the event `ledger` has them but for `has_ended`.
+
+    Times are in whole microseconds.
+    """
+    saved_s = None
+    if part.saved_s is not None:
+        saved_s = round(part.saved_s, 6)
+    return {
+        "cycle": part.cycle,
+        "since": round(part.since, 6),
+        "until": round(part.until, 6),
+        "seconds": seconds_as_json(part.seconds),
+        "steps": part.steps,
+        "iteration": part.iteration,
+        "resumed": part.resumed,
+        "points": [[iteration, round(spent_s, 6)] for iteration, spent_s in part.points],
+        "saved": part.saved,
+        "saved_s": saved_s,
+        "saves": part.saves,
+        "recovery": {phase: round(spent_s, 6) for phase, spent_s in part.recovery.items()},
+        "durations": durations_as_json(part.durations),
+        "total": seconds_as_json(account.seconds),
+        "goodput": round(account.goodput, 6),
+        "goodput_saved": round(account.goodput_saved, 6),
+    }
+
+
+def seconds_as_json(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Returns seconds by category in whole microseconds, without those that are zero."""
+    found = {str(category): round(spent_s, 6) for category, spent_s in seconds.items()}
+    return {category: spent_s for category, spent_s in found.items() if spent_s}
+
+
 def durations_as_json(durations: Mapping[str, Durations]) -> dict[str, Any]:
     """Returns durations as the event `ledger` has them: one object for each section, in seconds."""
     return {

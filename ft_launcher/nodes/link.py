@@ -45,7 +45,6 @@ _QUICK = 4
 """A beat that takes more than a period divided by this is slow: then none is left out."""
 _LOOK_EVERY = 4
 """In node timeouts: how often an awaited key is read by another thread than the one that waits for it."""
-
 _QUESTIONS_EVERY = 2
 """In beats: how often a node looks whether another asks something; a beat is left out for it."""
 
@@ -137,7 +136,6 @@ class Link:
             end = decode(self._ends.take(end_key(cycle), 0) or b"")
             if isinstance(end, CycleEnd):
                 return end
-            return None
         return None
 
     def send(self, message: NodeMessage) -> None:

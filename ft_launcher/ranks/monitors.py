@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from ft_launcher.processes.process_tree import is_stopped
+from ft_launcher.ranks.found import Found
 from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record.monitor_events import STALL, MonitorEvent, Replaced
+from ft_launcher.record.monitor_events import MonitorEvent, Replaced
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.processes.spawn import Monitor
 from rank_monitor.contract.processes.wait import readable
@@ -33,29 +34,19 @@ from rank_monitor.contract.wire.launcher_messages import (
     Fenced,
     LogOverdue,
     LogStep,
-    Snapshot,
     SnapshotRequest,
     Suspected,
     Times,
     TimesRequest,
-    Verdict,
 )
 from rank_monitor.contract.wire.messages import (
     FROM_RANK_TO_LAUNCHER,
-    ControlRequest,
-    GroupMade,
     Guard,
-    InterruptedAgain,
-    LastOutput,
     LimitsSet,
     Message,
     RankException,
-    Restarter,
     ResultInDoubt,
-    Returned,
-    SectionTimes,
 )
-from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
 logger = logging.getLogger(__name__)
 
@@ -63,32 +54,6 @@ logger = logging.getLogger(__name__)
 STOPPED_GRACE_S = 1.0
 # Seconds. A restart is delayed by this at most when a monitor does not answer; a rank needs longer for its stacks.
 _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
-
-
-@dataclass
-class Found:
-    """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
-
-    `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
-    answer to `ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is when it was
-    last about to exceed a limit, and `returned_at` when it returned from its program.
-    """
-
-    start: CycleStart | None = None
-
-    suspected_at: float | None = None
-    verdict: Verdict | None = None
-    verdict_at: float | None = None
-    exception: RankException | None = None
-    exception_at: float | None = None
-    last_output: str = ""
-    returned_at: float | None = None
-    suspect_result: ResultInDoubt | None = None
-    snapshot: Snapshot | None = None
-    was_attached: bool = False
-    times: RankTimes | None = None
-    reading: Snapshot | None = None
-    reading_at: float | None = None
 
 
 @dataclass
@@ -208,9 +173,7 @@ class NodeMonitors:
 
     def fail(self, local_rank: int, why: RankException) -> None:
         """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""
-        found = self._slots[local_rank].found
-        if found.exception is None:
-            found.exception, found.exception_at = why, time.monotonic()
+        self._slots[local_rank].found.take_exception(why, time.monotonic())
 
     def found(self, local_rank: int) -> Found:
         """What the rank's monitor reported in this cycle."""
@@ -322,51 +285,16 @@ class NodeMonitors:
 
     def _note(self, slot: _Slot, message: Message, sent_ns: int) -> MonitorEvent | None:
         """Stores a message; returns it if the launcher must act on it or record it."""
-        now = time.monotonic()
         match message:
             case Connected():
                 slot.attached = message.attached
-                slot.found.was_attached |= message.attached
             case LimitsSet():
                 slot.limits = message
-                return message
-            case Snapshot():
-                _note_snapshot(slot.found, message, now)
-            case Times():
-                self._note_times(slot.found, message)
-            case Verdict():
-                return _note_verdict(slot.found, message, now)
-            case RankException():
-                # The first exception is the cause; later ones are of the clean-up.
-                if slot.found.exception is None:
-                    slot.found.exception, slot.found.exception_at = message, now
-                return message
-            case LastOutput():
-                slot.found.last_output = message.text
-            case Returned():
-                slot.found.returned_at = sent_ns / 1e9
-            case ResultInDoubt():
-                slot.found.suspect_result = message
-                return message
             case Guard():
                 slot.guard = message
-            case Fenced() | Suspected() if slot.start is not None and message.cycle == slot.start.cycle:
-                if isinstance(message, Suspected):
-                    slot.found.suspected_at = now
-                return message
-            case ControlRequest() | InterruptedAgain() | Restarter() | SectionTimes() | GroupMade():
-                return message
-        return None
-
-    def _note_times(self, found: Found, message: Times) -> None:
-        start = found.start
-        # It may have been sent before this process of the rank was started, or after the cycle's end.
-        if start is None or (message.cycle, message.pid) != (start.cycle, start.rank_pid):
-            return
-        try:
-            found.times = rank_times(message.times)
-        except ProtocolError as error:
-            logger.warning("a monitor sent what is no time ledger: %s", error)
+            case Fenced() | Suspected() if slot.start is None or message.cycle != slot.start.cycle:
+                return None
+        return slot.found.take(message, sent_ns, time.monotonic())
 
     def _note_changes(self) -> None:
         by_pid = {slot.monitor.pid: slot for slot in self._slots}
@@ -412,20 +340,3 @@ class NodeMonitors:
         self._sequence += 1
         with contextlib.suppress(OSError):
             channel.send(slot.monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))
-
-
-def _note_snapshot(found: Found, message: Snapshot, now: float) -> None:
-    if message.token < 0:
-        found.reading, found.reading_at = message, now
-    else:
-        found.snapshot = message
-
-
-def _note_verdict(found: Found, message: Verdict, now: float) -> Verdict | None:
-    # It may cross the end of its cycle on the way, and then still explains why its rank died; but not the start of the
-    # next cycle.
-    if found.start is None or message.cycle != found.start.cycle:
-        return None
-    if message.condemned or (message.limit == STALL and found.verdict is None):
-        found.verdict, found.verdict_at = message, now
-    return message

@@ -19,7 +19,14 @@ from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
 from ft_launcher.health.reading import NodeState, Reading
 from ft_launcher.health.repeated import HealthChange
-from ft_launcher.ledger.account import PRINTED_STEP, Account, CycleTimes, durations_as_json
+from ft_launcher.ledger.account import (
+    PRINTED_STEP,
+    Account,
+    CycleTimes,
+    durations_as_json,
+    part_as_json,
+    seconds_as_json,
+)
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
@@ -80,7 +87,7 @@ class Recorder:
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
         """What a part of the job's time was spent on, and the account until now."""
-        self.journal.write(ledger_event(part, account, has_ended))
+        self.journal.write(events.Ledger(has_ended=has_ended, **part_as_json(part, account)))
 
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
@@ -89,7 +96,7 @@ class Recorder:
         dropped = console.dropped() or events.ABSENT
         facts: dict[str, Any] = {**self.in_process.counts, "console_lines_dropped": dropped}
         if account is not None:
-            facts["seconds"] = _rounded(account.seconds)
+            facts["seconds"] = seconds_as_json(account.seconds)
             facts["wall_s"] = round(account.wall_s, 6)
             facts["goodput"] = round(account.goodput, 6)
             facts["goodput_saved"] = round(account.goodput_saved, 6)
@@ -384,29 +391,6 @@ class Recorder:
             self.journal.write(events.StoreSilent(str(error)))
 
 
-def ledger_event(part: CycleTimes, account: Account, has_ended: bool) -> events.Ledger:
-    """Returns the event of a part of the job's time, with the account until then; times are whole microseconds."""
-    return events.Ledger(
-        cycle=part.cycle,
-        has_ended=has_ended,
-        since=round(part.since, 6),
-        until=round(part.until, 6),
-        seconds=_rounded(part.seconds),
-        steps=part.steps,
-        iteration=part.iteration,
-        resumed=part.resumed,
-        points=[[iteration, round(spent_s, 6)] for iteration, spent_s in part.points],
-        saved=part.saved,
-        saved_s=None if part.saved_s is None else round(part.saved_s, 6),
-        saves=part.saves,
-        recovery={phase: round(spent_s, 6) for phase, spent_s in part.recovery.items()},
-        durations=durations_as_json(part.durations),
-        total=_rounded(account.seconds),
-        goodput=round(account.goodput, 6),
-        goodput_saved=round(account.goodput_saved, 6),
-    )
-
-
 def _plain(scene: Scene) -> dict[str, Any]:
     process = dict(scene.process or {})
     return {"rank": scene.rank, "place": scene.place.name.lower(), "frames": list(scene.frames), "process": process}
@@ -414,9 +398,3 @@ def _plain(scene: Scene) -> dict[str, Any]:
 
 def _named(commands: Mapping[int, str]) -> str:
     return ", ".join(f"{pid} ({command})" for pid, command in sorted(commands.items()))
-
-
-def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by category in whole microseconds, without those that are zero."""
-    found = {str(category): round(spent_s, 6) for category, spent_s in seconds.items()}
-    return {category: spent_s for category, spent_s in found.items() if spent_s}

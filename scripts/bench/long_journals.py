@@ -20,6 +20,7 @@ from ft_client.monitoring.learned_limits import LearnedLimits
 from ft_launcher.agent.times import WRITE_EVERY_S
 from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, to_record
+from ft_launcher.ledger.account import part_as_json
 from ft_launcher.ledger.categories import Category
 from ft_launcher.ledger.job_ledger import JobLedger
 from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy
@@ -28,7 +29,6 @@ from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.record import events, report
 from ft_launcher.record.journal import as_line
-from ft_launcher.record.recorder import ledger_event
 from rank_monitor.contract.settings.config import MonitorSettings, RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
@@ -131,7 +131,7 @@ def simulate(job: Job) -> Story:
             history = _judge(job, cycle, policy, history)
         cycles.append(cycle)
         now = over + _STOP_S
-    rest = ledger_event(ledger.present(now), ledger.account(now), True)
+    rest = events.Ledger(has_ended=True, **part_as_json(ledger.present(now), ledger.account(now)))
     return Story(job, cycles, rest)
 
 
@@ -153,7 +153,8 @@ def _run(ledger: JobLedger, cycle: Cycle, resumed: int) -> int:
     now = cycle.began + WRITE_EVERY_S
     while now < cycle.over:
         ledger.rank_times(cycle.number, _rank_times(cycle.began, min(now, cycle.progress), now, resumed))
-        cycle.ledgers.append(_line(ledger_event(ledger.present(now), ledger.account(now), False), now))
+        present = part_as_json(ledger.present(now), ledger.account(now))
+        cycle.ledgers.append(_line(events.Ledger(has_ended=False, **present), now))
         now += WRITE_EVERY_S
     times = _rank_times(cycle.began, cycle.progress, cycle.over, resumed)
     ledger.rank_times(cycle.number, times)
@@ -163,7 +164,8 @@ def _run(ledger: JobLedger, cycle: Cycle, resumed: int) -> int:
     now = cycle.over + _STOP_S
     ledger.stopped(now)
     assert ledger.last is not None
-    cycle.ledgers.append(_line(ledger_event(ledger.last, ledger.account(now), True), now))
+    last = part_as_json(ledger.last, ledger.account(now))
+    cycle.ledgers.append(_line(events.Ledger(has_ended=True, **last), now))
     cycle.reached = times.iteration
     return max(times.saved, resumed)
 

@@ -6,6 +6,7 @@ it. Moments and durations are whole nanoseconds, so that the parts add up exactl
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -193,6 +194,44 @@ class RankTimes:
         """The sum of all parts: `at_ns` - `since_ns`."""
         parts = sum(self.outside.values()) + sum(section.exclusive_ns for section in self.sections.values())
         return parts + self.step.exclusive_ns
+
+    @property
+    def place(self) -> Outside:
+        """Where the rank was, outside of sections, when this was written."""
+        if not self.tail_is_section:
+            return Outside(self.tail)
+        if self.step.count or STEP in self.open:
+            return Outside.BETWEEN
+        if self.attached:
+            return Outside.PREPARING
+        return Outside.STARTING
+
+    def section(self, name: str) -> Durations:
+        """Returns what is known of a section, to be added to; that of `OTHERS` where it has no name of its own."""
+        if name == STEP:
+            return self.step
+        found = self.sections.get(name)
+        if found is None:
+            found = self.sections.setdefault(self.counts_as(name), Durations())
+        return found
+
+    def counts_as(self, name: str) -> str:
+        """Returns the name under which a section counts."""
+        if name == STEP or name in self.sections:
+            return name
+        # Two bytes are the quotes.
+        if len(self.sections) >= MAX_NAMES or len(json.dumps(name)) > MAX_NAME_BYTES + 2:
+            return OTHERS
+        return name
+
+    def add_point(self, iteration: int, counted_ns: int) -> None:
+        """Adds to `points`, unless one of this iteration, or of a later one, is there already."""
+        if self.points and iteration <= self.points[-1][0]:
+            return
+        self.points.append((iteration, counted_ns))
+        if len(self.points) > MAX_POINTS:
+            # Every other one, but not the newest: what is lost at a fault is near the end.
+            del self.points[1:-1:2]
 
     def json(self) -> dict[str, Any]:
         """JSON values. Bounded: see `MAX_NAMES`; histograms that do not fit are left out, those of most time last."""

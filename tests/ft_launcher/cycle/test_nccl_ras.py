@@ -15,7 +15,7 @@ import pytest
 from ft_launcher.attribution import ras_answer
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.nccl_ras import NcclRas, address_in
-from ft_launcher.ranks.monitors import Found
+from ft_launcher.ranks.found import Found
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from tests.nccl_ras_server import Serve, Server
 from tests.patience import patient

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.ledger.account import Account, CycleTimes, part_as_json
 from ft_launcher.record import events, journal_reader
 from ft_launcher.record.events import Event
 from ft_launcher.record.journal import Journal, as_line
 from ft_launcher.record.journal_reader import Entry, Findings, journals_in, merge, parse, read_in_turn, read_journals
-from ft_launcher.record.recorder import ledger_event
 
 
 def line(event: str, t: float, v: int = 1, **facts: Any) -> bytes:
@@ -174,7 +173,8 @@ def test_pieces_come_in_their_order_and_other_files_are_left_alone(tmp_path: Pat
 
 
 def ledger(until: float, has_ended: bool = False, since: float = 1.5, cycle: int = 3) -> Event:
-    return ledger_event(CycleTimes(cycle, since, until, {"step": until}), Account({}, until, 0.9, 0.0, 7), has_ended)
+    part = CycleTimes(cycle, since, until, {"step": until})
+    return events.Ledger(has_ended=has_ended, **part_as_json(part, Account({}, until, 0.9, 0.0, 7)))
 
 
 def test_in_turn_a_ledger_that_the_next_line_replaces_is_left_out(tmp_path: Path) -> None:
