@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.attribution import collective, first_failure, nccl_view, rank_view
-from ft_launcher.attribution.collective import Blame
+from ft_launcher.attribution.fault import Blame
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence
 from ft_launcher.attribution.rank_view import RankView
@@ -47,7 +47,7 @@ def to_record(
     """
     seen: dict[str, Any] = {}
     if hung:
-        views = zip(first_failure.views(ranks, stop_began), ranks, strict=True)
+        views = zip(rank_view.views(ranks, stop_began), ranks, strict=True)
         seen["ranks"] = [rank_view.to_record(view) | {"pid": rank.pid} for view, rank in views]
         if nccl is not None:
             seen["nccl"] = nccl_view.to_record(nccl)

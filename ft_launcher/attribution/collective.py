@@ -13,10 +13,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import partial
 
+from ft_launcher.attribution.fault import Blame, Finding
 from ft_launcher.attribution.rank_view import GroupState, RankView, group_text
 from ft_launcher.attribution.scene import Whereabouts, numbered
 from ft_launcher.attribution.wait_graph import Wait, by_collective, collective_text, cycle_of, never_entered, waits_of
@@ -36,41 +36,6 @@ _SAME_SIZES = ("reduce", "broadcast", "_all_gather_base", "all_gather_into_tenso
 all-to-all they may differ, and in an all-gather of a list of tensors."""
 _SIZES = re.compile(r"\[([\d, ]{0,120})\]")
 """Of one tensor, in the text of the recorder."""
-
-
-class Finding(Enum):
-    """The kind of a hang."""
-
-    GONE = "gone"
-    """A rank is stopped or has ended, and others wait for it."""
-    BEHIND = "behind"
-    """A rank never entered the collective that others wait in, and waits in none."""
-    DEADLOCK = "deadlock"
-    """Ranks wait for each other in collectives of different groups."""
-    MISMATCH = "mismatch"
-    """Members of a group are in the same collective by number, but not by name, sizes or types."""
-    TRANSPORT = "transport"
-    """All members entered the collective, and none has finished it: the network or a device."""
-    RETURNED = "returned"
-    """No hang: a rank has returned from its program, and others lost their connection to it."""
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Blame:
-    """Who holds up the others.
-
-    Attributes:
-        ranks: the faulty ranks, in order; empty where none can be named.
-        text: what they did, without the subject: "never entered ..."; empty where only their stacks say it. A sentence
-            of its own for UNKNOWN, and for TRANSPORT where no rank is named.
-        waiting: the ranks that wait, directly or not, or may do so, without those.
-    """
-
-    finding: Finding
-    ranks: tuple[int, ...] = ()
-    text: str = ""
-    waiting: tuple[int, ...] = ()
 
 
 def sentence(blame: Blame, view: RankView) -> str:

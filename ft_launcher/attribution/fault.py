@@ -1,6 +1,6 @@
-"""The fault that ended a cycle, and the classes of faults: values that policy, journal and console read. Pure.
+"""The fault that ended a cycle, its class, and who holds up the others in a hang: what attribution finds. Pure.
 
-docs/restart_policy.md says what each class changes.
+Policy, journal and console read these values; docs/restart_policy.md says what each class changes.
 """
 
 from __future__ import annotations
@@ -55,6 +55,41 @@ class FaultKind(Enum):
     SIGNAL = "signal"
 
 
+class Finding(Enum):
+    """The kind of a hang."""
+
+    GONE = "gone"
+    """A rank is stopped or has ended, and others wait for it."""
+    BEHIND = "behind"
+    """A rank never entered the collective that others wait in, and waits in none."""
+    DEADLOCK = "deadlock"
+    """Ranks wait for each other in collectives of different groups."""
+    MISMATCH = "mismatch"
+    """Members of a group are in the same collective by number, but not by name, sizes or types."""
+    TRANSPORT = "transport"
+    """All members entered the collective, and none has finished it: the network or a device."""
+    RETURNED = "returned"
+    """No hang: a rank has returned from its program, and others lost their connection to it."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who holds up the others.
+
+    Attributes:
+        ranks: the faulty ranks, in order; empty where none can be named.
+        text: what they did, without the subject: "never entered ..."; empty where only their stacks say it. A sentence
+            of its own for UNKNOWN, and for TRANSPORT where no rank is named.
+        waiting: the ranks that wait, directly or not, or may do so, without those.
+    """
+
+    finding: Finding
+    ranks: tuple[int, ...] = ()
+    text: str = ""
+    waiting: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Fault:
     """Which rank failed first, how and where, and the likely cause with its evidence.
@@ -65,7 +100,7 @@ class Fault:
         doubt: the suspect result because of which all ranks agreed to exit.
         failed: all ranks of the node that failed by themselves, without those that the launcher ended.
         finding: of a hang in which ranks wait for others, or of a rank that lost one that had returned: a value of
-            `collective.Finding`; else empty.
+            `Finding`; else empty.
         blamed: the ranks that hold up the others then; several for a deadlock or a mismatch, none if it is not known.
         waiting: how many ranks of the node wait then.
     """

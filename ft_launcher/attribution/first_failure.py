@@ -12,25 +12,19 @@ from dataclasses import replace
 from functools import partial
 
 from ft_launcher.attribution import collective, hints, known_errors, nccl_view, rank_view
-from ft_launcher.attribution.collective import Blame, Finding
 from ft_launcher.attribution.error_text import excerpt, place
-from ft_launcher.attribution.fault import NO_CAUSE, Cause, Fault, FaultClass, FaultKind
+from ft_launcher.attribution.fault import NO_CAUSE, Blame, Cause, Fault, FaultClass, FaultKind, Finding
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
-from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Whereabouts
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
-# A rank that died of one of these after the stop began was ended by the stop.
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # The hint is one line on the console, and a node can have many ranks.
 _MOST_NAMED = 4
 _HEARD_WITHIN_S = 1.0
 """An exception of a peer may be read before the verdict of the rank that it lost: both come within milliseconds, and on
 a busy machine together."""
-_LOOKS_LIKE_A_WAIT = {Whereabouts.COLLECTIVE: 1.0, Whereabouts.BLOCKED: 0.5}
-"""For a rank that exceeded a limit, by its place. Torch's `work.wait()` and a lock of the program's look alike."""
 _IN_C_CODE = (
     "a call of C code that waits for another thread: torch's work.wait() of a send, a receive or a collective, or a "
     "lock of the program"
@@ -65,12 +59,12 @@ def attribute(
     Returns:
         The fault of the rank that failed first; None when no rank failed by itself.
     """
-    ranks = [_as_by_itself(rank, stop_began) for rank in ranks]
-    own = [rank for rank in ranks if _failed_by_itself(rank, stop_began)]
+    ranks = [rank.by_itself(stop_began) for rank in ranks]
+    own = [rank for rank in ranks if rank.failed_by_itself(stop_began)]
     if not own:
         return None
-    earliest = min(own, key=partial(_order, first_verdict=_first_verdict(ranks)))
-    as_it_was = _end_of_hang(ranks, stop_began)
+    earliest = min(own, key=partial(_order, first_verdict=rank_view.first_verdict(ranks)))
+    as_it_was = rank_view.end_of_hang(ranks, stop_began)
     blame = _blame(earliest, own, ranks, node, all_ranks, as_it_was)
     if blame is not None and nccl is not None:
         ended = [rank.rank for rank in ranks if rank.died_at is not None and rank.died_at <= nccl.answered_at]
@@ -84,11 +78,11 @@ def attribute(
     if missing is not None:
         first, kind, cause = missing, FaultKind.HANG, _of_hang(missing, ranks, blame)
     else:
-        first, kind, cause = earliest, _kind(earliest), _cause(earliest, ranks, node, blame)
+        first, kind, cause = earliest, earliest.fault_kind, _cause(earliest, ranks, node, blame)
     hint = cause.hint
     # Where all are in one collective, none of them is one that the others may have waited for.
     is_transport = blame is not None and blame.finding is Finding.TRANSPORT
-    if hint and _collateral(first) == 1 and not is_transport:
+    if hint and first.collateral == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
     fault = Fault(
         kind=kind,
@@ -104,9 +98,9 @@ def attribute(
         learned_limit=bool(earliest.verdict and earliest.verdict.learned),
         detail=_detail(kind, first),
         others=_others(first, ranks),
-        agreed_exit_code=_agreed_code([rank for rank in own if _collateral(rank) < 1] or own),
+        agreed_exit_code=_agreed_code([rank for rank in own if rank.collateral < 1] or own),
         error=_error(kind, first, cause),
-        collateral=_collateral(first) == 1,
+        collateral=first.collateral == 1,
         fault_class=cause.fault_class,
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
     )
@@ -120,7 +114,7 @@ def attribute(
     if blame.finding is Finding.TRANSPORT and first.rank in blame.ranks:
         collateral = False  # it is in the collective as the others are, and NCCL cannot reach it
     if blame.finding is not Finding.UNKNOWN:
-        seen = rank_view.others([_view(rank, rank in own, as_it_was) for rank in ranks], first.rank)
+        seen = rank_view.others([rank_view.at_hang(rank, rank in own, as_it_was) for rank in ranks], first.rank)
         fault = replace(fault, others=seen)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
@@ -137,10 +131,10 @@ def _blame(
 
     Such a rank shows no failure itself: the limits or timeouts of those that wait for it pass first.
     """
-    hang = _kind(earliest) is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
+    hang = earliest.fault_kind is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
     if not hang:
         return None
-    seen = [_as_seen(rank, rank in own, as_it_was) for rank in ranks]
+    seen = [rank_view.as_seen(rank, rank in own, as_it_was) for rank in ranks]
     blame = collective.find(seen, all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
     named = [rank for rank in stopped if blame.finding is Finding.GONE and rank.rank in blame.ranks]
@@ -149,7 +143,7 @@ def _blame(
         if earliest in named:
             faulty = earliest
         return Blame(Finding.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
-    if _collateral(earliest) < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
+    if earliest.collateral < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
         # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
         if all_ranks and earliest.condemned and blame.finding is Finding.UNKNOWN:
             return collective.all_inside(seen)
@@ -186,15 +180,6 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
     return replace(fault, hint=hint, finding=Finding.RETURNED.value, blamed=(rank,), waiting=len(lost))
 
 
-def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
-    """Returns the ranks of a node at a hang, for the coordinator, which sees those of all nodes."""
-    found, as_it_was = [], _end_of_hang(ranks, stop_began)
-    for rank in ranks:
-        by_itself = _as_by_itself(rank, stop_began)
-        found.append(_as_seen(by_itself, _failed_by_itself(by_itself, stop_began), as_it_was))
-    return found
-
-
 def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool, float, int]:
     """Returns by what ranks are told of: those that failed of themselves, then those that hang, then those that lost
     another when a monitor ended it.
@@ -203,92 +188,10 @@ def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool
     collective may exceed its limit while the one that it waits for is still exiting with that error.
     """
     failed_at = rank.failed_at or 0.0
-    collateral = _collateral(rank)
+    collateral = rank.collateral
     is_near = first_verdict is not None and failed_at > first_verdict - _HEARD_WITHIN_S
     lost_another = is_near and collateral > 0 and not rank.condemned
     return collateral, lost_another, failed_at, rank.rank
-
-
-def _first_verdict(ranks: Sequence[RankEvidence]) -> float | None:
-    """Returns when the first rank was condemned; None: none was."""
-    moments = [rank.verdict_at for rank in ranks if rank.condemned and rank.verdict_at is not None]
-    return min(moments, default=None)
-
-
-def _end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
-    """Returns the first moment at which anything was done about the hang; None: it goes on.
-
-    A monitor continues a rank that is stopped, before it ends it: then all others may go on within milliseconds and
-    return from the program, long before the launcher looks at them.
-    """
-    return min((moment for moment in (_first_verdict(ranks), stop_began) if moment is not None), default=None)
-
-
-def _as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
-    """Returns a rank as its monitor saw it, but for one that the launcher has found stopped since."""
-    view = _view(rank, failed_by_itself, as_it_was)
-    if not rank.was_stopped:
-        return view
-    return replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
-
-
-def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
-    gave_up = failed_by_itself and _collateral(rank) == 1
-    # One that has lost a peer to the end of the hang, and had no time to show its stack, waited for it until then.
-    has_no_stack = rank.scene.place is Whereabouts.UNKNOWN and as_it_was is not None
-    if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
-        gave_up |= known_errors.is_about_peers(rank.exception) == 1
-    groups, members = rank_view.states_of(rank.groups)
-    # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
-    # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
-    has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
-    has_returned |= rank.scene.has_returned
-    sends, receives = rank_view.peers_of(rank.groups, "sends"), rank_view.peers_of(rank.groups, "receives")
-    return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives)
-
-
-def _as_by_itself(rank: RankEvidence, stop_began: float | None) -> RankEvidence:
-    """Gives a rank that the stop ended while it was exiting with an exception the code 1, as Python would have."""
-    if rank.exception is None or rank.condemned or stop_began is None or (rank.died_at or 0.0) <= stop_began:
-        return rank
-    stopped = rank.signal_number in _STOP_SIGNALS or rank.killed_by_us
-    if stopped:
-        return replace(rank, exit_code=1)
-    return rank
-
-
-def _failed_by_itself(rank: RankEvidence, stop_began: float | None) -> bool:
-    if rank.failed_at is None:
-        return False
-    return stop_began is None or rank.failed_at <= stop_began or _died_of_no_stop(rank)
-
-
-def _died_of_no_stop(rank: RankEvidence) -> bool:
-    """Whether it died of a signal that neither the stop nor its monitor sent: then its end was only noticed late."""
-    ended_by_us = rank.killed_by_us or rank.condemned
-    return rank.signal_number > 0 and rank.signal_number not in _STOP_SIGNALS and not ended_by_us
-
-
-def _collateral(rank: RankEvidence) -> float:
-    """How much what the rank did looks like the consequence of another's failure: 1 wholly, 0 not.
-
-    A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
-    """
-    if rank.verdict and rank.verdict.condemned:
-        return _LOOKS_LIKE_A_WAIT.get(rank.scene.place, 0.0)
-    if rank.exception:
-        return known_errors.is_about_peers(rank.exception)
-    return 0.0
-
-
-def _kind(rank: RankEvidence) -> FaultKind:
-    if rank.was_stopped or rank.condemned:
-        return FaultKind.HANG
-    if rank.signal_number:
-        return FaultKind.SIGNAL
-    if rank.exception:
-        return FaultKind.EXCEPTION
-    return FaultKind.EXIT
 
 
 def _agreed_code(own: list[RankEvidence]) -> int | None:
@@ -325,7 +228,7 @@ def _why_hung(rank: RankEvidence, blame: Blame | None) -> str:
     if rank.verdict is not None and rank.condemned:
         found.append(rank.verdict.reason)
     if blame is not None and rank.rank in blame.ranks and blame.text:
-        found.append(f"it {collective.sentence(blame, _view(rank, False, None))}")
+        found.append(f"it {collective.sentence(blame, rank_view.at_hang(rank, False, None))}")
     if found:
         return "; ".join(found)
     if rank.was_stopped:
@@ -356,7 +259,7 @@ def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence
         if by_code.fault_class is FaultClass.UNKNOWN:
             return cause
         return by_code
-    if _kind(rank) is FaultKind.HANG:
+    if rank.fault_kind is FaultKind.HANG:
         return _of_hang(rank, ranks, blame)
     if not rank.signal_number:
         return hints.of_exit(rank.exit_code or 0, node)
@@ -373,7 +276,7 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
     if not cause.hint and scene.place is Whereabouts.LOCKED:
         return Cause(FaultClass.HANG, _IN_OWN_LOCK)
-    waits = _collateral(rank) == 1 or (blame is not None and rank.rank in blame.waiting)
+    waits = rank.collateral == 1 or (blame is not None and rank.rank in blame.waiting)
     if not cause.hint and waits and len(ranks) > 1:
         if blame is not None and blame.finding is Finding.TRANSPORT and not blame.ranks:
             return Cause(FaultClass.HANG, blame.text)
@@ -410,7 +313,7 @@ def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
 def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
     """Returns type and innermost frame of an exception of the program; empty for any other failure, for instance
     an exception that only reports a lost peer."""
-    if kind is not FaultKind.EXCEPTION or _collateral(rank) == 1 or cause.fault_class not in _OF_PROGRAM:
+    if kind is not FaultKind.EXCEPTION or rank.collateral == 1 or cause.fault_class not in _OF_PROGRAM:
         return ""
     assert rank.exception is not None
     at = place(rank.exception.traceback)

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ft_launcher.attribution.scene import Scene
+from ft_launcher.attribution import known_errors
+from ft_launcher.attribution.fault import FaultKind
+from ft_launcher.attribution.scene import Scene, Whereabouts
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
+
+# A rank that died of one of these after the stop began was ended by the stop.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOKS_LIKE_A_WAIT = {Whereabouts.COLLECTIVE: 1.0, Whereabouts.BLOCKED: 0.5}
+"""For a rank that exceeded a limit, by its place. Torch's `work.wait()` and a lock of the program's look alike."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,51 @@ class RankEvidence:
     def signal_number(self) -> int:
         """The signal that it died of; 0 when it did not die of a signal."""
         return max(0, -(self.exit_code or 0))
+
+    @property
+    def fault_kind(self) -> FaultKind:
+        """What happened to it, if it failed."""
+        if self.was_stopped or self.condemned:
+            return FaultKind.HANG
+        if self.signal_number:
+            return FaultKind.SIGNAL
+        if self.exception:
+            return FaultKind.EXCEPTION
+        return FaultKind.EXIT
+
+    @property
+    def collateral(self) -> float:
+        """How much what the rank did looks like the consequence of another's failure: 1 wholly, 0 not.
+
+        A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
+        """
+        if self.condemned:
+            return _LOOKS_LIKE_A_WAIT.get(self.scene.place, 0.0)
+        if self.exception:
+            return known_errors.is_about_peers(self.exception)
+        return 0.0
+
+    def by_itself(self, stop_began: float | None) -> RankEvidence:
+        """Returns this rank with the code 1, which Python would have given it, where the stop that began then ended it
+        while it was exiting with an exception; else unchanged."""
+        if self.exception is None or self.condemned or stop_began is None or (self.died_at or 0.0) <= stop_began:
+            return self
+        stopped = self.signal_number in _STOP_SIGNALS or self.killed_by_us
+        if stopped:
+            return replace(self, exit_code=1)
+        return self
+
+    def failed_by_itself(self, stop_began: float | None) -> bool:
+        """Returns whether it failed, and not because of the stop that began then."""
+        if self.failed_at is None:
+            return False
+        return stop_began is None or self.failed_at <= stop_began or self._died_of_no_stop
+
+    @property
+    def _died_of_no_stop(self) -> bool:
+        """Whether it died of a signal that neither stop nor monitor sent: then its end was only noticed late."""
+        ended_by_us = self.killed_by_us or self.condemned
+        return self.signal_number > 0 and self.signal_number not in _STOP_SIGNALS and not ended_by_us
 
 
 def where(rank: RankEvidence) -> str:

@@ -1,14 +1,17 @@
 """One rank at the moment of a hang: how far it is in each of its groups, and where its stack is. Pure.
 
-`collective.py` decides from these who holds up the others. Of other nodes they come as records through the coordinator.
+`collective.py` decides from these who holds up the others. Those of this node are made of its evidence; of other nodes
+they come as records through the coordinator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ft_launcher.attribution import known_errors
+from ft_launcher.attribution.rank_evidence import RankEvidence, iteration
 from ft_launcher.attribution.scene import Scene, Whereabouts, numbered
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import ranges_of
@@ -95,6 +98,59 @@ class RankView:
         """Whether nothing says that it waits for another rank, and nothing that it does not: it may be in the `wait()`
         of a send or a receive."""
         return self.scene.place is Whereabouts.BLOCKED and not self.is_waiting and not self.ended
+
+
+def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
+    """Returns the ranks of a node at a hang, for the coordinator, which sees those of all nodes."""
+    found, as_it_was = [], end_of_hang(ranks, stop_began)
+    for rank in ranks:
+        by_itself = rank.by_itself(stop_began)
+        found.append(as_seen(by_itself, by_itself.failed_by_itself(stop_began), as_it_was))
+    return found
+
+
+def first_verdict(ranks: Sequence[RankEvidence]) -> float | None:
+    """Returns when the first rank was condemned; None: none was."""
+    moments = [rank.verdict_at for rank in ranks if rank.condemned and rank.verdict_at is not None]
+    return min(moments, default=None)
+
+
+def end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
+    """Returns the first moment at which anything was done about the hang; None: it goes on.
+
+    A monitor continues a rank that is stopped, before it ends it: then all others may go on within milliseconds and
+    return from the program, long before the launcher looks at them.
+    """
+    return min((moment for moment in (first_verdict(ranks), stop_began) if moment is not None), default=None)
+
+
+def as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
+    """Returns a rank as its monitor saw it, but for one that the launcher has found stopped since."""
+    view = at_hang(rank, failed_by_itself, as_it_was)
+    if not rank.was_stopped:
+        return view
+    return replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
+
+
+def at_hang(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
+    """Returns a rank as its monitor saw it, whatever the launcher has found since.
+
+    Args:
+        failed_by_itself: as `RankEvidence.failed_by_itself` has it.
+        as_it_was: `end_of_hang`.
+    """
+    gave_up = failed_by_itself and rank.collateral == 1
+    # One that has lost a peer to the end of the hang, and had no time to show its stack, waited for it until then.
+    has_no_stack = rank.scene.place is Whereabouts.UNKNOWN and as_it_was is not None
+    if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
+        gave_up |= known_errors.is_about_peers(rank.exception) == 1
+    groups, members = states_of(rank.groups)
+    # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
+    # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
+    has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
+    has_returned |= rank.scene.has_returned
+    sends, receives = peers_of(rank.groups, "sends"), peers_of(rank.groups, "receives")
+    return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives)
 
 
 def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:

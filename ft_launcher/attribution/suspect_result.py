@@ -1,6 +1,6 @@
 """Faults of ranks that agreed to exit because of a suspect result: names its rank and device. Pure.
 
-`agent/failed_cycle.py` asks it after a failed cycle, `policy/restart_policy.py` for the text. Whether the result is
+`cycle_evidence.py` asks it about a failed cycle, `policy/restart_policy.py` for the text. Whether the result is
 wrong is decided in the ranks (`ft_client.rerun`).
 """
 

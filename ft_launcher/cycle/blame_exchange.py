@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass, replace
 
 from torch.distributed import PrefixStore
 
-from ft_launcher.attribution import RankEvidence, all_nodes, collective, first_failure
+from ft_launcher.attribution import RankEvidence, all_nodes, collective, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
-from ft_launcher.attribution.collective import Blame, Finding
+from ft_launcher.attribution.fault import Blame, Finding
 from ft_launcher.cycle.source_lines import with_own_locks
 from ft_launcher.cycle.store_threads import Keys, Mailbox, StoreThreads
 from ft_launcher.ranks.monitors import NodeMonitors
@@ -206,7 +206,7 @@ class BlameExchange:
             keys.add(f"nodes/{number}", 1)  # after its scene
         if self._is_host:
             if self._made_no_progress(keys, number, iteration, until):
-                own = NodeScene(name, first_failure.views(ranks or [], None), {})
+                own = NodeScene(name, rank_view.views(ranks or [], None), {})
                 self._decide([own, *_of_others(keys, number)], _counted(keys, number) == self._nodes, iteration)
             for key in (f"scenes/{number}", f"nodes/{number}"):
                 keys.delete_key(key)

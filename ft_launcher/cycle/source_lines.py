@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 
 from ft_launcher.attribution import RankEvidence
-from ft_launcher.attribution.first_failure import views
 from ft_launcher.attribution.own_lock import waits_in_own_lock
+from ft_launcher.attribution.rank_view import views
 from ft_launcher.cycle.bounded_call import call_within
 from ft_launcher.record.contained import contained
 from rank_monitor.contract.wire.foreign import open_regular

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
-from ft_launcher.attribution.collective import Finding
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
+from ft_launcher.attribution.fault import Finding
 from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy, PolicyAnswer
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Action, Decision, Question, answer, inputs_of, is_suspect

@@ -139,7 +139,7 @@ def scene_in(evidence: Facts, node: str) -> NodeScene:
         ProtocolError: the event does not fit.
     """
     found = of_record(evidence)
-    views = first_failure.views(found.ranks, found.stop_began)
+    views = rank_view.views(found.ranks, found.stop_began)
     seen = [rank_view.of_record(rank_view.to_record(view)) for view in views]
     return NodeScene(node, seen, {rank.rank: rank.pid for rank in found.ranks}, found.nccl)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution.collective import Finding, find
+from ft_launcher.attribution.collective import find
+from ft_launcher.attribution.fault import Finding
 from ft_launcher.attribution.rank_view import GroupState, RankView, of_record, to_record
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.wire.messages import NO_ITERATION

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from ft_launcher.attribution import RankEvidence, nccl_view, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.attribution.first_failure import views
 from ft_launcher.attribution.nccl_view import NcclView, Peer
-from ft_launcher.attribution.rank_view import RankView
+from ft_launcher.attribution.rank_view import RankView, views
 from ft_launcher.nodes.fault_decision import Case, NodeViews
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, inputs_in, make_policy
 from ft_launcher.policy.restart_history import CycleLife
