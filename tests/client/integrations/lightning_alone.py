@@ -66,8 +66,11 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.flag = folder, folder / "finished"
 
-    def fit(self, watch: Any, *others: Any, model: Any = None, framework: Any = pl, **limits: Any) -> Any:
-        keeper = ModelCheckpoint(self.folder / "checkpoints", every_n_train_steps=4, save_last=True)
+    def fit(
+        self, watch: Any, *others: Any, model: Any = None, framework: Any = pl, kept: int = 1, **limits: Any
+    ) -> Any:
+        """Trains, and returns the trainer. `kept`: how many checkpoints are, beside the last; -1: all."""
+        keeper = ModelCheckpoint(self.folder / "checkpoints", every_n_train_steps=4, save_last=True, save_top_k=kept)
         options = {"accelerator": "cpu", "logger": False, "max_epochs": -1} | limits
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": self.folder}
         trainer = framework.Trainer(callbacks=[watch, keeper, *others], **quiet, **options)

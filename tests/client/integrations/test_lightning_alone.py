@@ -151,7 +151,8 @@ def test_a_calm_exit_teaches_and_leaves_no_flag(job: Job, monitor: FakeMonitor, 
 def test_saves_in_the_background_teach_nothing_of_saves(job: Job, monitor: FakeMonitor) -> None:
     watch = FaultToleranceSectionsCallback(True, True, exp_dir=job.folder)
     for steps in (20, 40):
-        job.fit(watch, max_steps=steps, plugins=[AsyncCheckpointIO()])
+        # Lightning removes a former checkpoint while the thread may still be writing that, which then fails.
+        job.fit(watch, max_steps=steps, plugins=[AsyncCheckpointIO()], kept=-1)
     assert job.learned() == ["setup", "step", "out_of_section"]
     assert heard_sections(monitor)[-2:] == ["checkpointing", "-"], "the wait for the last save"
 
