@@ -16,8 +16,7 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
-from ft_launcher.cycle.evidence import fault_in, gather, iteration_reached, of_node
-from ft_launcher.cycle.source_lines import with_own_locks
+from ft_launcher.cycle.evidence import fault_in, gather, iteration_reached, of_node, with_own_locks
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.record.contained import contained

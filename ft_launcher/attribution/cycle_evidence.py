@@ -1,22 +1,20 @@
-"""All that is known of a failed cycle on one node, as one value; the fault that follows from it; both as JSON. Pure.
+"""All that is known of a failed cycle on one node, as one value; this and the fault that follows from it as JSON. Pure.
 
-`agent/failed_cycle.py` and `cycle/in_process.py` gather it; the journal keeps it, so that `ft_launcher replay` finds
-the fault again.
+`agent/failed_cycle.py` and `cycle/in_process.py` gather it, and `first_failure.py` finds the fault. The journal keeps
+it, so that `ft_launcher replay` finds the fault again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ft_launcher.attribution import nccl_view
 from ft_launcher.attribution.fault import Fault, FaultClass, FaultKind
-from ft_launcher.attribution.first_failure import attribute
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence
-from ft_launcher.attribution.suspect_result import about_suspect_result
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
@@ -56,28 +54,6 @@ class CycleEvidence:
         """Returns what remains without anything that ranks wrote: exit codes and verdicts."""
         ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in self.ranks]
         return replace(self, ranks=ends, suspect_results={}, nccl=None)
-
-
-def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fault | None:
-    """Returns the fault of the rank that failed first; None when no rank failed.
-
-    Args:
-        on_error: gets the error where what the ranks wrote makes that fail; exit codes and verdicts alone decide then.
-    """
-    try:
-        return _find(evidence)
-    except Exception as error:
-        on_error(error)
-    return _find(evidence.without_texts())
-
-
-def _find(evidence: CycleEvidence) -> Fault | None:
-    fault = attribute(evidence.ranks, evidence.node, evidence.stop_began, evidence.all_ranks, evidence.nccl)
-    fault = fault or evidence.otherwise
-    if fault is None:
-        return None
-    fault = about_suspect_result(fault, evidence.ranks, evidence.suspect_results)
-    return replace(fault, hint=evidence.on_purpose.get(fault.local_rank, fault.hint))
 
 
 def to_record(evidence: CycleEvidence) -> dict[str, Any]:

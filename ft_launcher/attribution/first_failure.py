@@ -1,23 +1,26 @@
 """Finds, among the ranks of a node, the one that failed first, and says what its failure was. Pure.
 
-What a rank did after the launcher began to stop it, or because a peer was gone, is not a cause.
+`cycle/evidence.py` asks it after a failed cycle, and `ft_launcher replay` again. What a rank did after the launcher
+began to stop it, or because a peer was gone, is not a cause.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ft_launcher.attribution import collective, hints, known_errors, nccl_view, rank_view
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import NO_CAUSE, Blame, Cause, Fault, FaultClass, FaultKind, Finding
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
 from ft_launcher.attribution.scene import Whereabouts
+from ft_launcher.attribution.suspect_result import about_suspect_result
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # The hint is one line on the console, and a node can have many ranks.
@@ -38,6 +41,28 @@ _RAISED_BY_TORCH = re.compile(r"raised (RuntimeError|(torch\.distributed\.)?Dist
 libraries raise types of their own, or Python's OSError."""
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 """Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
+
+
+def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fault | None:
+    """Returns the fault of the rank that failed first; None when no rank failed.
+
+    Args:
+        on_error: gets the error where what the ranks wrote makes that fail; exit codes and verdicts alone decide then.
+    """
+    try:
+        return _find(evidence)
+    except Exception as error:
+        on_error(error)
+    return _find(evidence.without_texts())
+
+
+def _find(evidence: CycleEvidence) -> Fault | None:
+    fault = attribute(evidence.ranks, evidence.node, evidence.stop_began, evidence.all_ranks, evidence.nccl)
+    fault = fault or evidence.otherwise
+    if fault is None:
+        return None
+    fault = about_suspect_result(fault, evidence.ranks, evidence.suspect_results)
+    return replace(fault, hint=evidence.on_purpose.get(fault.local_rank, fault.hint))
 
 
 def attribute(

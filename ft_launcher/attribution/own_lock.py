@@ -4,7 +4,7 @@ A stack shows the line of `lock.acquire()` as it shows that of torch's `work.wai
 frame. So the text of the program decides, and only where it leaves no doubt: the statement must be nothing but
 `NAME.acquire()` or `with NAME:`, and everywhere in the file the name must be that of a `threading.Lock()` or `RLock()`
 that is never passed on. A lock between processes, or one that another function releases, may wait for a rank.
-`cycle/source_lines.py` reads the text.
+`cycle/evidence.py` reads the text.
 """
 
 from __future__ import annotations

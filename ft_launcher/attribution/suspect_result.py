@@ -1,6 +1,6 @@
 """Faults of ranks that agreed to exit because of a suspect result: names its rank and device. Pure.
 
-`cycle_evidence.py` asks it about a failed cycle, `policy/restart_policy.py` for the text. Whether the result is
+`first_failure.py` asks it about a failed cycle, `policy/restart_policy.py` for the text. Whether the result is
 wrong is decided in the ranks (`ft_client.rerun`).
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ft_launcher.attribution import Fault, FaultKind, RankEvidence
+from ft_launcher.attribution.fault import Fault, FaultKind
+from ft_launcher.attribution.rank_evidence import RankEvidence
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.wire.messages import ResultInDoubt
 

@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore
 from ft_launcher.attribution import RankEvidence, all_nodes, collective, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.fault import Blame, Finding
-from ft_launcher.cycle.source_lines import with_own_locks
+from ft_launcher.cycle.evidence import with_own_locks
 from ft_launcher.cycle.store_threads import Keys, Mailbox, StoreThreads
 from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError

@@ -1,29 +1,36 @@
-"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank. Reads what the node shows
-about a death, and how far the training came.
+"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank, and reads what else is
+known of its end: the program's text where ranks wait, what the node shows, and how far the training came.
 
-Called by `agent/failed_cycle.py`, and by in-process restart for one rank. What ranks wrote may be broken: errors in
-reading it are contained here.
+Called by `agent/failed_cycle.py`, and by in-process restart for one rank. What ranks wrote may be broken, and storage
+may hang: errors in reading are contained here, and waits have limits. Decides nothing: `attribution/` does.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ft_launcher.attribution import Fault, NodeEvidence, RankEvidence, iteration
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.attribution.error_text import of_error_file, of_output
-from ft_launcher.cycle.bounded_call import call_within
+from ft_launcher.attribution.first_failure import find
+from ft_launcher.attribution.own_lock import waits_in_own_lock
+from ft_launcher.attribution.rank_view import views
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
-from rank_monitor.contract.wire.foreign import read_file
+from rank_monitor.contract.wire.foreign import open_regular, read_file
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
+
+_T = TypeVar("_T")
 
 _MOST_OUTPUT = 16384
 """Bytes at the end of a rank's output in which its last traceback is looked for."""
@@ -31,6 +38,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 """Where version 2 is mounted, and below it the controllers of version 1."""
 _READ_TIMEOUT_S = 5.0
 """Storage that hangs must not hold up the restart."""
+_TEXTS_TIMEOUT_S = 1.0
+"""For the text of a program, all files together; the ranks have ended, and the restart waits for it."""
+_MOST_PLACES = 4
+"""One cause brings the ranks of a node to few places, and fewer to its own than to those where they wait for that."""
+_MOST_TEXT = 256 << 10
+"""Of a file: 6,700 lines of torch, whose tree takes 0.15 s and 11 MB for a moment."""
 _MOST_DIGITS = 18
 """Of the number in a file that the training writes: they always fit into 64 bits."""
 
@@ -83,7 +96,7 @@ def gather(
 
 
 def fault_in(evidence: CycleEvidence) -> Fault | None:
-    """As `cycle_evidence.find`; an error in what the ranks wrote is logged."""
+    """As `first_failure.find`; an error in what the ranks wrote is logged."""
     return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
 
 
@@ -109,6 +122,46 @@ def _in_file(path: Path) -> tuple[RankException | None, float | None]:
     if exception is None:
         return (None, None)
     return (exception, time.monotonic() - age_s)
+
+
+# The program's text at the lines where ranks wait. What cannot be read in time leaves unknown what it would have shown.
+
+
+def with_own_locks(ranks: Sequence[RankEvidence], stop_began: float, ran_s: float) -> list[RankEvidence]:
+    """Returns the ranks, those that certainly wait for locks of their own marked. Waits for files, one second at most.
+
+    Args:
+        stop_began: when the launcher began to stop the ranks (monotonic seconds).
+        ran_s: seconds since they were started. A file that has changed in this time may not be the text that runs.
+    """
+    found = list(ranks)
+    with contained("the program's text at the lines where ranks wait cannot be used"):
+        asked = {
+            number: (str((rank.scene.process or {}).get("file", "")), rank.scene.frames[0])
+            for number, (rank, view) in enumerate(zip(ranks, views(ranks, stop_began), strict=True))
+            if view.may_wait and rank.scene.others_are_idle
+        }
+        # A relative path was relative to where the rank was when it read the file.
+        counted = Counter(place for place in asked.values() if place[0].startswith("/"))
+        places = sorted(counted, key=lambda place: (counted[place], place))[:_MOST_PLACES]
+        texts: dict[str, str] = {}
+        if places:
+            files = list(dict.fromkeys(path for path, _ in places))
+            call_within(_TEXTS_TIMEOUT_S, partial(_read_texts, files, ran_s, texts), "ft_source_lines")
+        in_lock = {place for place in places if waits_in_own_lock(texts.get(place[0], ""), place[1])}
+        for number, place in asked.items():
+            if place in in_lock:
+                found[number] = replace(ranks[number], in_own_lock=True)
+    return found
+
+
+def _read_texts(files: Sequence[str], ran_s: float, texts: dict[str, str]) -> None:
+    for path in files:
+        with suppress(OSError, UnicodeDecodeError), open_regular(path, follow_link=True) as file:
+            status = os.fstat(file.fileno())
+            age_s = time.time() - max(status.st_mtime, status.st_ctime)
+            if age_s > ran_s and status.st_size <= _MOST_TEXT:
+                texts[path] = file.read(_MOST_TEXT).decode("utf-8-sig")
 
 
 # What the node shows. What cannot be read is None.
@@ -196,3 +249,17 @@ def iteration_in_file(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> int | N
         return None
 
     return call_within(timeout_s, read, "ft_checkpoint_iteration")
+
+
+def call_within(timeout_s: float, function: Callable[[], _T], name: str) -> _T | None:
+    """Returns what `function` returns in a thread called `name`; None: it has not ended in time, and goes on there.
+
+    So what may hang for ever is called, as reading a file of storage that is gone: nobody joins its thread.
+    """
+    found: list[_T] = []
+    thread = threading.Thread(target=lambda: found.append(function()), daemon=True, name=name)
+    thread.start()
+    thread.join(timeout_s)
+    if found:
+        return found[0]
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, all_nodes, collective, first_failure, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
-from ft_launcher.attribution.cycle_evidence import fault_of_json, find, of_record
+from ft_launcher.attribution.cycle_evidence import fault_of_json, of_record
 from ft_launcher.cycle import rung_record
 from ft_launcher.health.reading import Reading
 from ft_launcher.health.repeated import changes
@@ -40,7 +40,7 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
     Raises:
         ProtocolError: the event does not fit.
     """
-    fault = find(of_record(evidence), lambda error: None)
+    fault = first_failure.find(of_record(evidence), lambda error: None)
     if fault is None:
         return None
     try:

@@ -19,7 +19,8 @@ from typing import Any
 from ft_client.monitoring.learned_limits import LearnedLimits
 from ft_launcher.agent.times import WRITE_EVERY_S
 from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, to_record
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
+from ft_launcher.attribution.first_failure import find
 from ft_launcher.ledger.account import part_as_json
 from ft_launcher.ledger.categories import Category
 from ft_launcher.ledger.job_ledger import JobLedger

@@ -24,7 +24,7 @@ FAILING_REPORTS = """
 import sys
 from ft_launcher import attribution, cli, composition
 from ft_launcher.agent import failed_cycle
-from ft_launcher.attribution import cycle_evidence
+from ft_launcher.attribution import first_failure
 from ft_launcher.record import recorder, report
 
 def fails(*args, **kwargs):
@@ -35,7 +35,7 @@ def without_exceptions(ranks, *rest):
         fails()
     return attribution.attribute(ranks, *rest)
 
-cycle_evidence.attribute = without_exceptions
+first_failure.attribute = without_exceptions
 report.block = failed_cycle.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """

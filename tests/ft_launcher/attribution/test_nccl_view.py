@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ft_launcher.attribution import FaultKind, NodeEvidence, RankEvidence, attribute
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, find, of_record, to_record
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, of_record, to_record
 from ft_launcher.attribution.fault import Blame, Finding
+from ft_launcher.attribution.first_failure import find
 from ft_launcher.attribution.nccl_view import Late, NcclView, Peer, refined
 from ft_launcher.attribution.nccl_view import of_record as of_answer
 from ft_launcher.attribution.nccl_view import to_record as to_answer

@@ -13,9 +13,8 @@ import pytest
 
 from ft_launcher.attribution import RankEvidence
 from ft_launcher.attribution.scene import Whereabouts
-from ft_launcher.cycle import source_lines
-from ft_launcher.cycle.bounded_call import call_within
-from ft_launcher.cycle.source_lines import with_own_locks
+from ft_launcher.cycle import evidence
+from ft_launcher.cycle.evidence import call_within, with_own_locks
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 
 TEXT = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\nlock.release()\n"
@@ -50,7 +49,7 @@ def test_the_rank_that_waits_for_a_lock_is_marked(script: Path) -> None:
     "broken",
     [
         lambda path: path.write_bytes(b"\xff" + TEXT.encode()),
-        lambda path: path.write_text("#" * source_lines._MOST_BYTES + "\n"),
+        lambda path: path.write_text("#" * evidence._MOST_TEXT + "\n"),
         lambda path: path.unlink(),
         lambda path: (path.unlink(), os.mkfifo(path)),
         lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
@@ -80,7 +79,7 @@ def test_a_file_without_a_whole_path_is_not_looked_for(
 
 
 def test_a_rank_that_waits_in_a_collective_is_not_looked_at(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_lines, "_read", lambda *_: pytest.fail("it is read"))
+    monkeypatch.setattr(evidence, "_read_texts", lambda *_: pytest.fail("it is read"))
     assert places(waits(script, world={"entered": 4, "finished": 3})) == [Whereabouts.BLOCKED]
 
 
@@ -103,7 +102,7 @@ def test_storage_that_hangs_leaves_the_rank_unknown(script: Path, monkeypatch: p
         end.wait(60)
         raise OSError
 
-    monkeypatch.setattr(source_lines, "_READ_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(source_lines, "open_regular", hangs)
+    monkeypatch.setattr(evidence, "_TEXTS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(evidence, "open_regular", hangs)
     assert places(waits(script)) == [Whereabouts.BLOCKED]
     end.set()

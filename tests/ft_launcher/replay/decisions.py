@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence, cycle_evidence
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, find
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.attribution.first_failure import find
 from ft_launcher.cycle.rung_record import is_recorded, to_record
 from ft_launcher.cycle.rung_steps import Died, Happened, Heard, LossNotified, Restarted, StartAgain
 from ft_launcher.cycle.rungs import Rungs, RungState
