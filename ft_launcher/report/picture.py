@@ -1,7 +1,7 @@
 """The report as a picture (PNG): the time by category as a bar, and the cycles and faults on a line of time.
 
-The only file that needs matplotlib, of the extra `observe`. Names that a training chose are drawn as they are: nothing
-in them is a formula, and the settings of matplotlib that a user has do not matter.
+`commands/report.py` calls it. The only file that needs matplotlib, of the extra `observe`. Names that a training chose
+are drawn as they are: nothing in them is a formula, and the settings of matplotlib that a user has do not matter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rank of this process in its job, and whether a fault is meant for it.
 
-All ranks draw the same numbers, so that they agree on the rank that fails without communication. Only `this_rank` reads
-the environment; everything else depends on its arguments alone.
+`drill.py` asks it. All ranks draw the same numbers, so that they agree on the rank that fails without communication.
+Only `this_rank` reads the environment; everything else depends on its arguments alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides when a fault strikes, from the steps and sections of the training and the time. Pure.
 
-Every condition that was asked for must hold: the delay is over, the step was reached, the section begins, the dice
-say so. A fault strikes once in a process.
+`drill.py` asks it. Every condition that was asked for must hold: the delay is over, the step was reached, the section
+begins, the dice say so. A fault strikes once in a process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The arguments of `Wrapper`, checked when it is created. Pure: files and stores are opened elsewhere."""
+"""The arguments of `Wrapper`, checked when it is created. Pure: files and stores are opened elsewhere.
+
+`wrapper.py` makes them; what runs a call (`restart/`) reads them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The stores of the coordination: torch's, with barriers. Every rank is a client; the host is not known here."""
+"""The stores of the coordination: torch's, with barriers; `TCPStore` and the others are public names.
+
+`restart/coordination.py` makes one for each call. Every rank is a client; the host is not known here.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The interface of a rank assignment: its context, its base classes, and `assign`, which applies it.
 
-The context holds a store, through which an assignment may gather values of all ranks; nothing else here does I/O.
+`restart/assigning.py` applies it before each iteration. The context holds a store, through which an assignment may
+gather values of all ranks; nothing else here does I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gathers one value of every rank on all ranks through a store: O(1) operations per rank.
 
-Each rank writes its value and increments a counter; the last one reads all values and publishes them, compressed, under
-one key. If a rank is lost meanwhile, a process that knows it publishes that instead. The first publication holds for
-all ranks.
+Assignments use it by their context (`base.py`). Each rank writes its value and increments a counter; the last one reads
+all values and publishes them, compressed, under one key. If a rank is lost meanwhile, a process that knows it publishes
+that instead. The first publication holds for all ranks.
 """
 
 from __future__ import annotations

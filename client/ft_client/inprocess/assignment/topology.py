@@ -1,7 +1,8 @@
 """All ranks as the leaves of a tree of layers, and which of them are active after each loss. Pure.
 
-Every rank computes the same from the keys that were gathered once. Leaves are in depth-first order, siblings in the
-order of their ranks at entry, so that the leaves of a branch are consecutive. An update takes O(ranks x layers).
+`tree.py` asks it. Every rank computes the same from the keys that were gathered once. Leaves are in depth-first order,
+siblings in the order of their ranks at entry, so that the leaves of a branch are consecutive. An update takes O(ranks x
+layers).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rank assignment by topology: ranks in layers, each layer with its own limits and spares.
 
-It gathers the keys of all ranks at the first call; `topology.py` decides.
+Public in `rank_assignment.py`. It gathers the keys of all ranks at the first call; `topology.py` decides.
 """
 
 from __future__ import annotations

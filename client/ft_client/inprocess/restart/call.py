@@ -1,8 +1,8 @@
 """One call of a wrapped function on this rank: carries out the actions of the restart machine in the main thread.
 
-The machine decides (`machine.py`), the user's code runs in `user_function.py`, the watcher reports events of all ranks
-(`store_watcher.py`), the keys in the store are those of `rank_monitor.contract.iterations.iteration`. How the ranks
-found each other is not known here.
+`wrapper.py` makes one for each call. The machine decides (`machine.py`), the user's code runs in `user_function.py`,
+the watcher reports events of all ranks (`store_watcher.py`), the keys in the store are those of
+`rank_monitor.contract.iterations.iteration`. How the ranks found each other is not known here.
 """
 
 from __future__ import annotations

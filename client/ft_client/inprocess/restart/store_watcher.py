@@ -86,9 +86,8 @@ class StoreWatcher(threading.Thread):
             finally:
                 self.events.put(StoreGone(problem))
         finally:
-            del (
-                self._interrupt
-            )  # a reference back to the call: it and its connections end now, not with some collection
+            # A reference back to the call: it and its connections end now, not with some collection.
+            del self._interrupt
 
     def _follow(self, number: int) -> bool:
         """Follows one iteration. Returns whether there is a next one for this rank."""

@@ -1,8 +1,9 @@
 """The beat of a node in a call: one companion of the node beats, and when it ends another takes over.
 
-The one that listens at an abstract Unix socket beats; the others are connected to it, and the kernel reports that it
-is gone. Any user of the machine can take such a name, so only a listener of this user is waited for: where another has
-the name, each companion beats, which costs operations on the store and harms nobody.
+`companion_watch.py` runs it; it decides nothing about ranks. The one that listens at an abstract Unix socket beats; the
+others are connected to it, and the kernel reports that it is gone. Any user of the machine can take such a name, so
+only a listener of this user is waited for: where another has the name, each companion beats, which costs operations on
+the store and harms nobody.
 
 A node is a booted machine, or the part of it that has a network of its own.
 """

@@ -1,7 +1,7 @@
 """One call of a wrapped function as its companion knows it: the rank, the timeouts, and the address of its store.
 
-The wrapper makes it, and sends it to the companion. It connects to that store; the keys in it are those of
-`rank_monitor.contract`.
+`restart/coordination.py` makes it, and `companion.py` sends it to the companion. It connects to that store; the keys in
+it are those of `rank_monitor.contract`.
 """
 
 from __future__ import annotations
