@@ -198,13 +198,20 @@ class _Entries:
     collectives: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     messages: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     entered: int = 0
+    _last_message: int = -1
+    """The number of the latest entry, if that is a send or a receive."""
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Takes the next entry, in the order in which the rank entered them."""
         number = _number(entry.get("collective_seq_id"))
         self.entered = max(self.entered, number)
-        if entry.get("is_p2p"):
-            self.messages.setdefault(_number(entry.get("p2p_seq_id")), []).append(entry)
+        # Releases of torch differ in whether the entry that ends a batch of sends and receives is marked as one.
+        of_message = _number(entry.get("p2p_seq_id"))
+        ends_batch = _text(entry.get("profiling_name")).endswith(":coalesced") and self._last_message == of_message
+        self._last_message = -1
+        if entry.get("is_p2p") or ends_batch:
+            self.messages.setdefault(of_message, []).append(entry)
+            self._last_message = of_message
         else:
             self.collectives[number] = entry
 
@@ -280,7 +287,7 @@ def _members(configs: Any) -> dict[str, list[int]]:
         if isinstance(config, dict) and isinstance(config.get("ranks"), str) and config.get("name"):
             with contextlib.suppress(ValueError):
                 ranks = parse_json(config["ranks"])
-                if isinstance(ranks, list) and ranks and all(isinstance(rank, int) for rank in ranks):
+                if isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks):
                     found[_text(config["name"])] = ranks
     return found
 

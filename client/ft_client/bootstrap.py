@@ -109,6 +109,8 @@ class Rank:
 
     def __init__(self, main: Main, report: Report) -> None:
         # Imported now: later, the script's folder comes first in sys.path.
+        import atexit
+
         from ft_client.start import after_import, script
 
         exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")  # not there when `prepare` failed
@@ -119,6 +121,9 @@ class Rank:
         self._main = main
         self._report = report
         self._script = script
+        self._has_returned = False
+        # First in, so last to run: the script's threads and exit functions may still work with other ranks.
+        atexit.register(self._report_return)
         self.act_on_loaded = after_import.act_on_loaded
         """To be called when a fork got modules that its zygote has imported."""
 
@@ -135,8 +140,8 @@ class Rank:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._try_to_report(SystemExit(), None)
+        if error is None or (isinstance(error, SystemExit) and _is_zero(error.code)):
+            self._has_returned = True
             return
         theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.take.__code__}))
         if not isinstance(error, SystemExit):
@@ -151,11 +156,20 @@ class Rank:
             else:
                 self._try_to_report(why, why.__traceback__)
 
+    def _report_return(self) -> None:
+        if self._has_returned:
+            self._try_to_report(SystemExit(), None)
+
     def _try_to_report(self, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._report(error, trace)
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
+
+
+def _is_zero(code: object) -> bool:
+    """Whether `sys.exit(code)` ends the process with the exit code 0, of which the system keeps eight bits."""
+    return code is None or (isinstance(code, int) and code & 0xFF == 0)
 
 
 def _why_exit(wish: SystemExit) -> BaseException | None:

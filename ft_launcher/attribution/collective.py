@@ -19,7 +19,16 @@ from functools import partial
 from ft_launcher.attribution.fault import Blame, Finding
 from ft_launcher.attribution.rank_view import GroupState, RankView, group_text
 from ft_launcher.attribution.scene import Whereabouts, numbered
-from ft_launcher.attribution.wait_graph import Wait, by_collective, collective_text, cycle_of, never_entered, waits_of
+from ft_launcher.attribution.wait_graph import (
+    Wait,
+    by_collective,
+    collective_text,
+    cycle_of,
+    has_unfinished,
+    last_finished,
+    never_entered,
+    waits_of,
+)
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MOST_NAMED = 4
@@ -60,7 +69,9 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
         ranks: all that are known, in any order.
         all_ranks: these are all ranks of the job; else the one that is missing may be among those not given.
     """
-    views = {view.rank: view for view in sorted(ranks, key=lambda view: view.rank)}
+    # A spare, or a rank between two iterations, has no part in what the others wait for.
+    taking_part = [view for view in ranks if view.scene.place is not Whereabouts.WRAPPER]
+    views = {view.rank: view for view in sorted(taking_part, key=lambda view: view.rank)}
     waits = waits_of(views, all_ranks)
     for wait in waits:  # by the recorder, whatever its stack says
         views[wait.rank] = replace(views[wait.rank], gave_up=True)
@@ -158,7 +169,7 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: boo
     """
     waited_for = {rank for wait in waits for rank in wait.missing if rank in views}
     found = [views[rank] for rank in sorted(waited_for) if not views[rank].is_waiting]
-    sources, in_doubt = _apart(found, all_ranks)
+    sources, in_doubt = _apart(found, views, all_ranks)
     may_wait = {view.rank for view in in_doubt}
     by_recorder = {wait.rank for wait in waits}
     in_unknown = sorted(rank for rank in waited_for - by_recorder if views[rank].is_waiting or rank in may_wait)
@@ -166,6 +177,13 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: boo
     is_sure = is_sure or (len(sources) == 1 and _are_in_one_call(views, in_doubt))
     if not sources or (may_wait and not is_sure):
         if in_unknown:
+            finished = last_finished(views.values())
+            unfinished = [rank for rank in in_unknown if has_unfinished(views[rank], finished)]
+            if unfinished:
+                text = (
+                    f"{numbered(unfinished)} {_has(unfinished)} entered what is not finished, and may wait for others"
+                )
+                return Blame(Finding.UNKNOWN, text=text)
             return Blame(Finding.UNKNOWN, text=_in_unseen_call(in_unknown))
         return None
     waiting = [view for view in views.values() if view.is_waiting or view.rank in may_wait]
@@ -176,15 +194,22 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: boo
     return Blame(Finding.BEHIND, _ranks(sources), never_entered(wait, views))
 
 
-def _apart(views: Sequence[RankView], all_ranks: bool) -> tuple[list[RankView], list[RankView]]:
+def _apart(
+    found: Sequence[RankView], views: Mapping[int, RankView], all_ranks: bool
+) -> tuple[list[RankView], list[RankView]]:
     """Returns those ranks, of some that are seen in no collective, that wait for no other rank, and those that may.
 
     One that waits for a thread of its own may wait for what a rank does with that thread, so it is among the first only
-    where it is alone: then there is no other rank in the job that it could wait for.
+    where it is alone: then there is no other rank in the job that it could wait for. One with an operation that is not
+    finished may wait for the GPU, and that for a rank for which this operation stands behind another.
     """
-    is_alone = all_ranks and len(views) == 1
-    in_doubt = [view for view in views if view.may_wait or (view.scene.waits_in_python and not is_alone)]
-    return [view for view in views if view not in in_doubt], in_doubt
+    is_alone, finished = all_ranks and len(found) == 1, last_finished(views.values())
+    in_doubt = [
+        view
+        for view in found
+        if view.may_wait or (view.scene.waits_in_python and not is_alone) or has_unfinished(view, finished)
+    ]
+    return [view for view in found if view not in in_doubt], in_doubt
 
 
 def _are_in_one_call(views: Mapping[int, RankView], in_doubt: Sequence[RankView]) -> bool:
@@ -215,6 +240,8 @@ def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     if not any(view.is_waiting or view.groups for view in others):
         return None
     if len(outside) != 1 or outside[0].scene.place is Whereabouts.UNKNOWN or not _reach_no_more(outside, others):
+        return None
+    if has_unfinished(outside[0], last_finished(views.values())):
         return None
     # With a recorder `_behind` has seen this doubt; without one a rank that sleeps in its program is all there is.
     scene = outside[0].scene
@@ -321,7 +348,8 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     """Rule 5: by iterations and stacks. Names a rank only if it is the only one outside of any collective."""
     waiting = [view for view in views.values() if view.is_waiting]
     elsewhere = [view for view in views.values() if not (view.is_waiting or view.ended)]
-    outside, in_doubt = _apart([view for view in elsewhere if view.scene.place is not Whereabouts.UNKNOWN], all_ranks)
+    seen = [view for view in elsewhere if view.scene.place is not Whereabouts.UNKNOWN]
+    outside, in_doubt = _apart(seen, views, all_ranks)
     may_wait = [view.rank for view in in_doubt]
     unseen = [view.rank for view in elsewhere if view.scene.place is Whereabouts.UNKNOWN]
     ended = [view.rank for view in views.values() if view.ended]

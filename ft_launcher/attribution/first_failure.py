@@ -33,6 +33,9 @@ _IN_C_CODE = (
     "lock of the program"
 )
 _IN_OWN_LOCK = "it waits for a lock of its own program, and no other thread of it is at work"
+_LOST_AT_ONCE_S = 2.0
+"""What a rank loses within this time after another returned is the connection to that one. The others wait for it, or
+come to a collective with it soon; and the launcher sees the end of the first on a busy machine."""
 _LOST_WITHIN_S = 60.0
 """A rank notices that another is gone when it next waits for it, in a step of a minute at most. What is lost later may
 be a third rank: some programs have ranks that return at different times."""
@@ -200,6 +203,8 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
     ((rank, ago_s),) = ranks.items()
     if ago_s > _LOST_WITHIN_S:
         return fault
+    if ago_s > _LOST_AT_ONCE_S:
+        return replace(fault, hint=f"rank {rank} had returned {ago_s:.0f} s before: others may have needed it still")
     hint = f"rank {rank} had returned from its program, while others still needed it"
     lost = tuple(number for number in fault.failed if number != rank)
     return replace(fault, hint=hint, finding=Finding.RETURNED.value, blamed=(rank,), waiting=len(lost))

@@ -84,12 +84,11 @@ class RankView:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is in a collective, a send or a receive, or in our wrapper, by the recorder or by its stack. The
-        recorder knows no send and no receive of gloo, nor what torch does while it makes a group: these show in the
-        stack alone."""
+        """Whether it is in a collective, a send or a receive, by the recorder or by its stack. The recorder knows no
+        send and no receive of gloo, nor what torch does while it makes a group: these show in the stack alone."""
         pending = any(state.waits_in is not None for state in self.groups.values())
         pending |= bool(self.sends or self.receives)
-        inside = self.gave_up or self.scene.place in (Whereabouts.COLLECTIVE, Whereabouts.WRAPPER)
+        inside = self.gave_up or self.scene.place is Whereabouts.COLLECTIVE
         # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
         return inside or (pending and self.scene.place in _MAY_BE_INSIDE)
 

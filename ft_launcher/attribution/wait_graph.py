@@ -15,6 +15,9 @@ from graphlib import CycleError, TopologicalSorter
 from ft_launcher.attribution.rank_view import RankView, group_text
 from ft_launcher.attribution.scene import Whereabouts
 
+_WITH_ROOT = {"broadcast", "reduce", "gather", "scatter", "_broadcast_oop", "_reduce_oop"}
+"""Collectives that a rank may finish before the others have entered them."""
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -68,8 +71,15 @@ def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
 
 
 def _messages_without_peer(view: RankView, views: Mapping[int, RankView]) -> list[tuple[str, int]]:
-    """Returns the sends and receives of a rank for which the other rank has none, and that rank."""
-    found = []
+    """Returns the sends and receives of a rank for which the other rank has none, and that rank.
+
+    None where it has entered anything else that is not finished: its part may stand behind that in its queue, while the
+    other rank has done its own. The parts of a batch have one state, whichever of its peers it waits for.
+    """
+    found: list[tuple[str, int]] = []
+    others = (view.sends or frozenset()) | (view.receives or frozenset())
+    if len(others) != 1 or any(state.waits_in is not None for state in view.groups.values()):
+        return found
     for peer in sorted(view.sends or ()):
         receives = views[peer].receives if peer in views else frozenset()
         if receives is not None and view.rank not in receives:
@@ -79,6 +89,32 @@ def _messages_without_peer(view: RankView, views: Mapping[int, RankView]) -> lis
         if sends is not None and view.rank not in sends:
             found.append(("receive", peer))
     return found
+
+
+def last_finished(views: Iterable[RankView]) -> dict[str, int]:
+    """Returns the number of the last collective of each group that any rank has finished."""
+    found: dict[str, int] = {}
+    for view in views:
+        for name, state in view.groups.items():
+            found[name] = max(found.get(name, 0), state.finished)
+    return found
+
+
+def has_unfinished(view: RankView, finished: Mapping[str, int]) -> bool:
+    """Returns whether a rank has entered an operation that is not finished, and that may still wait for another rank.
+
+    One that another rank has finished waits for none, unless it is one that its root may finish alone.
+
+    Args:
+        finished: `last_finished` of all ranks.
+    """
+    if view.sends or view.receives or None in (view.sends, view.receives):
+        return True
+    for name, state in view.groups.items():
+        number = state.waits_in
+        if number is not None and (number > finished[name] or state.operation in _WITH_ROOT):
+            return True
+    return False
 
 
 def _entered(view: RankView | None, group: str) -> int:

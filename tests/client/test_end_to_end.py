@@ -93,6 +93,9 @@ raise ValueError("in the end")
         ("pass", 0, True),
         ("raise SystemExit", 0, True),
         ("raise SystemExit(0)", 0, True),
+        ("raise SystemExit(False)", 0, True),
+        ("raise SystemExit('')", 1, False),
+        ("raise SystemExit(256)", 0, True),
         ("raise SystemExit(3)", 3, False),
         ("raise ValueError", 1, False),
         ("import os; os._exit(0)", 0, False),
@@ -106,6 +109,31 @@ def test_a_rank_says_that_it_returned(tmp_path: Path, script: str, code: int, re
         assert rank.wait(patient(20)) == code
         agent.wait_for(Times)  # what the monitor says at the end of a rank, after its last words
         assert any(isinstance(one, Returned) for one in agent.heard) is returns
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["threading.Thread(target=work).start()", "atexit.register(work)"],
+    ids=["thread", "exit function"],
+)
+def test_a_rank_that_still_works_has_not_returned(tmp_path: Path, last: str) -> None:
+    script = f"""
+import atexit, threading
+import ft_client as ft
+def work():
+    if threading.current_thread() is not threading.main_thread():
+        threading.main_thread().join()
+    ft.init().send_workload_control_request(ft.WorkloadControlRequest(ft.WorkloadAction.Continue, "why"))
+{last}
+"""
+    with agent_of(tmp_path, MonitorSettings()) as agent, started(script, tmp_path, agent.path) as rank:
+        agent.begin(rank)
+        assert rank.wait(patient(20)) == 0
+        agent.wait_for(Times)
+        assert [type(one) for one in agent.heard if isinstance(one, Returned | ControlRequest)] == [
+            ControlRequest,
+            Returned,
+        ]
 
 
 def test_the_launcher_says_how_often_to_save(tmp_path: Path) -> None:

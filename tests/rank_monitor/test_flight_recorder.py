@@ -122,10 +122,26 @@ def all_reduce(number: int, state: str = "completed") -> dict[str, Any]:
             [2],
         ),
         ([message(1, "send 0->1", "scheduled"), message(1, "coalesced")], [], []),
+        ([message(1, "send 0->1", "scheduled"), message(1, "coalesced", is_p2p=False)], [], []),
+        ([message(1, "send 0->1", "scheduled"), message(1, "coalesced", "started", is_p2p=False)], [2], []),
         ([message(1, "send 0->7", "scheduled")], None, []),
         ([message(1, "nonsense", "scheduled")], [], []),
     ],
-    ids=["done", "sends", "receives", "retired", "an old one", "again", "begun", "batch", "batch done", "odd", "other"],
+    ids=[
+        "done",
+        "sends",
+        "receives",
+        "retired",
+        "an old one",
+        "again",
+        "begun",
+        "batch",
+        "batch done",
+        "batch unmarked",
+        "batch unmarked runs",
+        "odd",
+        "other",
+    ],
 )
 def test_sends_and_receives_of_nccl(
     messages: list[dict[str, Any]], sends: list[int] | None, receives: list[int] | None
@@ -156,6 +172,14 @@ def test_the_number_of_peers_is_bounded() -> None:
         ([all_reduce(1), all_reduce(2, "scheduled"), message(9, "send 0->1")], (2, 1)),
         ([message(8, "send 0->1"), all_reduce(3, "started")], (3, 2)),
         ([message(8, "send 0->1", after=5)], (5, 5)),
+        (
+            [all_reduce(2), message(8, "send 0->1", "scheduled"), message(8, "coalesced", "started", is_p2p=False)],
+            (2, 2),
+        ),
+        (
+            [message(8, "send 0->1"), all_reduce(3), entry(1, 3, "nccl:coalesced", p2p_seq_id=8, state="started")],
+            (3, 2),
+        ),
     ],
 )
 def test_sends_and_receives_do_not_count_as_collectives(

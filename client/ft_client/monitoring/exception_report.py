@@ -41,14 +41,14 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
 
     Args:
         error: None: the rank exits with an error and without a known exception; the end of its stderr is reported.
-            `SystemExit` without a code: the program returned.
+            `SystemExit()`: the program returned, and its threads and exit functions are done.
     """
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
     if error is None:
         _report_output(_end_of_stderr())
         return
-    if isinstance(error, SystemExit) and not error.code:
+    if isinstance(error, SystemExit) and error.code is None:
         _report_return()
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
@@ -68,7 +68,7 @@ def _report_output(text: str) -> None:
 
 
 def _report_return() -> None:
-    """Tells when the rank returned: its peers may fail for that before its process has ended."""
+    """Tells when the rank is done: its connections to others end now, and they may fail before its process ends."""
     link = process.current()
     if link is not None:
         link.post(Returned(), time.monotonic_ns(), _SEND_TIMEOUT_S)

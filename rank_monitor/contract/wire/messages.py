@@ -113,7 +113,7 @@ class LastOutput(Message):
 
 @dataclass(frozen=True)
 class Returned(Message):
-    """The rank's program has returned: the process ends, and its connections to other ranks with it."""
+    """The rank's program has returned, its threads and exit functions too: now its connections to other ranks end."""
 
 
 @dataclass(frozen=True)

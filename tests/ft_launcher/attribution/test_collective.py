@@ -494,6 +494,21 @@ def test_a_send_that_meets_its_receive_is_waited_for_by_nobody() -> None:
     assert blame.ranks == ()
 
 
+def test_a_message_behind_another_operation_is_no_evidence() -> None:
+    """The other rank may have done its part, while this one stands in a GPU's queue behind what is not finished."""
+    behind = passes_on(0, {1}, x=(4, 3))
+    assert find([behind, outside(1, NO_ITERATION, x=(4, 4)), outside(2, NO_ITERATION)]).ranks == ()
+    assert find([passes_on(0, {1, 3}), outside(1), outside(2), outside(3)]).ranks == ()
+
+
+def test_a_rank_with_an_unfinished_operation_may_wait() -> None:
+    """Rank 1 waits for its all-reduce on the GPU, which stands behind another one in the queue of rank 2."""
+    views = [waits_in_group(0, "x", 5), outside(1, x=(4, 4), y=(3, 2)), outside(2, y=(3, 2), z=(1, 0)), outside(3)]
+    assert find(views).ranks == ()
+    root = replace(outside(1, x=(4, 4)), groups={"x": GroupState(4, 4), "y": GroupState(3, 2, "broadcast")})
+    assert find([views[0], root, outside(2, y=(3, 3))]).ranks == ()
+
+
 def test_a_circle_with_a_receive_names_nobody() -> None:
     """A receive can be begun long before anybody waits for it: the busy rank may be the one that began it."""
     blame = find([passes_on(0, {1}), passes_on(1, {0})])
@@ -527,7 +542,7 @@ def test_a_spare_is_not_what_the_others_wait_for() -> None:
     spare = Scene(3, [f"{call}:295 in _next", f"{call}:201 in _wait"], {"state": "S (sleeping)"})
     others = [waits_in(0, 4), outside(1, NO_ITERATION, world=(3, 3)), waits_in(2, 4)]
     blame = find([*others, RankView(spare, {"world": GroupState(2, 2)})])
-    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (1,), (0, 2, 3))
+    assert (blame.finding, blame.ranks, blame.waiting) == (Finding.BEHIND, (1,), (0, 2))
     blame = find([waits_in(0, 4), waits_in(2, 4), RankView(spare, {"world": GroupState(2, 2)})])
     assert blame.ranks == ()
 

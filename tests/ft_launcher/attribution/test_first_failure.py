@@ -104,6 +104,7 @@ LOST = raised("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [12
     ("ended", "lost", "all_ranks", "blamed"),
     [
         ({1: 0.99}, LOST, True, (1,)),
+        ({1: -1.1}, LOST, True, ()),
         ({1: 1.01}, LOST, True, (1,)),
         ({1: 1.04}, LOST, True, ()),
         ({1: -60.0}, LOST, True, ()),
@@ -117,6 +118,7 @@ LOST = raised("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [12
     ],
     ids=[
         "before",
+        "a while ago",
         "seen later",
         "by the stop",
         "long ago",
@@ -139,7 +141,15 @@ def test_a_rank_that_returned_while_others_needed_it(
     assert fault is not None
     assert (fault.rank, fault.kind, fault.blamed) == (0, FaultKind.EXCEPTION, blamed)
     assert (fault.finding, fault.waiting) == (("returned", 1) if blamed else ("", 0))
-    assert ("rank 1 had returned" in fault.hint) == bool(blamed)
+    assert ("rank 1 had returned from its program" in fault.hint) == bool(blamed)
+
+
+def test_a_rank_that_returned_a_while_ago_may_be_why() -> None:
+    """Another rank may have closed the connection: it is told of, and not blamed."""
+    ranks = [rank(0, exit_code=1, died_at=11.02, exception=LOST, exception_at=11.0)]
+    fault = attribute([*ranks, rank(1, exit_code=0, died_at=3.0)], NODE, stop_began=11.0)
+    assert fault is not None and (fault.finding, fault.blamed) == ("", ())
+    assert fault.hint == "rank 1 had returned 8 s before: others may have needed it still"
 
 
 @pytest.mark.parametrize(

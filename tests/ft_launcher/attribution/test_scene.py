@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ft_client.inprocess.restart.call import Call
-from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, own_frame
 
 C10D = "torch/distributed/distributed_c10d.py"
@@ -133,7 +132,6 @@ def test_who_waits_in_the_wrapper(caller: str) -> None:
     call = "ft_client/inprocess/restart/call.py"
     scene = Scene(0, [f"{call}:295 in _next", f"{call}:201 in {caller}"], LOCK)
     assert scene.place is Whereabouts.WRAPPER and not scene.has_returned
-    assert RankView(scene).is_waiting
 
 
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:
