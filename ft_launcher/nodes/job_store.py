@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
 
 from rank_monitor.contract.errors import StoreLost, one_line
@@ -326,9 +326,12 @@ class JobStore:
             self._store.wait([key], timedelta(seconds=limit_s))
         except (LookupError, RuntimeError, TimeoutError) as error:
             # Stores raise different errors when time is up; the class alone does not tell it from a lost connection.
-            if isinstance(error, LookupError) or "timeout" in str(error).lower() or time.monotonic() >= deadline:
+            if isinstance(error, LookupError) or "timeout" in str(error).lower():
                 return False
-            raise
+            # TCPStore looks up the names of both ends for its error: time may be up when a lost connection is told.
+            if isinstance(error, DistNetworkError) or time.monotonic() < deadline:
+                raise
+            return False
         return True
 
     def _put_if_absent(self, key: str, text: str) -> bytes:

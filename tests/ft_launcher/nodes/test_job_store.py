@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
 from ft_launcher.nodes.job_store import JobStore
@@ -209,6 +211,18 @@ def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
         with pytest.raises(StoreLost):
             operation()
     held.close()
+
+
+def test_a_lost_connection_that_is_told_late_is_no_silence(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = JobStore(*opened(f"127.0.0.1:{server.port}"))
+
+    def wait(keys: list[str], limit: timedelta) -> None:
+        time.sleep(limit.total_seconds())
+        raise DistNetworkError("Broken pipe")
+
+    monkeypatch.setattr(store, "_store", SimpleNamespace(wait=wait))
+    with pytest.raises(StoreLost):
+        store.receive("x", 0.001)
 
 
 CONNECT_S = str(round(patient(2)))
