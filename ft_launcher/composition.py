@@ -32,7 +32,7 @@ from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.cycle.fault_drill import Injected
-from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.processes.process_tree import become_subreaper
@@ -177,7 +177,7 @@ def _run_recorded(
             health_watch=health.repeated(),
             status=asked[0],
             asking=asked[1],
-            memory=GpuMemory(job.settings.stop, runtime.tag),
+            memory=MemoryReclaim(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=unwatched.limits_set(job.settings.monitor, job.sources),

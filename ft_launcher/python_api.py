@@ -29,8 +29,8 @@ from ft_launcher.policy.restart_policy import about_policy
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks import function_rank
 from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.settings import script
-from ft_launcher.settings.command_line import Blame
+from ft_launcher.settings import rank_program
+from ft_launcher.settings.command_line import ValueErrors
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers
 from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.settings.rendezvous_keys import Settled
@@ -236,7 +236,7 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
 
 def _check(config: LaunchConfig, resolved: Resolved) -> Settled:
     keywords = config.keywords()
-    blame = Blame(keywords)
+    blame = ValueErrors(keywords)
     check_numbers(keywords.namespace, blame)
     check_event_handler(keywords.namespace, blame)
     if config.nproc_per_node < 1:
@@ -251,7 +251,7 @@ def _named_signals(config: LaunchConfig) -> frozenset[int]:
     """Returns the signals that a configuration names, if they are not torch's default."""
     default: Any = {field.name: field.default for field in fields(config)}.get(SIGNALS, "")
     asked = getattr(config, SIGNALS, default)
-    with Blame(config.keywords()).of(SIGNALS):
+    with ValueErrors(config.keywords()).of(SIGNALS):
         if asked == default:
             return frozenset()
         return named_signals(asked)
@@ -270,7 +270,7 @@ def _what_runs(
     if entrypoint == sys.executable and arguments[:1] == ["-u"]:
         return entrypoint, arguments, " ".join(arguments[1:2]), False
     if entrypoint.endswith(".py") or os.path.isdir(entrypoint):  # noqa: PTH112 (torch's entry point is text)
-        script.check_script(entrypoint)
+        rank_program.check_script(entrypoint)
         return sys.executable, ["-u", entrypoint, *arguments], entrypoint, False
-    script.check_command(entrypoint)
+    rank_program.check_command(entrypoint)
     return entrypoint, arguments, entrypoint, True

@@ -12,8 +12,8 @@ import sys
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import from_json
-from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
+from rank_monitor.lost_launcher import MonitoredJob
 from rank_monitor.server import RankMonitorServer
 from rank_monitor.template import TemplateProcess, ignore_signals
 

@@ -61,7 +61,7 @@ class Interrupt:
 
 
 @dataclass(frozen=True)
-class Signal:
+class SendSignal:
     """Send SIGCONT, then `number`: a stopped process handles no other signal than SIGKILL."""
 
     number: int
@@ -79,7 +79,7 @@ class Note:
     text: str
 
 
-Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | Signal | Kill | Note
+Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | Note
 """What the server is to do. It performs them in their order."""
 
 
@@ -280,12 +280,12 @@ class HangDetector:
     def _condemn_wrapped(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's grace SIGTERM and SIGKILL."""
         grace_ns = nanoseconds(self.watch.wrapper.message.grace_s)
-        return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [Signal(signal.SIGTERM), Kill()])
+        return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [SendSignal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
         self._step(DetectorEvent.DUE)
         self._step_since_ns, self._step_ns, self._last_actions = now_ns, grace_ns, last
-        return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), Signal(number)]
+        return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), SendSignal(number)]
 
     def _judge_stall(self, now_ns: int) -> list[Action]:
         stall = self.watch.stall()

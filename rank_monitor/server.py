@@ -53,10 +53,10 @@ from rank_monitor.contract.wire.messages import (
     Welcome,
 )
 from rank_monitor.flight_recorder import FlightRecorder
-from rank_monitor.hang_detector import Action, DumpStacks, HangDetector, Interrupt, Kill, Note, SendVerdict, Signal
-from rank_monitor.job import MonitoredJob
+from rank_monitor.hang_detector import Action, DumpStacks, HangDetector, Interrupt, Kill, Note, SendSignal, SendVerdict
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
+from rank_monitor.lost_launcher import MonitoredJob
 from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 from rank_monitor.verdicts import NS_PER_S
@@ -358,7 +358,7 @@ class RankMonitorServer:
                     self._socket.reply(InterruptAsked(verdict.limit, verdict.reason))
                     self._agent.send(self._with_process(verdict))
                     lines.append(f"{verdict.line} Asking for a restart in process.")
-                case Signal(number):
+                case SendSignal(number):
                     self._signal(signal.SIGCONT)
                     self._signal(number)
                 case Kill():

@@ -43,9 +43,9 @@ from rank_monitor.contract.wire.launcher_messages import (
     SnapshotRequest,
 )
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Progress, Sections
-from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
+from rank_monitor.lost_launcher import MonitoredJob
 from rank_monitor.server import RankMonitorServer
 
 # CLD_TRAPPED: a tracer stopped it (sigaction(2)); to the rank it makes no difference.

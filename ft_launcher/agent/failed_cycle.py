@@ -29,7 +29,7 @@ _SUSPECT_S = 1.0
 
 
 @dataclass(frozen=True)
-class Findings:
+class NodeFindings:
     """What this node found of a cycle that has ended.
 
     Attributes:
@@ -91,17 +91,17 @@ def _was_suspect(ranks: Ranks, local_rank: int) -> bool:
     return suspected_at is not None and time.monotonic() < suspected_at + _SUSPECT_S
 
 
-def stop_what_is_left(ranks: Ranks) -> Findings:
+def stop_what_is_left(ranks: Ranks) -> NodeFindings:
     """Stops what the ranks left when all of them had returned from the program; returns where they were."""
     stop_began = time.monotonic()
     ranks.stop()
     views: dict[str, Any] = {}
     with contained("when the ranks returned cannot be passed on to the other nodes"):
         views = all_nodes.to_record(_gathered(ranks), stop_began, False, None)
-    return Findings(views=views)
+    return NodeFindings(views=views)
 
 
-def stop_and_attribute(ranks: Ranks, hung: bool) -> Findings:
+def stop_and_attribute(ranks: Ranks, hung: bool) -> NodeFindings:
     """Stops the ranks, and returns what failed first, and where they were.
 
     Args:
@@ -119,7 +119,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool) -> Findings:
     if fault is None:
         if hung:
             recorder.hang_elsewhere(ranks.cycle, known.ranks)
-        return Findings(views=views)
+        return NodeFindings(views=views)
     times.failed(_began(fault, known.ranks))
     ranks.take_times()
     times.stopped()
@@ -127,7 +127,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool) -> Findings:
     with contained("how far the cycle came cannot be found"):
         reached = iteration_reached(known.ranks, ranks.parts.settings.restart.checkpoint_iteration_file)
     life = CycleLife(stop_began - ranks.processes.started_ns / 1e9, reached)
-    return Findings(fault, life, views)
+    return NodeFindings(fault, life, views)
 
 
 def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:

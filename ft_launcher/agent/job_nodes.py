@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ft_launcher.agent.node_answers import STACKS_S
-from ft_launcher.nodes.messages import Members, RankAssigned
+from ft_launcher.nodes.node_messages import Members, RankAssigned
 from ft_launcher.nodes.questions import Questions, Topic
 from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.rendezvous.handler import NodeRendezvous

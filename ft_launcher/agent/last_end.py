@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ft_launcher.agent.failed_cycle import Findings
+from ft_launcher.agent.failed_cycle import NodeFindings
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.nodes.messages import JobOver, RankAssigned
+from ft_launcher.nodes.node_messages import JobOver, RankAssigned
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in
 from ft_launcher.record.contained import contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
@@ -30,13 +30,13 @@ class LastEnd:
     """
 
     def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
-        self.found = Findings()
+        self.found = NodeFindings()
         self.cycle = 0
         self._is_recorded = False
         self._ranks = ranks
         self._nodes = rendezvous
 
-    def keep(self, found: Findings) -> None:
+    def keep(self, found: NodeFindings) -> None:
         """Keeps what was found of the cycle that has ended, for the coordinator and for our own record."""
         self._keep(found, is_recorded=False)
         fault = {}
@@ -44,11 +44,11 @@ class LastEnd:
             fault = fault_record(found.fault, found.life, self._ranks.parts.recorder.headline(found.fault))
         self._nodes.bring(fault, found.views)
 
-    def keep_recorded(self, found: Findings) -> None:
+    def keep_recorded(self, found: NodeFindings) -> None:
         """Keeps what was found of a cycle whose end is recorded already: a rank of this node asked for it."""
         self._keep(found, is_recorded=True)
 
-    def _keep(self, found: Findings, is_recorded: bool) -> None:
+    def _keep(self, found: NodeFindings, is_recorded: bool) -> None:
         self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
 
     def record(self, answer: RankAssigned | JobOver) -> None:
@@ -57,7 +57,7 @@ class LastEnd:
         The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
         node's fault is recorded, or the reason for the new formation.
         """
-        found, self.found = self.found, Findings()
+        found, self.found = self.found, NodeFindings()
         decision, recorder = decision_of(answer.decision), self._ranks.parts.recorder
         ended = None
         if self._ranks.were_started and not self._is_recorded:
@@ -77,7 +77,7 @@ class LastEnd:
         elif ended is not None:
             recorder.reform(ended, answer.reason)
 
-    def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: Findings) -> Findings:
+    def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: NodeFindings) -> NodeFindings:
         """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
         guilty = None
         with contained("which rank held up the others cannot be read"):

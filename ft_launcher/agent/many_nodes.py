@@ -20,15 +20,15 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.failed_cycle import Findings
+from ft_launcher.agent.failed_cycle import NodeFindings
 from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.nodes.link import Cut
-from ft_launcher.nodes.messages import CycleEnd, EndReason, JobOver
+from ft_launcher.nodes.node_link import Cut
+from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.ranks.devices import Relocation
@@ -208,7 +208,7 @@ class ManyNodes:
             self._await_agreed_exits()
         found = failed_cycle.stop_and_attribute(ranks, hung)
         if ranks.request is not None:
-            self._last_end.keep_recorded(Findings(views=found.views))
+            self._last_end.keep_recorded(NodeFindings(views=found.views))
             return self._after_request(*ranks.request)
         self._last_end.keep(found)
         return None
@@ -245,7 +245,7 @@ class ManyNodes:
             self._end_by_signal()
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
-        self._last_end.keep(Findings())
+        self._last_end.keep(NodeFindings())
         return None
 
     def _end_by_signal(self) -> NoReturn:
@@ -317,7 +317,7 @@ class ManyNodes:
         self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
         self._nodes.link.wake(time.monotonic())
-        self._last_end.keep(Findings())
+        self._last_end.keep(NodeFindings())
 
     def _after_success(self) -> JobEnd | None:
         """Waits for the other nodes after this one's ranks are done, then leaves.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.cycle.fault_drill import Injected
-from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.node_health import NodeHealth, RepeatedHealth
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks.runtime import Runtime
@@ -40,7 +40,7 @@ class NodeParts:
     health_watch: RepeatedHealth | None
     status: NodeStatus
     asking: Asking
-    memory: GpuMemory
+    memory: MemoryReclaim
     injected: Injected
     cycle_info: CycleInfo
     several_nodes: bool

@@ -37,7 +37,7 @@ from ft_launcher.record.contained import contained
 from ft_launcher.record.cycle_files import application_log
 from ft_launcher.record.monitor_events import STALL, MonitorEvent
 from ft_launcher.rendezvous.cycle_store import CycleStore
-from ft_launcher.settings import script
+from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.wire.launcher_messages import Fenced, Suspected, Verdict
@@ -158,7 +158,7 @@ class Ranks:
             rank_env.update(of_all | of_rank)
         if self.parts.is_script:
             kwargs["args"] = {
-                rank: tuple(script.through_bootstrap(command)) for rank, command in kwargs["args"].items()
+                rank: tuple(rank_program.through_bootstrap(command)) for rank, command in kwargs["args"].items()
             }
         kind: Any = RankContext
         if not isinstance(kwargs["entrypoint"], str):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ft_launcher.record import events
 from ft_launcher.record.contained import contained
-from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_journals
+from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journals
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.report.advice import choose_save_interval
 from ft_launcher.report.collection import Collection
@@ -48,7 +48,7 @@ class SaveIntervals:
         self._has_read = False
         self._present = Collection()
         # Any thread may write an event; the one that reads takes them.
-        self._heard: deque[Entry] = deque()
+        self._heard: deque[JournalEntry] = deque()
         self._findings: JobFindings | None = None
         self._reading: threading.Thread | None = None
         if self._is_auto:
@@ -104,7 +104,7 @@ class SaveIntervals:
             if size <= left:
                 left -= size
                 files += pieces
-        for entry in read_journals(files, Findings(), self._recorder.journal.run_id):
+        for entry in read_journals(files, Problems(), self._recorder.journal.run_id):
             if entry.t < began:
                 self._earlier.add(entry)
 
@@ -114,4 +114,4 @@ class SaveIntervals:
         journal = self._recorder.journal
         # As it comes from a file: lists and plain values.
         facts = json.loads(json.dumps(event.facts(), default=str))
-        self._heard.append(Entry(event.event, event.v, t, facts, journal.run_id, journal.node))
+        self._heard.append(JournalEntry(event.event, event.v, t, facts, journal.run_id, journal.node))

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, cast
 from ft_launcher.ledger.account import Account
 from ft_launcher.ledger.categories import Category
 from ft_launcher.ledger.job_ledger import JobLedger
-from ft_launcher.nodes.messages import EndReason
+from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.record.contained import contained
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.status.node_status import Times
+from ft_launcher.status.node_status import JobTime
 from rank_monitor.contract.wire.rank_times import RankTimes
 
 WRITE_EVERY_S = 600.0
@@ -129,7 +129,7 @@ class NodeTimes:
 
     # What it says.
 
-    def now(self) -> Times:
+    def now(self) -> JobTime:
         """Returns the job's time until now. Any thread may call this."""
         with self._lock:
             now = time.monotonic()
@@ -138,7 +138,7 @@ class NodeTimes:
             saved_age_s = None
             if present.saved is not None and self._saved == (present.cycle, present.saved):
                 saved_age_s = now - self._saved_at
-            return Times(ledger.category, present, ledger.account(now), ledger.durations(now), past, saved_age_s)
+            return JobTime(ledger.category, present, ledger.account(now), ledger.durations(now), past, saved_age_s)
 
     # Events.
 

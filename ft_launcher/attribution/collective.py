@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ft_launcher.attribution.fault import Blame, Finding
+from ft_launcher.attribution.fault import Blame, HangKind
 from ft_launcher.attribution.rank_view import GroupState, RankView, group_text
 from ft_launcher.attribution.scene import Whereabouts, numbered
 from ft_launcher.attribution.wait_graph import (
@@ -98,20 +98,20 @@ def all_inside(ranks: Sequence[RankView]) -> Blame | None:
             views = {view.rank: view for view in ranks}
             wait = Wait(min(views), group, number, (), True)
             text = f"all {len(views)} ranks are in {collective_text(wait, views)}{NETWORK_OR_DEVICE}"
-            return Blame(Finding.TRANSPORT, (), text, tuple(sorted(views)))
+            return Blame(HangKind.TRANSPORT, (), text, tuple(sorted(views)))
     return None
 
 
 def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> Blame:
     for rule in (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport):
         blame = rule(views, waits)
-        if blame is not None and blame.finding is Finding.UNKNOWN and all_ranks:
+        if blame is not None and blame.finding is HangKind.UNKNOWN and all_ranks:
             return _only_one_outside(views) or blame
         if blame is not None:
             # These three hold whatever the ranks of other nodes do; a circle or a whole group may end there.
-            if all_ranks or blame.finding in (Finding.GONE, Finding.BEHIND, Finding.MISMATCH):
+            if all_ranks or blame.finding in (HangKind.GONE, HangKind.BEHIND, HangKind.MISMATCH):
                 return blame
-            return Blame(Finding.UNKNOWN, text="the ranks of other nodes are not known here")
+            return Blame(HangKind.UNKNOWN, text="the ranks of other nodes are not known here")
     return _without_recorder(views, all_ranks)
 
 
@@ -127,13 +127,13 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     elif any(_is_elsewhere(view) or view.ended for view in views.values()):
         stopped = []
     if stopped:
-        return Blame(Finding.GONE, _ranks(stopped), "is stopped (SIGSTOP or a debugger)")
+        return Blame(HangKind.GONE, _ranks(stopped), "is stopped (SIGSTOP or a debugger)")
     blamed = [view for view in views.values() if view.ended and view.rank in waited_for]
     if blamed:
         wait = next(wait for wait in waits if blamed[0].rank in wait.missing)
         if len(blamed) > len({wait.rank for wait in waits}):
             return _one_too_many([wait for wait in waits if blamed[0].rank in wait.missing], blamed, views)
-        return Blame(Finding.GONE, _ranks(blamed), f"has returned, and {never_entered(wait, views)}")
+        return Blame(HangKind.GONE, _ranks(blamed), f"has returned, and {never_entered(wait, views)}")
     return None
 
 
@@ -156,9 +156,9 @@ def _one_too_many(ahead: Sequence[Wait], others: Sequence[RankView], views: Mapp
     waiting = sorted({wait.rank for wait in ahead})
     collective = collective_text(ahead[0], views)
     if len(waiting) == 1 and _further(others, [views[rank] for rank in waiting]):
-        return Blame(Finding.BEHIND, _ranks([views[waiting[0]]]), f"is alone in {collective}")
+        return Blame(HangKind.BEHIND, _ranks([views[waiting[0]]]), f"is alone in {collective}")
     text = f"{numbered(waiting)} in {collective}, which most ranks never entered: they are late, or it is one too many"
-    return Blame(Finding.UNKNOWN, text=text)
+    return Blame(HangKind.UNKNOWN, text=text)
 
 
 def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> Blame | None:
@@ -183,15 +183,15 @@ def _behind(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: boo
                 text = (
                     f"{numbered(unfinished)} {_has(unfinished)} entered what is not finished, and may wait for others"
                 )
-                return Blame(Finding.UNKNOWN, text=text)
-            return Blame(Finding.UNKNOWN, text=_in_unseen_call(in_unknown))
+                return Blame(HangKind.UNKNOWN, text=text)
+            return Blame(HangKind.UNKNOWN, text=_in_unseen_call(in_unknown))
         return None
     waiting = [view for view in views.values() if view.is_waiting or view.rank in may_wait]
     blamed = {view.rank for view in sources}
     if len(sources) > len(waiting) and not _reach_less(sources, waiting):
         return _one_too_many([wait for wait in waits if blamed & set(wait.missing)], sources, views)
     wait = next(wait for wait in waits if sources[0].rank in wait.missing)
-    return Blame(Finding.BEHIND, _ranks(sources), never_entered(wait, views))
+    return Blame(HangKind.BEHIND, _ranks(sources), never_entered(wait, views))
 
 
 def _apart(
@@ -249,7 +249,7 @@ def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     is_sure = scene.waits_for_no_rank or (not scene.waits_in_python and _are_in_one_call(views, ()))
     if any(view.may_wait for view in others) and is_in_doubt and not is_sure:
         return None
-    return Blame(Finding.BEHIND, _ranks(outside), "")
+    return Blame(HangKind.BEHIND, _ranks(outside), "")
 
 
 def _reach_no_more(sources: Sequence[RankView], waiting: Sequence[RankView]) -> bool:
@@ -291,13 +291,13 @@ def _deadlock(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
     circle = ", ".join(f"rank {wait.rank} in {collective_text(wait, views)}" for wait in edges[:_MOST_NAMED])
     if any(wait.message for wait in edges):
         # A receive may have been begun long before anybody waits for it, by a rank that is busy with something else.
-        return Blame(Finding.UNKNOWN, text=f"ranks wait for each other: {circle}")
+        return Blame(HangKind.UNKNOWN, text=f"ranks wait for each other: {circle}")
     why = "an order of collectives differs, or one is left out or called once more"
     if len(faulty) == 1:
         text = f"is out of step ({why}), and ranks wait for each other: {circle}"
     else:
         text = f"waits in a circle, {circle}: one of {numbered(faulty)} is out of step ({why})"
-    return Blame(Finding.DEADLOCK, _ranks([views[rank] for rank in faulty]), text)
+    return Blame(HangKind.DEADLOCK, _ranks([views[rank] for rank in faulty]), text)
 
 
 def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
@@ -327,7 +327,7 @@ def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
         place = f"collective {number} of {group_text(group, views[waiting[0]])}"
         verb = "is" if set(faulty) <= set(waiting) else "is or was"
         text = f"{verb} in {place}, in which the ranks differ: {', '.join(sides)}"
-        return Blame(Finding.MISMATCH, _ranks([views[rank] for rank in faulty]), text)
+        return Blame(HangKind.MISMATCH, _ranks([views[rank] for rank in faulty]), text)
     return None
 
 
@@ -340,7 +340,7 @@ def _transport(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | 
             inside = [state for state in states if state.finished < wait.number <= state.entered]
             if len(inside) == len(states) > 1:
                 text = f"all {len(inside)} ranks are in {collective_text(wait, views)}"
-                return Blame(Finding.TRANSPORT, (), f"{text}{NETWORK_OR_DEVICE}")
+                return Blame(HangKind.TRANSPORT, (), f"{text}{NETWORK_OR_DEVICE}")
     return None
 
 
@@ -354,23 +354,23 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     unseen = [view.rank for view in elsewhere if view.scene.place is Whereabouts.UNKNOWN]
     ended = [view.rank for view in views.values() if view.ended]
     if not waiting and not may_wait:
-        return Blame(Finding.UNKNOWN, text="no rank waits in a collective")
+        return Blame(HangKind.UNKNOWN, text="no rank waits in a collective")
     if unseen:
-        return Blame(Finding.UNKNOWN, text=f"{numbered(unseen)} gave no stack")
+        return Blame(HangKind.UNKNOWN, text=f"{numbered(unseen)} gave no stack")
     if ended:
-        return Blame(Finding.UNKNOWN, text=f"{numbered(ended)} {_has(ended)} ended, and may be waited for")
+        return Blame(HangKind.UNKNOWN, text=f"{numbered(ended)} {_has(ended)} ended, and may be waited for")
     if may_wait:
-        return (all_ranks and _only_one_outside(views)) or Blame(Finding.UNKNOWN, text=_in_unseen_call(may_wait))
+        return (all_ranks and _only_one_outside(views)) or Blame(HangKind.UNKNOWN, text=_in_unseen_call(may_wait))
     if not outside:
-        return Blame(Finding.UNKNOWN, text="all ranks wait in collectives, and nothing says in which")
+        return Blame(HangKind.UNKNOWN, text="all ranks wait in collectives, and nothing says in which")
     reached = [view.iteration for view in waiting if view.iteration != NO_ITERATION]
     late = [view for view in outside if reached and NO_ITERATION != view.iteration <= min(reached)]
     is_ahead = bool(reached) and outside[0].iteration > min(reached)
     if len(outside) == 1 and (late or (all_ranks and not is_ahead)):
-        return Blame(Finding.BEHIND, _ranks(outside), "")
+        return Blame(HangKind.BEHIND, _ranks(outside), "")
     if late and len(late) == len(outside) and len(outside) <= len(waiting):
-        return Blame(Finding.BEHIND, _ranks(outside), "")
-    return Blame(Finding.UNKNOWN, text=f"{numbered([view.rank for view in outside])} are in no collective")
+        return Blame(HangKind.BEHIND, _ranks(outside), "")
+    return Blame(HangKind.UNKNOWN, text=f"{numbered([view.rank for view in outside])} are in no collective")
 
 
 def _kind(state: GroupState, has_sizes: bool) -> tuple[str, str]:

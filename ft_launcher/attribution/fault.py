@@ -55,7 +55,7 @@ class FaultKind(Enum):
     SIGNAL = "signal"
 
 
-class Finding(Enum):
+class HangKind(Enum):
     """The kind of a hang."""
 
     GONE = "gone"
@@ -84,7 +84,7 @@ class Blame:
         waiting: the ranks that wait, directly or not, or may do so, without those.
     """
 
-    finding: Finding
+    finding: HangKind
     ranks: tuple[int, ...] = ()
     text: str = ""
     waiting: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class Fault:
         doubt: the suspect result because of which all ranks agreed to exit.
         failed: all ranks of the node that failed by themselves, without those that the launcher ended.
         finding: of a hang in which ranks wait for others, or of a rank that lost one that had returned: a value of
-            `Finding`; else empty.
+            `HangKind`; else empty.
         blamed: the ranks that hold up the others then; several for a deadlock or a mismatch, none if it is not known.
         waiting: how many ranks of the node wait then.
     """

@@ -15,7 +15,7 @@ from functools import partial
 from ft_launcher.attribution import collective, hints, known_errors, nccl_view, rank_view
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.attribution.error_text import excerpt, place
-from ft_launcher.attribution.fault import NO_CAUSE, Blame, Cause, Fault, FaultClass, FaultKind, Finding
+from ft_launcher.attribution.fault import NO_CAUSE, Blame, Cause, Fault, FaultClass, FaultKind, HangKind
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
@@ -109,7 +109,7 @@ def attribute(
         first, kind, cause = earliest, earliest.fault_kind, _cause(earliest, ranks, node, blame)
     hint = cause.hint
     # Where all are in one collective, none of them is one that the others may have waited for.
-    is_transport = blame is not None and blame.finding is Finding.TRANSPORT
+    is_transport = blame is not None and blame.finding is HangKind.TRANSPORT
     if hint and first.collateral == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
     fault = Fault(
@@ -139,9 +139,9 @@ def attribute(
     waiting = len(blame.waiting)
     # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
     collateral = fault.collateral or first.rank in blame.waiting
-    if blame.finding is Finding.TRANSPORT and first.rank in blame.ranks:
+    if blame.finding is HangKind.TRANSPORT and first.rank in blame.ranks:
         collateral = False  # it is in the collective as the others are, and NCCL cannot reach it
-    if blame.finding is not Finding.UNKNOWN:
+    if blame.finding is not HangKind.UNKNOWN:
         seen = rank_view.others([rank_view.at_hang(rank, rank in own, as_it_was) for rank in ranks], first.rank)
         fault = replace(fault, others=seen)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
@@ -165,15 +165,15 @@ def _blame(
     seen = [rank_view.as_seen(rank, rank in own, as_it_was) for rank in ranks]
     blame = collective.find(seen, all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
-    named = [rank for rank in stopped if blame.finding is Finding.GONE and rank.rank in blame.ranks]
+    named = [rank for rank in stopped if blame.finding is HangKind.GONE and rank.rank in blame.ranks]
     if named:
         faulty = named[0]
         if earliest in named:
             faulty = earliest
-        return Blame(Finding.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
+        return Blame(HangKind.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
     if earliest.collateral < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
         # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
-        if all_ranks and earliest.condemned and blame.finding is Finding.UNKNOWN:
+        if all_ranks and earliest.condemned and blame.finding is HangKind.UNKNOWN:
             return collective.all_inside(seen)
         return None
     return blame
@@ -207,7 +207,7 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
         return replace(fault, hint=f"rank {rank} had returned {ago_s:.0f} s before: others may have needed it still")
     hint = f"rank {rank} had returned from its program, while others still needed it"
     lost = tuple(number for number in fault.failed if number != rank)
-    return replace(fault, hint=hint, finding=Finding.RETURNED.value, blamed=(rank,), waiting=len(lost))
+    return replace(fault, hint=hint, finding=HangKind.RETURNED.value, blamed=(rank,), waiting=len(lost))
 
 
 def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool, float, int]:
@@ -308,7 +308,7 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
         return Cause(FaultClass.HANG, _IN_OWN_LOCK)
     waits = rank.collateral == 1 or (blame is not None and rank.rank in blame.waiting)
     if not cause.hint and waits and len(ranks) > 1:
-        if blame is not None and blame.finding is Finding.TRANSPORT and not blame.ranks:
+        if blame is not None and blame.finding is HangKind.TRANSPORT and not blame.ranks:
             return Cause(FaultClass.HANG, blame.text)
         if blame is not None and rank.rank in blame.ranks:
             return Cause(FaultClass.HANG)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ft_launcher.attribution.collective import NETWORK_OR_DEVICE
-from ft_launcher.attribution.fault import Blame, Finding
+from ft_launcher.attribution.fault import Blame, HangKind
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import ranges_of
 from rank_monitor.contract.wire.json_record import from_json
@@ -26,7 +26,7 @@ _MOST_SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Peer:
+class NcclProcess:
     """A process that uses NCCL, as NCCL names it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Late:
         others: how many the one has that has launched most.
     """
 
-    peer: Peer
+    peer: NcclProcess
     operation: str
     launched: int
     others: int
@@ -73,7 +73,7 @@ class NcclView:
     """
 
     processes: int
-    missing: tuple[Peer, ...] = ()
+    missing: tuple[NcclProcess, ...] = ()
     missing_count: int = 0
     late: tuple[Late, ...] = ()
     answered_at: float = 0.0
@@ -84,7 +84,7 @@ class NcclView:
         return 2 * self.missing_count >= self.processes
 
 
-def view_of(processes: int, missing: Sequence[Peer], missing_count: int, late: Sequence[Late]) -> NcclView:
+def view_of(processes: int, missing: Sequence[NcclProcess], missing_count: int, late: Sequence[Late]) -> NcclView:
     """Returns an answer, with as much of it as is kept."""
     return NcclView(processes, tuple(missing[:_MOST_KEPT]), missing_count, tuple(late[:_MOST_KEPT]))
 
@@ -102,7 +102,7 @@ def of_record(record: Any) -> NcclView:
     """
     try:
         values = dict(record)
-        missing = tuple(from_json(Peer, peer) for peer in values.pop("missing")[:_MOST_KEPT])
+        missing = tuple(from_json(NcclProcess, peer) for peer in values.pop("missing")[:_MOST_KEPT])
         late = tuple(_late_of(one) for one in values.pop("late")[:_MOST_KEPT])
         return replace(from_json(NcclView, values), missing=missing, late=late)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -110,7 +110,7 @@ def of_record(record: Any) -> NcclView:
 
 
 def _late_of(record: Any) -> Late:
-    peer = from_json(Peer, record["peer"])
+    peer = from_json(NcclProcess, record["peer"])
     return Late(peer, str(record["operation"]), int(record["launched"]), int(record["others"]))
 
 
@@ -136,7 +136,7 @@ def refined(
         ended: ranks that may have been ended before an answer: that it has none from them means nothing.
     """
     answers = [answer for answer in answers if not answer.is_cut_off]
-    if blame.finding is not Finding.TRANSPORT or not answers:
+    if blame.finding is not HangKind.TRANSPORT or not answers:
         return blame
     if nodes is not None and any(view.processes != len(pids) for view in answers):
         return blame
@@ -151,7 +151,7 @@ def refined(
         what = blame.text.removesuffix(NETWORK_OR_DEVICE)
         text = f"is given up by NCCL's RAS, which cannot reach {who}, while {what}"
         waiting = tuple(rank for rank in sorted(pids) if rank not in dead)
-        return Blame(Finding.TRANSPORT, tuple(sorted(dead)), text, waiting)
+        return Blame(HangKind.TRANSPORT, tuple(sorted(dead)), text, waiting)
     return replace(blame, text=f"{blame.text}{_remark(answers, pids, nodes, ended)}")
 
 
@@ -175,12 +175,12 @@ def _remark(
     return ""
 
 
-def _ranks_of(peers: Sequence[Peer], pids: Mapping[int, int], is_one_node: bool) -> set[int]:
+def _ranks_of(peers: Sequence[NcclProcess], pids: Mapping[int, int], is_one_node: bool) -> set[int]:
     found = {_rank_of(peer, pids, is_one_node) for peer in peers}
     return {rank for rank in found if rank is not None}
 
 
-def _rank_of(peer: Peer, pids: Mapping[int, int], is_one_node: bool) -> int | None:
+def _rank_of(peer: NcclProcess, pids: Mapping[int, int], is_one_node: bool) -> int | None:
     """The global rank of a process; None if no rank of the job has this pid, or several may have it.
 
     In containers ranks of different nodes have the same pids, and nothing says which node is at NCCL's address: there

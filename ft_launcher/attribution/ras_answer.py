@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ft_launcher.attribution.nccl_view import Late, NcclView, Peer, view_of
+from ft_launcher.attribution.nccl_view import Late, NcclProcess, NcclView, view_of
 from rank_monitor.contract.wire.foreign import parse_json, whole_number
 
 _MOST_BYTES = 16 << 20
@@ -70,7 +70,7 @@ def _of_json(found: Any, pids: Collection[int]) -> NcclView:
     if not isinstance(found, dict) or not isinstance(found.get("communicators"), list):
         raise ValueError("the answer has no communicators")
     known: set[tuple[str, int]] = set()
-    missing: dict[tuple[str, int], Peer] = {}
+    missing: dict[tuple[str, int], NcclProcess] = {}
     late: list[Late] = []
     for communicator in found["communicators"]:
         if not isinstance(communicator, dict):
@@ -95,12 +95,12 @@ def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
         yield from (value for value in values if isinstance(value, dict))
 
 
-def _peer(rank: Mapping[str, Any], size: int) -> Peer | None:
+def _peer(rank: Mapping[str, Any], size: int) -> NcclProcess | None:
     host, pid = rank.get("host"), _number(rank.get("pid"))
     if not isinstance(host, str) or len(host) > _MOST_HOST or pid <= 0:
         return None
     number = _number(rank.get("rank"))
-    return Peer(host, pid, number, size, _status(rank).get("considered_dead") is True)
+    return NcclProcess(host, pid, number, size, _status(rank).get("considered_dead") is True)
 
 
 def _status(rank: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,9 +116,9 @@ def _is_unreached(rank: Mapping[str, Any]) -> bool:
     return status.get("considered_dead") is True or status.get("unresponsive") is True
 
 
-def _late_in(counted: list[tuple[Peer, Any]]) -> list[Late]:
+def _late_in(counted: list[tuple[NcclProcess, Any]]) -> list[Late]:
     """The ranks of a communicator that have launched fewer collectives of a kind than another one."""
-    by_kind: dict[str, list[tuple[Peer, int]]] = {}
+    by_kind: dict[str, list[tuple[NcclProcess, int]]] = {}
     for peer, counts in counted:
         if isinstance(counts, dict):
             for kind, count in counts.items():
@@ -180,9 +180,9 @@ def _sizes(lines: list[str]) -> dict[str, int]:
     return {row[0]: _of_digits(row[4]) for row in rows if len(row) == 8 and row[0].isdecimal() and row[4].isdecimal()}
 
 
-def _missing(lines: list[str], sizes: Mapping[str, int]) -> tuple[list[Peer], int]:
+def _missing(lines: list[str], sizes: Mapping[str, int]) -> tuple[list[NcclProcess], int]:
     """The processes that NCCL does not reach, with their ranks where these are said; and how many these are."""
-    found: dict[tuple[str, int], Peer] = {}
+    found: dict[tuple[str, int], NcclProcess] = {}
     count, is_dead, group = 0, False, ""
     for line in lines:
         communicator = _COMMUNICATOR.match(line)
@@ -194,19 +194,21 @@ def _missing(lines: list[str], sizes: Mapping[str, int]) -> tuple[list[Peer], in
         if counted is not None and not group:
             count += _of_digits(counted[1])
         elif process is not None and not group:
-            found[process[2], _of_digits(process[1])] = Peer(process[2], _of_digits(process[1]), is_dead=is_dead)
+            found[process[2], _of_digits(process[1])] = NcclProcess(process[2], _of_digits(process[1]), is_dead=is_dead)
         elif rank is not None and group:
             managed, size = _MANAGED.search(line), sizes.get(group, 0)
             known = managed and found.get((managed[2], _of_digits(managed[1])))
             if known and known.size < size:
-                found[known.host, known.pid] = Peer(known.host, known.pid, _of_digits(rank[1]), size, known.is_dead)
+                found[known.host, known.pid] = NcclProcess(
+                    known.host, known.pid, _of_digits(rank[1]), size, known.is_dead
+                )
     return list(found.values()), max(count, len(found))
 
 
 def _late(lines: list[str], sizes: Mapping[str, int]) -> list[Late]:
     """The ranks that have launched fewer collectives than others, of those that the answer names."""
     found: list[Late] = []
-    named: list[tuple[Peer, int]] = []
+    named: list[tuple[NcclProcess, int]] = []
     """Of one kind of operation of one communicator, with their numbers; -1: the line is about something else."""
     group, operation, launched, most = "", "", -1, 0
 
@@ -233,7 +235,7 @@ def _late(lines: list[str], sizes: Mapping[str, int]) -> list[Late]:
             count = _of_digits(rank[2] or "0")
             most = max(most, count)
         size = sizes.get(group, 0)
-        named.append((Peer(managed[2], _of_digits(managed[1]), _of_digits(rank[1]), size), count))
+        named.append((NcclProcess(managed[2], _of_digits(managed[1]), _of_digits(rank[1]), size), count))
     take()
     return found
 

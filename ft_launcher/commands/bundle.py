@@ -24,7 +24,7 @@ from ft_launcher import __version__
 from ft_launcher.bundle import allowed
 from ft_launcher.bundle.incident import Incident, page, stacks
 from ft_launcher.commands.running_jobs import NOBODY, RunningJob, the_one
-from ft_launcher.record.journal_reader import Findings, journals_in, read_journal
+from ft_launcher.record.journal_reader import Problems, journals_in, read_journal
 from ft_launcher.record.report import printable
 from ft_launcher.settings.options import UsageError
 
@@ -59,7 +59,7 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
     """
     if output.exists() and not force:
         raise _exists(output)
-    incident, findings, paths, run_id = Incident(), Findings(), [Path(run)], None
+    incident, findings, paths, run_id = Incident(), Problems(), [Path(run)], None
     if not Path(run).exists():
         job = _running(run)
         paths, run_id = _ask(job, incident)
@@ -105,7 +105,7 @@ def _journals(
     paths: list[Path],
     run_id: str | None,
     incident: Incident,
-    findings: Findings,
+    findings: Problems,
     with_texts: bool,
 ) -> Iterator[tuple[str, str]]:
     """Writes a slice of each journal; yields its name and what is in it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ft_launcher.ranks.devices import Relocation
 from ft_launcher.ranks.environment import cycle_environment, rank_environment
-from ft_launcher.settings import script
+from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.settings.config import MonitorSettings
 
@@ -38,7 +38,7 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
     ]
     for local_rank in range(config.nproc_per_node):
         if job.is_script:
-            command = [job.entrypoint, *script.through_bootstrap(job.args)]
+            command = [job.entrypoint, *rank_program.through_bootstrap(job.args)]
         else:
             command = [job.entrypoint, *job.args]
         lines += ["", f"local rank {local_rank}", f"  command: {shlex.join(command)}"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from ft_launcher.record.journal_reader import Entry, Findings, journals_in, read_journal
+from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journal
 from ft_launcher.record.report import printable
 from ft_launcher.replay.replay import Replay
 from ft_launcher.settings.options import UsageError
@@ -52,9 +52,9 @@ def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
         sys.exit(DIFFERENT)
 
 
-def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Replay, Findings]:
+def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Replay, Problems]:
     """Returns the replay of all journals in files and folders, and what was wrong with these."""
-    found, findings = Replay(), Findings()
+    found, findings = Replay(), Problems()
     for pieces in journals_in(paths):
         # One file at a time, so that source and line of an event name a place.
         entries = itertools.chain.from_iterable(read_journal([piece], findings) for piece in pieces)
@@ -63,7 +63,7 @@ def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Repl
     return found, findings
 
 
-def as_lines(found: Replay, findings: Findings) -> list[str]:
+def as_lines(found: Replay, findings: Problems) -> list[str]:
     """Returns the findings in words: the differences first, then what was the same, and what was left out."""
     lines = [line for difference in found.differences for line in difference.lines()]
     if found.same:
@@ -77,7 +77,7 @@ def as_lines(found: Replay, findings: Findings) -> list[str]:
     return lines
 
 
-def _of_job(entries: Iterable[Entry], run_id: str | None) -> Iterator[Entry]:
+def _of_job(entries: Iterable[JournalEntry], run_id: str | None) -> Iterator[JournalEntry]:
     return (entry for entry in entries if run_id is None or entry.run_id == run_id)
 
 

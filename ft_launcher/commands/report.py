@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 
 from ft_launcher.record.events import Evidence, Stacks
-from ft_launcher.record.journal_reader import Findings, journals_in, read_in_turn
+from ft_launcher.record.journal_reader import Problems, journals_in, read_in_turn
 from ft_launcher.record.report import printable
-from ft_launcher.report import summary
+from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import advise
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
@@ -73,7 +73,7 @@ def report(journals: tuple[Path, ...], outputs: tuple[Path, ...], trace: Path | 
             _write(output, as_html(findings, advice))
     if trace is not None:
         _write(trace, json.dumps(as_trace(collection, findings), allow_nan=False) + "\n")
-    _print(summary.as_lines(findings, advice))
+    _print(terminal_text.as_lines(findings, advice))
 
 
 def _read(paths: Iterable[Path], run_id: str | None) -> tuple[Collection, JobFindings]:
@@ -86,7 +86,7 @@ def _read(paths: Iterable[Path], run_id: str | None) -> tuple[Collection, JobFin
     files = [pieces[-1] for pieces in journals_in(paths)]
     if not files:
         raise UsageError(f"{_named(paths)}: no journal.*.jsonl", _HINT)
-    reading, collection = Findings(), Collection()
+    reading, collection = Problems(), Collection()
     # What is kept holds no circles. To look for them again and again takes a third of the time of a large report; once,
     # when it has all been read, takes half a second.
     gc.disable()
@@ -104,7 +104,7 @@ def _read(paths: Iterable[Path], run_id: str | None) -> tuple[Collection, JobFin
     return collection, findings
 
 
-def _nothing(paths: Iterable[Path], reading: Findings, run_id: str | None) -> UsageError:
+def _nothing(paths: Iterable[Path], reading: Problems, run_id: str | None) -> UsageError:
     """Returns the error that says why no event was found."""
     if reading.unreadable:
         return UsageError(reading.warnings()[0], _HINT)

@@ -5,7 +5,8 @@ ranks within milliseconds, and what a rank shows after that says nothing. All ha
 are interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the iteration
 was not interrupted yet when all of it was there.
 
-    asked/N     a rank is about to be asked to restart, in which call and iteration: `Question`; N counts in the cycle
+    asked/N     a rank is about to be asked to restart, in which call and iteration (`BlameQuestion`); N counts in
+                the cycle
     nodes/N     how many nodes have answered in time
     scenes/N    a line for each of them but the host: its name, and its ranks as in `all_nodes.to_record`
 """
@@ -25,7 +26,7 @@ from torch.distributed import PrefixStore
 
 from ft_launcher.attribution import RankEvidence, all_nodes, collective, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
-from ft_launcher.attribution.fault import Blame, Finding
+from ft_launcher.attribution.fault import Blame, HangKind
 from ft_launcher.cycle.evidence import with_own_locks
 from ft_launcher.cycle.store_threads import Keys, Mailbox, StoreThreads
 from ft_launcher.ranks.monitors import NodeMonitors
@@ -52,7 +53,7 @@ _SOFT_TIMEOUT = "SOFT_TIMEOUT"
 
 
 @dataclass(frozen=True)
-class Question:
+class BlameQuestion:
     """The iteration that is about to be interrupted: the prefix of the keys of its call, and its number in it."""
 
     prefix: str
@@ -92,7 +93,7 @@ class BlameOfInterruption:
     ) -> None:
         self._monitors, self._exchange, self._gather = monitors, make_exchange(), gather
         self._exchange.listen()
-        self._iteration = Question("", 0)
+        self._iteration = BlameQuestion("", 0)
         self._next_number = 0
         self._ask_again_at = 0.0
         self._open: tuple[int, int] | None = None
@@ -104,7 +105,7 @@ class BlameOfInterruption:
 
     def heard(self, message: Restarter) -> None:
         """Takes where the wrapper is: which call, and which iteration of it."""
-        self._iteration = Question(message.prefix, message.iteration)
+        self._iteration = BlameQuestion(message.prefix, message.iteration)
 
     def suspected(self, now: float) -> None:
         """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
@@ -162,7 +163,7 @@ class BlameExchange:
         """Takes questions from now on, in a thread."""
         self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
 
-    def ask(self, number: int, question: Question) -> None:
+    def ask(self, number: int, question: BlameQuestion) -> None:
         """Asks all nodes, this one too, unless another has just asked under that number. Returns at once."""
 
         def ask(keys: Keys) -> None:
@@ -183,7 +184,7 @@ class BlameExchange:
         while True:
             keys.wait([f"asked/{number}"], EVER)
             try:
-                question = read_record(Question, keys.get(f"asked/{number}"))
+                question = read_record(BlameQuestion, keys.get(f"asked/{number}"))
             except ProtocolError:  # by `StoreThreads.close` of another node: the cycle is over
                 return
             self.news.put(Asked(number))
@@ -246,7 +247,7 @@ class BlameExchange:
             if self._nodes > 1:
                 text += f" on {name}"
             text += f" {collective.sentence(blame, first)}"
-            if blame.finding is not Finding.GONE and first.scene.own_frame:
+            if blame.finding is not HangKind.GONE and first.scene.own_frame:
                 text += f"; it is at {first.scene.own_frame}"
             record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
             iteration.set_blame(json.dumps(record))

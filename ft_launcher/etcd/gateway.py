@@ -27,7 +27,7 @@ _POLL_S = 0.05
 Json = dict[str, Any]
 
 
-class Refused(RendezvousConnectionError):  # type: ignore[misc]
+class EtcdRefusal(RendezvousConnectionError):  # type: ignore[misc]
     """etcd answered with an error of the request; `code` is gRPC's. Another try would not help."""
 
     def __init__(self, text: str, code: int) -> None:
@@ -142,5 +142,5 @@ def _refusal_or_problem(url: str, error: Exception) -> str:
             return text
         return f"answers, but not as etcd does ({kind}: {' '.join(text.split())[:80]})"
     if kind in ("Etcd3Exception", "PreconditionFailedError"):
-        raise Refused(f"etcd at {url} refuses: {message}", code) from None
+        raise EtcdRefusal(f"etcd at {url} refuses: {message}", code) from None
     return message

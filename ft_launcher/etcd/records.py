@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.etcd.gateway import Gateway, Json, Refused
+from ft_launcher.etcd.gateway import EtcdRefusal, Gateway, Json
 
 _OPERATIONS = 100
 """Operations in one transaction; etcd's default of `--max-txn-ops` is 128."""
@@ -119,7 +119,7 @@ class Records:
         body = {"compare": list(when), "success": then, "failure": list(otherwise)}
         try:
             return self.gateway.call("kv/txn", body)
-        except Refused as error:
+        except EtcdRefusal as error:
             if error.code != _NOT_FOUND:
                 raise
         _hold_lease(self.gateway, self._lease, self._ttl_s)  # it ran out, or etcd lost its records
@@ -153,7 +153,7 @@ def _hold_lease(gateway: Gateway, lease: str, ttl_s: int) -> int:
         return held_s
     try:
         return int(gateway.call("lease/grant", {"ID": lease, "TTL": str(ttl_s)})["TTL"])
-    except Refused as error:
+    except EtcdRefusal as error:
         if error.code != _FAILED_PRECONDITION:  # else another node was faster
             raise
     return ttl_s

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from ft_launcher.etcd.gateway import Gateway, Refused
+from ft_launcher.etcd.gateway import EtcdRefusal, Gateway
 from ft_launcher.etcd.records import Record, Records
 from ft_launcher.etcd.store_base import WaitingStore, bytes_of
 from rank_monitor.contract.errors import ConfigError
@@ -179,7 +179,7 @@ class EtcdV3Store(WaitingStore):
         while True:
             try:
                 records, revision = self._records.read(missing)
-            except Refused:
+            except EtcdRefusal:
                 raise
             except RendezvousConnectionError:
                 if time.monotonic() + _RETRY_S > min(deadline, lost_at):

@@ -59,7 +59,7 @@ def next_step(before: Used, now: Used, settings: StopSettings, waited_s: float) 
     return Step(None, f"{waited_s:.0f} s after the ranks ended, more is in use than before the first cycle: {in_use}")
 
 
-class GpuMemory:
+class MemoryReclaim:
     """The memory of this node's GPUs over a job. Before each cycle: `begin`, then `wait`.
 
     Args:

@@ -18,11 +18,11 @@ from typing import Any
 
 from ft_launcher.nodes.beat_schedule import BeatReader
 from ft_launcher.nodes.coordinator import Coordinator
-from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, Coordination
+from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, CoordinatorService
 from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import Head, JobStore
-from ft_launcher.nodes.messages import Formed, JobOver, decode, encode, over_of
+from ft_launcher.nodes.node_messages import Formed, JobOver, decode, encode, over_of
 from ft_launcher.nodes.questions import COUNTERS
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
@@ -72,7 +72,7 @@ def check(store: JobStore) -> None:
     _must_be_of(store.attempt, _record(store.head()))
 
 
-def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordination | None:
+def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> CoordinatorService | None:
     """Tries to become the coordinator: of a new attempt (`lost_term` 0), or as successor of the one of that term.
 
     Returns:
@@ -100,7 +100,7 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
     return None
 
 
-def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> Coordination | None:
+def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> CoordinatorService | None:
     """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first."""
     # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
@@ -131,7 +131,7 @@ def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Forme
 
 def _write(
     me: Candidate, store: JobStore, head: Head | None, former: Formed | None, before: dict[str, Any]
-) -> Coordination | None:
+) -> CoordinatorService | None:
     """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between."""
     try:
         machine = Coordinator(me.node, me.rules, me.policy, time.monotonic(), former)
@@ -149,7 +149,7 @@ def _write(
     if former is None:  # so that a look for questions is one operation from the beginning
         texts |= dict.fromkeys(COUNTERS, "0")
     store.publish(texts)
-    return Coordination(me.node, store, written, machine, me.beat_s, me.timeout_s)
+    return CoordinatorService(me.node, store, written, machine, me.beat_s, me.timeout_s)
 
 
 def _record(head: Head | None) -> Formed | None:

@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 from ft_launcher.nodes.fault_decision import FaultDecision, Policy
 from ft_launcher.nodes.formation import Formation, Rules
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_messages import (
     CycleEnd,
     Ended,
     EndReason,

@@ -19,7 +19,7 @@ from ft_launcher.nodes.beat_schedule import BeatReader, look_every
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.failures import Failures
 from ft_launcher.nodes.job_store import MOST_SENT, ForeignCounter, Head, JobStore
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_messages import (
     NO_CYCLE,
     CycleEnd,
     Ended,
@@ -73,7 +73,7 @@ def end_key(cycle: int) -> str:
     return f"end/{cycle}"
 
 
-class Coordination:
+class CoordinatorService:
     """The coordinator at work in this agent, until `close` or the loss of the store or of its term.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from ft_launcher.nodes.messages import Formed, JobOver, RankAssigned
+from ft_launcher.nodes.node_messages import Formed, JobOver, RankAssigned
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 

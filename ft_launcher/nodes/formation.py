@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ft_launcher.nodes.fault_decision import FaultDecision
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, Formed, JobOver, JoinRequest
+from ft_launcher.nodes.node_messages import NO_CYCLE, NO_RANK, Formed, JobOver, JoinRequest
 from ft_launcher.nodes.roster import Roster
 from rank_monitor.contract.exit_codes import ExitCode
 

@@ -1,6 +1,6 @@
 """Waits for keys of the store, of several kinds, one after the other, each until it has a value.
 
-`link.py` has one, and takes what it found; nothing is decided here. One thread waits in the store, on the node's
+`node_link.py` has one, and takes what it found; nothing is decided here. One thread waits in the store, on the node's
 connection for waits. So keys must be written in the order in which they are expected; the coordinator does that. A wait
 on a connection that died unnoticed would never end, hence another thread looks for the keys from time to time. Where it
 finds the key that is waited for, the wait continues on a new connection.

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ft_launcher.nodes.connections import Connections
 from ft_launcher.nodes.job_store import MOST_SENT, JobStore
-from ft_launcher.nodes.messages import Members, decode
+from ft_launcher.nodes.node_messages import Members, decode
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.foreign import whole_number
 

@@ -13,7 +13,16 @@ from itertools import chain
 from typing import Any
 
 from ft_launcher.nodes.fault_decision import NodeViews
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, EndReason, Formed, JobOver, JoinRequest, Reply, arrivals_of
+from ft_launcher.nodes.node_messages import (
+    NO_CYCLE,
+    NO_RANK,
+    EndReason,
+    Formed,
+    JobOver,
+    JoinRequest,
+    Reply,
+    arrivals_of,
+)
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import real
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
-from ft_launcher.attribution.fault import Finding
+from ft_launcher.attribution.fault import HangKind
 from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy, PolicyAnswer
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Action, Decision, Question, answer, inputs_of, is_suspect
@@ -163,14 +163,14 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
         return None
     views = [view for node in nodes.values() for view in node.views]
     node_of = {view.rank: name for name, node in nodes.items() for view in node.views}
-    if blame.finding is Finding.TRANSPORT and not blame.ranks and fault.collateral:
+    if blame.finding is HangKind.TRANSPORT and not blame.ranks and fault.collateral:
         if fault.rank not in node_of:  # no node saw it
             return None
         # Whose limit passed first says nothing; what all nodes saw together does.
         found = replace(fault, finding=blame.finding.value, waiting=len(blame.waiting), hint=blame.text)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
     # A rank that is stopped or has ended explains also why another exceeded its limit outside of any collective.
-    is_certain = fault.collateral or blame.finding is Finding.GONE
+    is_certain = fault.collateral or blame.finding is HangKind.GONE
     if fault.rank not in blame.ranks and not (blame.ranks and is_certain):
         return None
     found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.ranks import function_rank, nccl
 from ft_launcher.ranks.rank_context import ForkedHandler, ForkedProcess, RankContext
-from ft_launcher.settings import script
+from ft_launcher.settings import rank_program
 from ft_launcher.zygote.client import RankOrder
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.processes.wait import end_of, readable
@@ -261,7 +261,7 @@ def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
             os.fsdecode(spawn.get_executable()),
             # As multiprocessing does it: the ranks run with the user's -O, -W and -X options.
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            *("-u", script.bootstrap(), *order.arguments, str(order.channel)),
+            *("-u", rank_program.bootstrap(), *order.arguments, str(order.channel)),
         ],
         env=dict(order.environ),
         stdout=order.streams.get(1),

@@ -33,7 +33,7 @@ from ft_launcher.record.log_pump import LogPump, streams_of
 from ft_launcher.record.logs import MOST_KEPT
 from ft_launcher.record.spool import Spool
 from ft_launcher.record.spooled_output import SpooledOutput
-from ft_launcher.settings import script
+from ft_launcher.settings import rank_program
 from ft_launcher.zygote.client import RankOrder
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, one_line
@@ -309,7 +309,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         # The zygote runs the bootstrap itself, so only what follows it is ordered.
         arguments = [str(argument) for argument in self.args[local_rank]]
         return RankOrder(
-            arguments[arguments.index(script.bootstrap()) + 1 :] if script.bootstrap() in arguments else [],
+            arguments[arguments.index(rank_program.bootstrap()) + 1 :] if rank_program.bootstrap() in arguments else [],
             {**os.environ, **self.envs[local_rank]},
             {number: file.fileno() for number, file in streams.items()},
         )

@@ -1,7 +1,7 @@
 """Reads journals, of several nodes, attempts and pieces, as one sequence of events: by their time, or one by one.
 
 `parse` and `merge` are pure, over lines and events; `read_journals` and `read_in_turn` open the files. Everything
-streams: memory holds one line of each file. What cannot be read is left out and counted in `Findings`: a journal may
+streams: memory holds one line of each file. What cannot be read is left out and counted in `Problems`: a journal may
 end in half a line, come from a later release, or lack a piece.
 """
 
@@ -37,7 +37,7 @@ _END_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One event of a journal.
 
     Attributes:
@@ -64,7 +64,7 @@ class Entry:
 
 
 @dataclass
-class Findings:
+class Problems:
     """What was wrong with the journals that were read.
 
     Attributes:
@@ -102,7 +102,7 @@ class Findings:
         return lines
 
 
-def parse(lines: Iterable[bytes], findings: Findings, source: str = "") -> Iterator[Entry]:
+def parse(lines: Iterable[bytes], findings: Problems, source: str = "") -> Iterator[JournalEntry]:
     """Yields the events of one journal, all pieces of it in their order.
 
     Args:
@@ -126,10 +126,10 @@ def parse(lines: Iterable[bytes], findings: Findings, source: str = "") -> Itera
         elif v > known.v:
             findings.newer[event] = max(v, findings.newer.get(event, 0))
         place.move(event, t, facts)
-        yield Entry(event, v, t, facts, place.run_id, place.node, place.attempt, source, number)
+        yield JournalEntry(event, v, t, facts, place.run_id, place.node, place.attempt, source, number)
 
 
-def merge(journals: Iterable[Iterator[Entry]], run_id: str | None = None) -> Iterator[Entry]:
+def merge(journals: Iterable[Iterator[JournalEntry]], run_id: str | None = None) -> Iterator[JournalEntry]:
     """Yields the events of several journals by their time; those of one journal stay in its order.
 
     Args:
@@ -140,7 +140,7 @@ def merge(journals: Iterable[Iterator[Entry]], run_id: str | None = None) -> Ite
             yield entry
 
 
-def read_journals(paths: Iterable[Path], findings: Findings, run_id: str | None = None) -> Iterator[Entry]:
+def read_journals(paths: Iterable[Path], findings: Problems, run_id: str | None = None) -> Iterator[JournalEntry]:
     """Yields the events of all journals in files and folders by their time. Holds a descriptor for each journal.
 
     Args:
@@ -152,8 +152,8 @@ def read_journals(paths: Iterable[Path], findings: Findings, run_id: str | None 
 
 
 def read_in_turn(
-    paths: Iterable[Path], findings: Findings, run_id: str | None = None, unread: Collection[str] = ()
-) -> Iterator[Entry]:
+    paths: Iterable[Path], findings: Problems, run_id: str | None = None, unread: Collection[str] = ()
+) -> Iterator[JournalEntry]:
     """As `read_journals`, but yields all events of one journal, then those of the next, and holds one descriptor.
 
     So what is kept of a journal lies together in memory: a report on 256 nodes takes two thirds of the time. Events
@@ -170,7 +170,7 @@ def read_in_turn(
                 yield entry
 
 
-def read_journal(pieces: Sequence[Path], findings: Findings) -> Iterator[Entry]:
+def read_journal(pieces: Sequence[Path], findings: Problems) -> Iterator[JournalEntry]:
     """Yields the events of one journal, with the name of its last file as their source.
 
     Args:
@@ -247,7 +247,7 @@ def _facts(line: bytes) -> dict[str, Any] | None:
     return facts
 
 
-def _lines(pieces: Sequence[Path], findings: Findings) -> Iterator[bytes]:
+def _lines(pieces: Sequence[Path], findings: Problems) -> Iterator[bytes]:
     for piece in pieces:
         try:
             with open_regular(piece, follow_link=True, buffering=_BUFFER) as file:

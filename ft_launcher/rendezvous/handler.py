@@ -25,13 +25,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ft_launcher.nodes.attempt import Candidate, become_coordinator
 from ft_launcher.nodes.beat_schedule import lease_s
-from ft_launcher.nodes.coordinator_service import Coordination
+from ft_launcher.nodes.coordinator_service import CoordinatorService
 from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_link import NodeLink
+from ft_launcher.nodes.node_messages import (
     CycleEnd,
     Ended,
     EndReason,
@@ -106,7 +106,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._backend, self._run_id, self._ports = backend, run_id, ports
         self._open_store, self._me, self._settings, self._first_store = open_store, me, settings, first_store
         self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
-        self._link: Link | None = None
+        self._link: NodeLink | None = None
         self._closed = False
         self.waiting: Callable[[bool], None] = lambda is_waiting: None
         self.heard: Callable[[Topic, int], None] = lambda topic, number: None
@@ -156,7 +156,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             if self._link is None:
                 settings = self._settings
                 store = self._open_store()
-                self._link = Link(
+                self._link = NodeLink(
                     self._me.node, store, self._coordinate, self.lease, settings.beat_s, settings.timeout_s
                 )
                 self._link.questions.heard = self.heard
@@ -181,7 +181,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self._me.node
 
     @property
-    def link(self) -> Link:
+    def link(self) -> NodeLink:
         """This node's link to the others. There is one from the first place on; its `fileno` announces `take_end`."""
         assert self._link is not None, "this node has had no place yet"
         return self._link
@@ -209,7 +209,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def check_s(self) -> float:
-        """How often `Link.cut` must be called while ranks run (seconds)."""
+        """How often `NodeLink.cut` must be called while ranks run (seconds)."""
         # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
         return self._settings.beat_s / 4
 
@@ -250,7 +250,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     # Becoming a member.
 
-    def _coordinate(self, lost_term: int, store: JobStore) -> Coordination | None:
+    def _coordinate(self, lost_term: int, store: JobStore) -> CoordinatorService | None:
         settings, hosts = self._settings, store.hosted_here
         rules = replace(settings.rules, hosts=hosts)
         if hosts:
@@ -264,7 +264,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         me = Candidate(self._me.node, rules, settings.policy, settings.beat_s, settings.timeout_s)
         return become_coordinator(me, store, lost_term)
 
-    def _ask_to_join(self, link: Link) -> RankAssigned:
+    def _ask_to_join(self, link: NodeLink) -> RankAssigned:
         self._is_joining = True
         if self.place:
             cycle = self.place.cycle
@@ -291,14 +291,14 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.waiting(False)
         return answer
 
-    def _rename_if_deposed(self, link: Link) -> bool:
+    def _rename_if_deposed(self, link: NodeLink) -> bool:
         """Takes a new name if another coordinator took over from this node: that ignores messages under the old one."""
         deposed = link.was_deposed()
         if deposed:
             self._me = replace(self._me, node=f"{self._me.node}+", seq=self._me.seq + 1)
         return deposed
 
-    def _must_be_linked(self, link: Link) -> None:
+    def _must_be_linked(self, link: NodeLink) -> None:
         """Checks that this node is still a member. Call it while waiting.
 
         Raises:
@@ -315,7 +315,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Whether the cycle's store is at the address that all nodes have from their command lines."""
         return place.cycle == 0 and self._first_store is not None
 
-    def _host_of_cycle(self, link: Link, cycle: int) -> bytes:
+    def _host_of_cycle(self, link: NodeLink, cycle: int) -> bytes:
         """Waits for the address of the cycle's store; empty: the cycle ended first."""
         while self.take_end() is None:
             text = link.host_of_cycle(cycle, self._settings.beat_s)
@@ -324,7 +324,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             self._must_be_linked(link)
         return b""
 
-    def _enter(self, link: Link, place: RankAssigned) -> RendezvousInfo | None:
+    def _enter(self, link: NodeLink, place: RankAssigned) -> RendezvousInfo | None:
         """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
         if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store

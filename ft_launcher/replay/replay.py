@@ -16,7 +16,7 @@ from typing import Any
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.cycle.rung_record import NOTICE
 from ft_launcher.record import events
-from ft_launcher.record.journal_reader import Entry
+from ft_launcher.record.journal_reader import JournalEntry
 from ft_launcher.replay import again
 from rank_monitor.contract.errors import ProtocolError
 
@@ -90,9 +90,9 @@ class _Journal:
 
     run_id: str = ""
     attempt: int = 0
-    evidence: Entry | None = None
-    of_ranks: dict[int, Entry] = field(default_factory=dict)
-    fault: Entry | None = None
+    evidence: JournalEntry | None = None
+    of_ranks: dict[int, JournalEntry] = field(default_factory=dict)
+    fault: JournalEntry | None = None
     history: dict[str, Any] | None = None
     health: dict[str, str] = field(default_factory=dict)
     nodes: int = 0
@@ -115,9 +115,9 @@ class Replay:
         self._journal = _Journal()
         self._scenes: dict[_Key, dict[str, NodeScene]] = {}
         self._kept_views = 0
-        self._by_views: list[tuple[_Key, Entry, Entry | None, int, int]] = []
+        self._by_views: list[tuple[_Key, JournalEntry, JournalEntry | None, int, int]] = []
 
-    def take(self, journal: Iterable[Entry], name: str) -> None:
+    def take(self, journal: Iterable[JournalEntry], name: str) -> None:
         """Replays one journal, all pieces of it in their order; `name` tells it from the others."""
         self._journal = _Journal()
         for entry in journal:
@@ -140,7 +140,7 @@ class Replay:
             own = evidence.facts if evidence is not None else None
             self._compare(FAULT_OF_ALL, fault, partial(again.blame_by, seen, with_views >= nodes, fault.facts, own))
 
-    def _on(self, entry: Entry, name: str) -> None:
+    def _on(self, entry: JournalEntry, name: str) -> None:
         journal, facts = self._journal, entry.facts
         match entry.event:
             case events.JobStart.event:
@@ -169,10 +169,10 @@ class Replay:
             case events.HealthChange.event:
                 self._on_health_change(entry)
 
-    def _begin(self, entry: Entry) -> None:
+    def _begin(self, entry: JournalEntry) -> None:
         self._journal = _Journal(run_id=entry.run_id, attempt=self._journal.attempt + 1)
 
-    def _on_cycle_start(self, entry: Entry) -> None:
+    def _on_cycle_start(self, entry: JournalEntry) -> None:
         journal = self._journal
         journal.nodes, journal.expected = _whole(entry.facts.get("nodes")), 0
         # The decisions of a job of several nodes are in the journals of all of them.
@@ -181,7 +181,7 @@ class Replay:
         elif entry.facts.get("cycle") == 0:
             journal.history = again.FIRST_HISTORY
 
-    def _take_evidence(self, entry: Entry, name: str) -> None:
+    def _take_evidence(self, entry: JournalEntry, name: str) -> None:
         journal = self._journal
         if entry.facts.get("of_rank") is not None:
             journal.of_ranks[_whole(entry.facts["of_rank"])] = entry
@@ -200,7 +200,7 @@ class Replay:
         self._kept_views += len(scene.views)
         self._scenes.setdefault(self._key(entry), {})[name] = scene
 
-    def _on_in_process_fault(self, entry: Entry) -> None:
+    def _on_in_process_fault(self, entry: JournalEntry) -> None:
         evidence = self._journal.of_ranks.pop(_whole(entry.facts.get("rank")), None)
         if not entry.facts.get("fault_class"):
             return  # the launcher had killed the rank, and no fault was looked for
@@ -210,7 +210,7 @@ class Replay:
         known = evidence.facts
         self._compare(IN_PROCESS_FAULT, entry, lambda: _fields(again.fault_by(known), "what", "where", "hint"))
 
-    def _on_in_process_decision(self, entry: Entry) -> None:
+    def _on_in_process_decision(self, entry: JournalEntry) -> None:
         facts, follows = entry.facts, entry.facts.get("follows")
         if isinstance(follows, list):
             self._journal.expected += sum(isinstance(step, Mapping) and step.get("step") != NOTICE for step in follows)
@@ -222,7 +222,7 @@ class Replay:
         else:
             self._journal.expected -= 1
 
-    def _on_decision(self, entry: Entry) -> None:
+    def _on_decision(self, entry: JournalEntry) -> None:
         journal, facts = self._journal, entry.facts
         fault, evidence = journal.fault, journal.evidence
         journal.fault = journal.evidence = None
@@ -247,10 +247,10 @@ class Replay:
         else:
             self._decide(entry, fault, inputs)
 
-    def _decide(self, entry: Entry, fault: Entry, inputs: Mapping[str, Any]) -> None:
+    def _decide(self, entry: JournalEntry, fault: JournalEntry, inputs: Mapping[str, Any]) -> None:
         before, self._journal.history = self._journal.history, None
         if before is not None:
-            then = Entry(entry.event, entry.v, entry.t, before, source=entry.source, line=entry.line)
+            then = JournalEntry(entry.event, entry.v, entry.t, before, source=entry.source, line=entry.line)
             self._compare(HISTORY, then, lambda: again.history_in(inputs), _whole(entry.facts.get("cycle")))
         after: dict[str, Any] = {}
 
@@ -263,17 +263,17 @@ class Replay:
         if after and self._journal.nodes == 1:
             self._journal.history = after
 
-    def _on_health_change(self, entry: Entry) -> None:
+    def _on_health_change(self, entry: JournalEntry) -> None:
         check = str(entry.facts.get("check", ""))
         before = self._journal.health.get(check)
         self._compare(HEALTH, entry, lambda: again.health_change(entry.facts, before))
         self._journal.health[check] = str(entry.facts.get("state", ""))
 
-    def _key(self, entry: Entry) -> _Key:
+    def _key(self, entry: JournalEntry) -> _Key:
         return self._journal.run_id, self._journal.attempt, _whole(entry.facts.get("cycle"))
 
     def _compare(
-        self, what: str, entry: Entry, decide: Callable[[], Mapping[str, Any] | None], cycle: int | None = None
+        self, what: str, entry: JournalEntry, decide: Callable[[], Mapping[str, Any] | None], cycle: int | None = None
     ) -> None:
         """Decides again, and keeps what differs from the facts of the event."""
         if cycle is None:

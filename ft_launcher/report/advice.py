@@ -15,7 +15,7 @@ from ft_launcher.ledger.account import PRINTED_STEP
 from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.durations import as_text, counted
 from ft_launcher.report.job_findings import JobFindings
-from ft_launcher.report.limits import Fit, WatchedSection
+from ft_launcher.report.section_durations import LimitFit, WatchedSection
 from ft_launcher.report.spares import Spares
 from rank_monitor.contract.wire.rank_times import STEP
 
@@ -203,14 +203,14 @@ def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advic
     if section.limit_s is not None:
         numbers |= {"limit_s": limit_s, "fired": float(section.fired)}
     match section.fit:
-        case Fit.UNWATCHED if section.name == PRINTED_STEP or (section.name == STEP and not has_printed):
+        case LimitFit.UNWATCHED if section.name == PRINTED_STEP or (section.name == STEP and not has_printed):
             text = f"no limit watches it; {proposed}"
-        case Fit.LONG:
+        case LimitFit.LONG:
             sooner = as_text(limit_s - section.proposed_s)
             text = f"the limit of {as_text(limit_s)} is long; {proposed}: a hang would be seen {sooner} sooner"
             if section.fired:
                 text += f". The limit fired in {counted(section.fired, 'cycle')}"
-        case Fit.TIGHT:
+        case LimitFit.TIGHT:
             text = f"the limit of {as_text(limit_s)} is tight: {seen} {longest}; {as_text(section.proposed_s)} is safer"
             if section.fired:
                 text += f". The limit fired in {counted(section.fired, 'cycle')}: look whether these were hangs"

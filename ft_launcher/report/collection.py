@@ -14,9 +14,9 @@ from typing import Any
 from ft_launcher.ledger.account import CycleTimes, cycle_times
 from ft_launcher.ledger.attempts import LaunchTimes
 from ft_launcher.record.events import EVENTS
-from ft_launcher.record.journal_reader import Entry
+from ft_launcher.record.journal_reader import JournalEntry
 from ft_launcher.record.scores import score_of
-from ft_launcher.report.limits import SectionLimits
+from ft_launcher.report.section_durations import SectionLimits
 from rank_monitor.contract.iterations.escalation import COLLATERAL, JOINING, SOFT_TIMEOUT
 from rank_monitor.contract.wire.json_record import real
 
@@ -125,7 +125,7 @@ class Collection:
         self.sections = SectionLimits()
         self._present: dict[str, Launch] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Takes an event."""
         if entry.event not in EVENTS or not abs(entry.t) <= _MAX_S:
             return
@@ -170,7 +170,7 @@ class Collection:
                 until = launch.parts[-1].until
             yield LaunchTimes(launch.since, until, launch.node_rank, launch.parts)
 
-    def _launch(self, entry: Entry) -> Launch:
+    def _launch(self, entry: JournalEntry) -> Launch:
         launch = self._present.get(entry.source)
         if launch is None or (launch.run_id, launch.attempt) != (entry.run_id, entry.attempt):
             launch = Launch(entry.source, entry.run_id, entry.node, entry.attempt, entry.t, entry.t)
@@ -179,7 +179,7 @@ class Collection:
             self.launches.append(launch)
         return launch
 
-    def _ledger(self, launch: Launch, entry: Entry) -> None:
+    def _ledger(self, launch: Launch, entry: JournalEntry) -> None:
         part = cycle_times(entry.facts)
         if part is None or not _is_possible(part):
             return
@@ -192,7 +192,7 @@ class Collection:
             launch.parts.pop()
         launch.parts.append(part)
 
-    def _cycle_start(self, launch: Launch, entry: Entry) -> None:
+    def _cycle_start(self, launch: Launch, entry: JournalEntry) -> None:
         cycle, node_rank, ranks = whole(entry.facts, "cycle"), whole(entry.facts, "node_rank"), entry.facts.get("ranks")
         if cycle is None:
             return
@@ -204,7 +204,7 @@ class Collection:
         nodes = whole(entry.facts, "nodes") or 1
         launch.cycles[cycle] = NodeCycle(entry.t, count, min(nodes, _MAX_RANKS))
 
-    def _cycle_end(self, launch: Launch, entry: Entry) -> None:
+    def _cycle_end(self, launch: Launch, entry: JournalEntry) -> None:
         cycle, reason = whole(entry.facts, "cycle"), text(entry.facts, "how")
         if cycle is None:
             return
@@ -225,7 +225,7 @@ class Collection:
             known.reports += 1
 
 
-def _fault(launch: Launch, entry: Entry) -> FaultEvent:
+def _fault(launch: Launch, entry: JournalEntry) -> FaultEvent:
     facts = entry.facts
     cycle = whole(facts, "cycle")
     if cycle is None:

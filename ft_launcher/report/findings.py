@@ -17,7 +17,7 @@ from ft_launcher.ledger.account import CycleTimes, account
 from ft_launcher.ledger.attempts import account_of
 from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
-from ft_launcher.report.job_findings import Cycle, Fault, FaultClass, JobFindings, Saves, SlowRank
+from ft_launcher.report.job_findings import ClassFindings, CycleFindings, FaultFindings, JobFindings, Saves, SlowRank
 from ft_launcher.report.spares import find_spares
 
 _LOOKS_BACK = 16
@@ -145,8 +145,8 @@ def _cycle_of(recovery: tuple[int, Mapping[str, float]]) -> int:
     return recovery[0]
 
 
-def _cycles(joined: _Joined) -> list[Cycle]:
-    found: dict[_Key, Cycle] = {}
+def _cycles(joined: _Joined) -> list[CycleFindings]:
+    found: dict[_Key, CycleFindings] = {}
     launches = (launch for of_attempt in joined.of_attempt.values() for launch in of_attempt)
     for launch in sorted(launches, key=lambda launch: launch.node_rank):
         attempt = joined.attempt(launch)
@@ -155,7 +155,7 @@ def _cycles(joined: _Joined) -> list[Cycle]:
         for (number, cycle), next_began in zip(in_order, followed_at, strict=False):  # without any cycle it is one more
             # Without a line about its end it ran until the next one, or runs.
             ended = next_began if cycle.ended is None else cycle.ended
-            known = Cycle(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
+            known = CycleFindings(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
             found.setdefault((attempt, number), known)
     return [found[key] for key in sorted(found)]
 
@@ -163,7 +163,7 @@ def _cycles(joined: _Joined) -> list[Cycle]:
 # Faults.
 
 
-def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[Fault]:
+def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[FaultFindings]:
     by_cycle: dict[_Key, list[FaultEvent]] = {}
     for event in events:
         by_cycle.setdefault(joined.key(event), []).append(event)
@@ -183,10 +183,10 @@ def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[Fault]:
     return sorted(found, key=lambda fault: fault.t)
 
 
-def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> Fault:
+def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:
     recovery_s = sum(phases.values())
     cycle = key[1] if event.event and key[1] >= 0 else None
-    return Fault(
+    return FaultFindings(
         kind=event.kind or "unknown",
         fault_class=event.fault_class or "unknown",
         rank=event.rank,
@@ -313,12 +313,12 @@ def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEvent]]) -> dict[
     return found
 
 
-def _classes(faults: Sequence[Fault], wall_s: float) -> list[FaultClass]:
-    by_class: dict[str, list[Fault]] = {}
+def _classes(faults: Sequence[FaultFindings], wall_s: float) -> list[ClassFindings]:
+    by_class: dict[str, list[FaultFindings]] = {}
     for fault in faults:
         by_class.setdefault(fault.fault_class, []).append(fault)
     found = [
-        FaultClass(
+        ClassFindings(
             name=name,
             faults=len(of_class),
             mtbf_s=wall_s / len(of_class),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ft_launcher.report.limits import WatchedSection
+from ft_launcher.report.section_durations import WatchedSection
 from ft_launcher.report.spares import Spares
 
 VERSION = 1
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultFindings:
     """One fault.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class FaultClass:
+class ClassFindings:
     """All faults of one class. `mtbf_s`: time of the job per fault; `mttr_s`: mean recovery; `cost_s`: of all."""
 
     name: str
@@ -80,7 +80,7 @@ class Saves:
 
 
 @dataclass(frozen=True)
-class Cycle:
+class CycleFindings:
     """A cycle as the lowest node rank has it. `attempt`: from 1; `began`, `ended`: of its ranks, seconds since 1970."""
 
     attempt: int
@@ -132,15 +132,15 @@ class JobFindings:
     goodput: float
     goodput_saved: float
     steps: int
-    faults: Sequence[Fault] = ()
-    classes: Sequence[FaultClass] = ()
+    faults: Sequence[FaultFindings] = ()
+    classes: Sequence[ClassFindings] = ()
     mtbf_s: float | None = None
     mttr_s: float | None = None
     node_faults: Mapping[str, int] = field(default_factory=dict)
     saves: Saves | None = None
     slowest: Sequence[SlowRank] = ()
     sections: Sequence[WatchedSection] = ()
-    cycles: Sequence[Cycle] = ()
+    cycles: Sequence[CycleFindings] = ()
     spares: Spares | None = None
 
     @property

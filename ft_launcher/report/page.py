@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from html import escape
 
-from ft_launcher.report import summary
+from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import Advice
 from ft_launcher.report.durations import as_text, counted
 from ft_launcher.report.job_findings import JobFindings
@@ -43,7 +43,7 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1><p>{escape(summary.verdict(findings))}</p>",
+        f"<h1>{escape(title)}</h1><p>{escape(terminal_text.verdict(findings))}</p>",
         "<h2>Time by category</h2>",
         _bar(findings),
         _categories(findings),
@@ -51,7 +51,7 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
         *_faults(findings),
     ]
     if findings.sections:
-        sections = (summary.of_section(section) for section in findings.sections[: summary.MOST_SECTIONS])
+        sections = (terminal_text.of_section(section) for section in findings.sections[: terminal_text.MOST_SECTIONS])
         parts += [
             "<h2>Sections and their limits</h2>",
             _table(("section", "times", "99.9% at most", "longest", "limit", "how it fits"), sections, {1, 2, 3}),
@@ -112,7 +112,7 @@ def _cycles(findings: JobFindings) -> list[str]:
         pieces.append(f'<rect class="other" {place}><title>{escape(words)}</title></rect>')
     for fault in findings.faults:
         place = f'x="{(fault.t - findings.began) / length_s * 1000 - 1:.2f}" y="0" width="2" height="40"'
-        title = escape(f"{summary.headline(fault)}: {as_text(fault.cost_s)}")
+        title = escape(f"{terminal_text.headline(fault)}: {as_text(fault.cost_s)}")
         pieces.append(f'<rect class="lost_progress" {place}><title>{title}</title></rect>')
     words = f"{counted(len(findings.cycles), 'cycle')} in {as_text(length_s)}"
     if findings.faults:
@@ -128,7 +128,10 @@ def _cycles(findings: JobFindings) -> list[str]:
 def _faults(findings: JobFindings) -> list[str]:
     if not findings.faults:
         return []
-    rows = ((summary.headline(fault), summary.costs(fault), fault.what) for fault in summary.costliest(findings))
+    rows = (
+        (terminal_text.headline(fault), terminal_text.costs(fault), fault.what)
+        for fault in terminal_text.costliest(findings)
+    )
     classes = (
         (of_class.name, str(of_class.faults), as_text(of_class.mtbf_s), as_text(of_class.mttr_s))
         for of_class in findings.classes

@@ -68,7 +68,7 @@ class Parsed:
         return arguments
 
 
-class Blame:
+class ValueErrors:
     """Turns an error of torch about a value into a ConfigError with the value's name and source."""
 
     def __init__(self, parsed: Parsed) -> None:

@@ -22,8 +22,8 @@ from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher.policy.restart_policy import about_policy
-from ft_launcher.settings import options, script
-from ft_launcher.settings.command_line import Blame, Parsed
+from ft_launcher.settings import options, rank_program
+from ft_launcher.settings.command_line import Parsed, ValueErrors
 from ft_launcher.settings.prescan import Scan, settle_threads
 from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.settings.signal_names import about_names, named_signals
@@ -87,7 +87,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         ConfigError: an option of torch is wrong, or the script cannot be run.
     """
     namespace = parsed.namespace
-    blame = Blame(parsed)
+    blame = ValueErrors(parsed)
     _check_what_runs(namespace, environ)
     check_numbers(namespace, blame)
     check_event_handler(namespace, blame)
@@ -152,7 +152,7 @@ def _take_nvidias_backend(parsed: Parsed) -> list[str]:
     return ["--rdzv-backend=c10d, the default of NVIDIA's launcher, holds under --ft-alias-nvrx"]
 
 
-def _named_signals(parsed: Parsed, blame: Blame) -> frozenset[int]:
+def _named_signals(parsed: Parsed, blame: ValueErrors) -> frozenset[int]:
     if not parsed.is_from_user(SIGNALS):
         return frozenset()
     named: frozenset[int] = blame.read(SIGNALS, named_signals)
@@ -170,20 +170,20 @@ def _as_module(namespace: Namespace) -> bool:
 def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
     """Checks the script by the way it will be started. One of another interpreter may exist in its container only."""
     if _run_path(namespace):
-        script.check_script(namespace.training_script)
+        rank_program.check_script(namespace.training_script)
     elif namespace.no_python and namespace.module:
         raise options.UsageError(
             "--no-python and -m exclude each other", "A module needs Python: leave out --no-python"
         )
     elif namespace.no_python:
-        script.check_command(namespace.training_script)
+        rank_program.check_command(namespace.training_script)
     elif environ.get(_PYTHON):
-        script.check_python(environ[_PYTHON], _PYTHON)
+        rank_program.check_python(environ[_PYTHON], _PYTHON)
     elif not namespace.module:
-        script.check_script(namespace.training_script)
+        rank_program.check_script(namespace.training_script)
 
 
-def check_numbers(namespace: Namespace, blame: Blame) -> None:
+def check_numbers(namespace: Namespace, blame: ValueErrors) -> None:
     """Checks the numbers among torch's options.
 
     Raises:
@@ -204,7 +204,7 @@ def check_numbers(namespace: Namespace, blame: Blame) -> None:
         raise blame.error("nnodes", "--standalone is for one node", "Leave out one of the two")
 
 
-def check_event_handler(namespace: Namespace, blame: Blame) -> None:
+def check_event_handler(namespace: Namespace, blame: ValueErrors) -> None:
     """Checks `--event-log-handler`, which torch looks up only when the job ends.
 
     Raises:
@@ -218,7 +218,7 @@ def check_event_handler(namespace: Namespace, blame: Blame) -> None:
         raise blame.error("event_log_handler", "is not a handler that torch knows", hint) from None
 
 
-def _about_standalone(namespace: Namespace, blame: Blame) -> list[str]:
+def _about_standalone(namespace: Namespace, blame: ValueErrors) -> list[str]:
     """Returns a warning about options that `--standalone` overrides, as it does in torch without a warning."""
     if not namespace.standalone:
         return []

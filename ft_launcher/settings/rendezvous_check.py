@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.settings import options
-from ft_launcher.settings.command_line import Blame
+from ft_launcher.settings.command_line import ValueErrors
 from ft_launcher.settings.rendezvous_keys import BACKENDS, Settled, settle
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import MemberSettings
@@ -25,7 +25,7 @@ _PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd")
 _FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
 
 
-def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: Blame) -> Settled:
+def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: ValueErrors) -> Settled:
     """Checks the rendezvous of a configuration of torch. Returns the keys of `conf`, the backend's own, that apply.
 
     Raises:

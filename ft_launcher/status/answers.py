@@ -13,7 +13,7 @@ from typing import Any
 from ft_launcher.status import summary
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.fault_scene import merged_stacks
-from ft_launcher.status.node_status import NodeStatus, RankReading, Times
+from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
 from ft_launcher.status.other_nodes import OtherStacks
 from ft_launcher.status.server import Answer
 
@@ -53,7 +53,7 @@ class Answers:
         self,
         status: NodeStatus,
         asking: Asking,
-        times: Callable[[], Times | None],
+        times: Callable[[], JobTime | None],
         settings: Mapping[str, Any],
         version: str,
         journal: Callable[[], Path | None],

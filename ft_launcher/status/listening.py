@@ -13,7 +13,7 @@ from ft_launcher.record.journal import Journal
 from ft_launcher.status import summary
 from ft_launcher.status.answers import OPEN_PATHS, Answers
 from ft_launcher.status.asking import Asking
-from ft_launcher.status.node_status import NodeStatus, Times
+from ft_launcher.status.node_status import JobTime, NodeStatus
 from ft_launcher.status.server import Handler, StatusServer, as_file, at_port
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import RecordSettings, Settings
@@ -33,7 +33,7 @@ def answering(
     sources: Mapping[str, str],
     folder: Path,
     journal: Journal,
-    times: Callable[[], Times | None],
+    times: Callable[[], JobTime | None],
     version: str,
 ) -> Iterator[tuple[NodeStatus, Asking]]:
     """A context in which the job can be asked. A port that cannot be had is a warning: the training goes on.

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
-from ft_launcher.status.node_status import RECOVERY_BOUNDS_S, Facts, RankReading, Times
+from ft_launcher.status.node_status import RECOVERY_BOUNDS_S, Facts, JobTime, RankReading
 from ft_launcher.status.summary import RankState, rank_state
 from rank_monitor.contract.wire.rank_times import BOUNDS_NS, STEP, Durations
 
@@ -27,7 +27,7 @@ _Value = tuple[dict[str, str], float]
 def as_metrics(
     facts: Facts,
     readings: Sequence[RankReading],
-    times: Times | None,
+    times: JobTime | None,
     nodes: Mapping[str, int],
     now: float,
     version: str,
@@ -81,7 +81,7 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
     yield _counter("monitors_replaced", "Monitors of ranks that were lost.", [({}, facts.monitors_replaced)])
 
 
-def _of_times(times: Times) -> Iterator[Metric]:
+def _of_times(times: JobTime) -> Iterator[Metric]:
     present, account = times.present, times.account
     if present.iteration is not None:
         yield _gauge("step", "The last step that is done.", [({}, present.iteration)])

@@ -80,7 +80,7 @@ class Recoveries:
 
 
 @dataclass(frozen=True)
-class Times:
+class JobTime:
     """The job's time until now.
 
     Attributes:

@@ -16,7 +16,7 @@ from ft_launcher.ledger.account import CycleTimes
 from ft_launcher.record.journal import finite
 from ft_launcher.status import fault_scene
 from ft_launcher.status.fault_scene import innermost
-from ft_launcher.status.node_status import Facts, FaultSeen, RankReading, Times
+from ft_launcher.status.node_status import Facts, FaultSeen, JobTime, RankReading
 from ft_launcher.status.other_nodes import OthersSeen
 from rank_monitor.contract.settings.config import GROUPS, Settings
 from rank_monitor.contract.wire.rank_times import STEP, Durations
@@ -89,7 +89,7 @@ def rank_state(reading: RankReading, facts: Facts) -> RankState:
     return RankState.TRAINING
 
 
-def sentence(facts: Facts, times: Times | None) -> str:
+def sentence(facts: Facts, times: JobTime | None) -> str:
     """Returns what the job does and whether it is well, in one line."""
     state = job_state(facts)
     doing = ""
@@ -134,7 +134,7 @@ def _ago(age_s: float | None) -> str:
     return f" {age_s / 3600:.0f} h ago"
 
 
-def typical_step_s(times: Times) -> float | None:
+def typical_step_s(times: JobTime) -> float | None:
     """Returns the median time of a step, at most 41 % too high (seconds); None: no step is over."""
     median_ns = times.durations.get(STEP, Durations()).quantile_ns(0.5)
     if median_ns is None:
@@ -143,7 +143,7 @@ def typical_step_s(times: Times) -> float | None:
 
 
 def as_json(
-    facts: Facts, readings: Sequence[RankReading], times: Times | None, now: float, wall: float, version: str
+    facts: Facts, readings: Sequence[RankReading], times: JobTime | None, now: float, wall: float, version: str
 ) -> dict[str, Any]:
     """Returns the object of `/status.json`.
 
@@ -290,7 +290,7 @@ def _fault(fault: FaultSeen) -> dict[str, Any]:
     return found | {"has_stacks": fault.scene is not None}
 
 
-def _cycles(times: Times, facts: Facts) -> list[dict[str, Any]]:
+def _cycles(times: JobTime, facts: Facts) -> list[dict[str, Any]]:
     found = [_cycle(part, facts.ends.get(part.cycle, "")) for part in times.past if part.cycle is not None]
     if times.present.cycle is not None:
         found.append(_cycle(times.present, ""))
@@ -314,7 +314,7 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: spent_s for name, spent_s in found.items() if spent_s}
 
 
-def _times(times: Times) -> dict[str, Any]:
+def _times(times: JobTime) -> dict[str, Any]:
     return {
         "doing": times.category,
         "iteration": times.present.iteration,

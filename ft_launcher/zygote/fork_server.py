@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ft_launcher.processes import proc_view
-from ft_launcher.settings import script, warm_start
+from ft_launcher.settings import rank_program, warm_start
 from ft_launcher.zygote import forked_rank, start_again
 from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkedRank
@@ -261,7 +261,7 @@ class Zygote:
             for descriptor in open_descriptors() - self._kept - channel - {go, report_to}:
                 os.close(descriptor)
             order = forked_rank.ForkOrder(**fields)
-            forked_rank.become(order, script.bootstrap(), self._path)
+            forked_rank.become(order, rank_program.bootstrap(), self._path)
             from ft_client import bootstrap
 
             self._wait_to_go(go)
@@ -272,7 +272,9 @@ class Zygote:
                 for descriptor in channel:
                     # The function's channel must outlive the exec.
                     os.set_inheritable(descriptor, True)
-                os.execve(sys.executable, [sys.executable, "-u", script.bootstrap(), *arguments], fields["environ"])
+                os.execve(
+                    sys.executable, [sys.executable, "-u", rank_program.bootstrap(), *arguments], fields["environ"]
+                )
             os._exit(1)
         if is_safe_path():
             first_path = None

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ft_launcher.settings import script, warm_start
+from ft_launcher.settings import rank_program, warm_start
 from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkOrder
 from rank_monitor.contract import env
@@ -164,7 +164,7 @@ class FirstImport:
             refusal = "this is a child of the rank"
         self._report(why)
         if not refusal:
-            command = [sys.executable, "-u", script.bootstrap(), *order.arguments]
+            command = [sys.executable, "-u", rank_program.bootstrap(), *order.arguments]
             try:
                 if self._kept:
                     pickles = [sealed_pickle.resend()]

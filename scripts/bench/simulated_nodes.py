@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.messages import EndReason, JoinRequest
+from ft_launcher.nodes.node_messages import EndReason, JoinRequest
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import PortHolder

@@ -21,7 +21,7 @@ from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
 from ft_launcher.status.listening import answering
-from ft_launcher.status.node_status import NodeStatus, RankReading, Times
+from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
 from rank_monitor.contract.settings.config import RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations
 
@@ -39,7 +39,7 @@ def memory_mib() -> float:
     return float(found.rss - found.shared) / (1 << 20)
 
 
-def times(step: int) -> Times:
+def times(step: int) -> JobTime:
     """The job's time, with as many categories and cycles as a page shows."""
     seconds = {f"custom:part {number}": 60.0 for number in range(10)} | {"step": 30_000.0, "data": 300.0}
     recovery = dict.fromkeys(("detection", "stop", "health", "rendezvous", "start", "first_step"), 1.5)
@@ -47,7 +47,7 @@ def times(step: int) -> Times:
     present = CycleTimes(20, 2e4, 3e4, seconds, step, step, saved=step - step % 100)
     durations = Durations()
     durations.add(1_900_000_000)
-    return Times("", present, Account(seconds, sum(seconds.values()), 0.97, 0.96, step), {"step": durations}, parts)
+    return JobTime("", present, Account(seconds, sum(seconds.values()), 0.97, 0.96, step), {"step": durations}, parts)
 
 
 def fail(journal: Journal, cycle: int, ranks: int) -> None:

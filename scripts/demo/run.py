@@ -19,8 +19,8 @@ from typing import Any
 
 from faults import FAULTS
 
-from ft_launcher.record.journal_reader import Findings, read_journals
-from ft_launcher.report import summary
+from ft_launcher.record.journal_reader import Problems, read_journals
+from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import advise
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
@@ -86,7 +86,7 @@ def train(script: str, out: Path, epochs: int) -> Training:
 def findings_of(logs: Path) -> JobFindings | None:
     """What `ft_launcher report` finds in the journals of a folder; None: there are none."""
     collection = Collection()
-    for entry in read_journals([logs], Findings()):
+    for entry in read_journals([logs], Problems()):
         collection.add(entry)
     return find(collection)
 
@@ -114,7 +114,7 @@ def print_report(plain: Training, faulty: Training) -> None:
     if faulty.findings is None:
         return
     for fault in faulty.findings.faults:
-        print(f"  {summary.headline(fault)}\n    {summary.costs(fault)}")
+        print(f"  {terminal_text.headline(fault)}\n    {terminal_text.costs(fault)}")
     page = faulty.out / "report.html"
     page.write_text(as_html(faulty.findings, advise(faulty.findings)), encoding="utf-8", errors="backslashreplace")
     print(f"  The whole report: {page}\n  (ft_launcher report {faulty.logs} -o report.html)")

@@ -22,7 +22,7 @@ from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 
 from ft_launcher.attribution.fault import FaultClass
 from ft_launcher.record.events import Decision, Fault, JobEnd
-from ft_launcher.record.journal_reader import Findings, read_journals
+from ft_launcher.record.journal_reader import Problems, read_journals
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.foreign import parse_json, read_file
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
 def node_end(folder: Path) -> NodeEnd:
     """How the launcher of a node ended, by its journal; the folder has the node's name."""
     last: dict[str, Mapping[str, Any]] = {}
-    for entry in read_journals(folder.glob("journal.*.jsonl"), Findings()):
+    for entry in read_journals(folder.glob("journal.*.jsonl"), Problems()):
         if entry.event in _READ:
             last[entry.event] = entry.facts
     end = last.get(JobEnd.event)

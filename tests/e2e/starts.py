@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ft_launcher.processes.process_tree import become_subreaper
-from ft_launcher.settings import script
+from ft_launcher.settings import rank_program
 from ft_launcher.zygote.client import RankOrder
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.settings.config import StartSettings
@@ -87,7 +87,7 @@ def ended(process: Any) -> int:
 def main(table: Path, ways: Sequence[str], zygotes: ListeningPool) -> None:
     become_subreaper()
     zygotes.prepare(["nothing.py"], StartSettings(warm_start="on"), "a test", "tag-of-a-test")
-    starts = {"plain": by_exec(), "exec": by_exec(script.bootstrap()), "forked": by_fork(zygotes)}
+    starts = {"plain": by_exec(), "exec": by_exec(rank_program.bootstrap()), "forked": by_fork(zygotes)}
     found: list[dict[str, Any]] = []
     for number, run in enumerate(json.loads(table.read_text())):
         found.append({way: came_to(table.parent, number, run, starts[way]) for way in ways})

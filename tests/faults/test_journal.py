@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from ft_launcher.record.events import EVENTS
-from ft_launcher.record.journal_reader import Findings, read_journals
+from ft_launcher.record.journal_reader import Problems, read_journals
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
 from tests.faults.training import Plan, Strike
@@ -20,9 +20,9 @@ def finish(job: Job) -> None:
 def test_every_line_is_as_documented(start_job: StartJob) -> None:
     job = start_job(CRASHES, 2, "--max-restarts=3")
     finish(job)
-    findings = Findings()
+    findings = Problems()
     found = list(read_journals([job.journal_folder], findings))
-    assert findings == Findings(), job.tail()
+    assert findings == Problems(), job.tail()
     assert (found[0].event, found[-1].event) == ("job_start", "job_end")
     assert [entry.facts["how"] for entry in found if entry.event == "cycle_end"] == ["failed"] * 3 + ["succeeded"]
     assert len({(entry.run_id, entry.node, entry.attempt) for entry in found}) == 1 and found[0].attempt == 1
@@ -35,7 +35,7 @@ def test_a_small_journal_stays_small(start_job: StartJob) -> None:
     finish(job)
     files = list(job.journal_folder.iterdir())
     assert len(files) == 3
-    found = list(read_journals([job.journal_folder], Findings()))
+    found = list(read_journals([job.journal_folder], Problems()))
     longest = sorted(len(line) + 1 for file in files for line in file.read_bytes().splitlines())[-2:]
     assert sum(file.stat().st_size for file in files) <= 3 * max(sum(longest), int(0.001 * (1 << 20)))
     assert (found[0].event, found[-1].event) == ("job_start", "job_end")

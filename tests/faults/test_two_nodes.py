@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.record.journal_reader import Findings, read_journals
+from ft_launcher.record.journal_reader import Problems, read_journals
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job
@@ -124,9 +124,9 @@ def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
 
 def one_story_in_the_journals(nodes: list[Job]) -> None:
     """Read together, the journals have every event of both, in the order of time."""
-    findings = Findings()
+    findings = Problems()
     found = list(read_journals([node.journal_folder for node in nodes], findings, "pair"))
-    assert findings == Findings() and len(found) == sum(len(node.journal()) for node in nodes)
+    assert findings == Problems() and len(found) == sum(len(node.journal()) for node in nodes)
     assert [entry.t for entry in found] == sorted(entry.t for entry in found)
     cycles = [entry.facts["cycle"] for entry in found if entry.event == "cycle_start"]
     assert cycles == [0, 0, 1, 1], "no node is a cycle ahead"

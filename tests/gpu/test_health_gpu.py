@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.node_health import NodeHealth
 from rank_monitor.contract.settings.config import HealthSettings, StopSettings
 
@@ -23,7 +23,7 @@ def test_the_driver_answers_every_check() -> None:
 
 def test_the_memory_in_use_can_be_read() -> None:
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
-    memory = GpuMemory(StopSettings())
+    memory = MemoryReclaim(StopSettings())
     for _ in range(2):
         memory.begin()
         assert memory.pids()

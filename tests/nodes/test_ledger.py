@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ft_launcher.ledger.attempts import merge_attempts
-from ft_launcher.record.journal_reader import Findings, read_journals
+from ft_launcher.record.journal_reader import Problems, read_journals
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
 from ft_launcher.report.spares import Spares
@@ -21,7 +21,7 @@ ROUNDED = 1e-3
 def spares(agents: Agents) -> Spares:
     """What a report on the job says of lost and waiting nodes."""
     collection = Collection()
-    for entry in read_journals([agent.journal_folder for agent in agents], Findings()):
+    for entry in read_journals([agent.journal_folder for agent in agents], Problems()):
         collection.add(entry)
     findings = find(collection)
     assert findings is not None and findings.spares is not None, agents.tail()

@@ -18,7 +18,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import EndReason
+from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.nodes.questions import Topic
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder

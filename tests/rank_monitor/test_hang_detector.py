@@ -27,8 +27,8 @@ from rank_monitor.hang_detector import (
     HangDetector,
     Interrupt,
     Kill,
+    SendSignal,
     SendVerdict,
-    Signal,
 )
 from tests.rank_monitor.timeline import ONE_OF_EACH, STARTED_S, Timeline, limited, ns, verdicts
 
@@ -231,7 +231,7 @@ def test_the_ladder_in_order() -> None:
     assert state_of(line) is DetectorState.SUSPECT
     first, second = line.until(T + 12)
     assert isinstance(first, SendVerdict), "the verdict comes before the signal"
-    assert second == Signal(15)
+    assert second == SendSignal(15)
     assert state_of(line) is DetectorState.CONDEMNED
     assert line.until(T + 15.99) == []
     assert line.until(T + 16) == [Kill()]
@@ -259,11 +259,11 @@ def test_a_sign_of_life_that_came_after_the_deadline_but_before_judgement_counts
 def test_stacks_are_asked_for_at_once_when_the_lead_was_missed_and_not_at_all_when_not_wanted() -> None:
     line = _watched()
     line.until(T + 11.8)
-    assert [type(action) for action in line.sleep(T + 12.3)] == [DumpStacks, SendVerdict, Signal]
+    assert [type(action) for action in line.sleep(T + 12.3)] == [DumpStacks, SendVerdict, SendSignal]
     line = Timeline(limited(rank_heartbeat_timeout=10.0, dump_stacks=False))
     line.attach()
     line.say(Heartbeat())
-    assert [type(action) for action in line.until(T + 11)] == [SendVerdict, Signal]
+    assert [type(action) for action in line.until(T + 11)] == [SendVerdict, SendSignal]
 
 
 def test_the_lead_is_a_tenth_of_a_short_limit() -> None:

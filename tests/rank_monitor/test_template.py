@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.job import MonitoredJob
 from rank_monitor.log import Log
+from rank_monitor.lost_launcher import MonitoredJob
 from rank_monitor.template import warm_up
 
 

@@ -10,7 +10,7 @@ import pytest
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.launcher_messages import CycleEnd
 from rank_monitor.contract.wire.messages import Attach, Detach, Guard, Heartbeat, Hello, Ping, Progress, WrapperPhase
-from rank_monitor.hang_detector import Action, DetectorState, Interrupt, Kill, SendVerdict, Signal
+from rank_monitor.hang_detector import Action, DetectorState, Interrupt, Kill, SendSignal, SendVerdict
 from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S
@@ -45,7 +45,7 @@ def killed_at(line: Timeline, at: float) -> str:
     verdict, number = line.until(at)
     assert isinstance(verdict, SendVerdict)
     assert verdict.verdict.condemned
-    assert number == Signal(signal.SIGTERM)
+    assert number == SendSignal(signal.SIGTERM)
     return verdict.verdict.limit
 
 
@@ -70,7 +70,7 @@ def test_no_progress_interrupts_then_kills() -> None:
     assert line.detector.state is DetectorState.INTERRUPTED
     assert killed_at(line, T + 140) == "hard_timeout"
     assert line.until(T + 143.99) == []
-    assert line.until(T + 144) == [Signal(signal.SIGTERM), Kill()]
+    assert line.until(T + 144) == [SendSignal(signal.SIGTERM), Kill()]
     assert line.detector.next_deadline() is None
 
 
@@ -80,7 +80,7 @@ def test_what_is_called_after_the_interruption_has_the_hard_timeout_whatever_the
     line.say(FINALIZING, T + 10)
     stamp(line, T + 99)
     assert killed_at(line, T + 100) == "hard_timeout"
-    assert line.until(T + 104) == [Signal(signal.SIGTERM), Kill()]
+    assert line.until(T + 104) == [SendSignal(signal.SIGTERM), Kill()]
 
 
 def test_what_is_called_after_the_interruption_ends_what_was_asked() -> None:
@@ -261,7 +261,7 @@ def test_after_the_call_the_rank_is_watched_as_before_it() -> None:
     line.say(Heartbeat(), T + 1000)
     *_, verdict, number = line.until(T + 1010)
     assert isinstance(verdict, SendVerdict)
-    assert (verdict.verdict.limit, number) == ("subsequent", Signal(9))
+    assert (verdict.verdict.limit, number) == ("subsequent", SendSignal(9))
 
 
 def test_the_end_of_a_call_ends_what_was_asked_of_it() -> None:

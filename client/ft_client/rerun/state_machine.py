@@ -31,7 +31,7 @@ from ft_client.rerun.transitions import (
     COMPUTING,
     IN_DOUBT,
     RERUNNING,
-    Action,
+    RerunAction,
     RerunMode,
     RerunState,
     Votes,
@@ -294,27 +294,27 @@ class RerunStateMachine:
             name = threading.current_thread().name
             raise RuntimeError(f"the rerun machine is used in a second thread, {name!r}: one thread runs the steps")
 
-    def _perform(self, action: Action, iterators: list[RerunDataIterator[Any]]) -> None:
+    def _perform(self, action: RerunAction, iterators: list[RerunDataIterator[Any]]) -> None:
         match action:
-            case Action.RESUME:
+            case RerunAction.RESUME:
                 loaded = self._loaded
                 self._loaded = None
                 checkpoint.resume(loaded, iterators)
-            case Action.BEGIN:
+            case RerunAction.BEGIN:
                 self.current_iteration += 1
                 self._validation.begin_step()
-            case Action.SAVE:
+            case RerunAction.SAVE:
                 self._saved = (rng.save(), self._save_user())
-            case Action.RESTORE if self._saved is not None:
+            case RerunAction.RESTORE if self._saved is not None:
                 rng.restore(self._saved[0])
                 self._restore_user(self._saved[1])
-            case Action.REWIND:
+            case RerunAction.REWIND:
                 for iterator in iterators:
                     iterator.rewind()
-            case Action.ADVANCE:
+            case RerunAction.ADVANCE:
                 for iterator in iterators:
                     iterator.advance()
-            case Action.REPORT if self._validation.variability.is_due():
+            case RerunAction.REPORT if self._validation.variability.is_due():
                 texts = group.union_over_ranks([self._validation.variability.to_text(group.rank())])
                 if group.rank() == 0:
                     for line in self._validation.variability.report(texts):

@@ -79,7 +79,7 @@ class Votes(NamedTuple):
 NO_VOTES = Votes()
 
 
-class Action(enum.Enum):
+class RerunAction(enum.Enum):
     """What a transition asks of the actor, in its order."""
 
     RESUME = enum.auto()
@@ -104,7 +104,7 @@ class Transition:
 
     state: RerunState
     run: bool
-    actions: tuple[Action, ...] = ()
+    actions: tuple[RerunAction, ...] = ()
     reason: str = ""
 
 
@@ -119,9 +119,9 @@ def transition(state: RerunState, mode: RerunMode, votes: Votes) -> Transition:
         votes = NO_VOTES
     match state:
         case RerunState.NOT_RUNNING_YET:
-            actions = [Action.RESUME, Action.BEGIN]
+            actions = [RerunAction.RESUME, RerunAction.BEGIN]
             if mode is not RerunMode.DISABLED:
-                actions.append(Action.SAVE)
+                actions.append(RerunAction.SAVE)
             return Transition(RerunState.INITIAL_RUN, True, tuple(actions))
         case RerunState.INITIAL_RUN:
             if votes.rerun:
@@ -129,27 +129,31 @@ def transition(state: RerunState, mode: RerunMode, votes: Votes) -> Transition:
             else:
                 reason = ""
             if votes.rerun or mode is RerunMode.REPORT_STATS:
-                return Transition(RerunState.RERUNNING_IN_PLACE, True, (Action.RESTORE, Action.REWIND), reason)
+                return Transition(
+                    RerunState.RERUNNING_IN_PLACE, True, (RerunAction.RESTORE, RerunAction.REWIND), reason
+                )
         case RerunState.RERUNNING_IN_PLACE:
             if votes.checkpoint:
                 reason = "a rank has the same unexpected result again: another device has to compute the step"
-                back = (Action.RESTORE, Action.REWIND)
+                back = (RerunAction.RESTORE, RerunAction.REWIND)
                 return Transition(RerunState.WILL_RERUN_FROM_CHECKPOINT, False, back, reason)
             if mode is RerunMode.REPORT_STATS:
-                return Transition(RerunState.NOT_RUNNING_YET, False, (Action.ADVANCE, Action.REPORT))
+                return Transition(RerunState.NOT_RUNNING_YET, False, (RerunAction.ADVANCE, RerunAction.REPORT))
         case RerunState.WILL_RERUN_FROM_CHECKPOINT:
             reason = "the step in doubt is computed again"
-            return Transition(RerunState.RERUNNING_FROM_CHECKPOINT, True, (Action.RESUME, Action.SAVE), reason)
+            return Transition(
+                RerunState.RERUNNING_FROM_CHECKPOINT, True, (RerunAction.RESUME, RerunAction.SAVE), reason
+            )
         case RerunState.RERUNNING_FROM_CHECKPOINT:
             if votes.restart_again:
                 reason = "a rank in doubt is on the same device as before: the job has to move"
                 return Transition(RerunState.RESTARTING_AGAIN, False, reason=reason)
             if votes.failed:
                 reason = "a device gave a wrong result twice: the job stops"
-                return Transition(state, False, (Action.RESTORE, Action.REWIND), reason)
+                return Transition(state, False, (RerunAction.RESTORE, RerunAction.REWIND), reason)
         case RerunState.RESTARTING_AGAIN:
             return Transition(state, False)
-    return Transition(RerunState.NOT_RUNNING_YET, False, (Action.ADVANCE,))
+    return Transition(RerunState.NOT_RUNNING_YET, False, (RerunAction.ADVANCE,))
 
 
 def ending(state: RerunState) -> tuple[bool, bool, int]:

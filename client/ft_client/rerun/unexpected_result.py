@@ -44,7 +44,7 @@ def current_device(node_name: str | None = None) -> Device:
 
 
 @dataclass(frozen=True)
-class Call:
+class ValidationCall:
     """One call of `validate_result` in a step: the place in the program, and how many came to it so far, from 1."""
 
     place: str
@@ -55,7 +55,7 @@ class Call:
 class UnexpectedResult:
     """A result that a check rejected. `injected` is what reruns shall find of one that was rejected on purpose."""
 
-    call: Call
+    call: ValidationCall
     rank: int
     iteration: int
     message: str
@@ -77,7 +77,7 @@ class UnexpectedResult:
     def from_json(cls, form: dict[str, Any]) -> UnexpectedResult:
         """Returns what `to_json` wrote."""
         parts = {
-            "call": Call(**form["call"]),
+            "call": ValidationCall(**form["call"]),
             "result": from_json(form["result"]),
             "computed_at": Device(**form["computed_at"]),
             "injected": RerunDiagnostic(form["injected"]) if form["injected"] else None,

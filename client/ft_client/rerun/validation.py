@@ -16,7 +16,7 @@ from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.result import Check, Result, host_copy
 from ft_client.rerun.result_statistics import Variability
 from ft_client.rerun.transitions import NO_VOTES, Votes
-from ft_client.rerun.unexpected_result import Call, UnexpectedResult, current_device
+from ft_client.rerun.unexpected_result import UnexpectedResult, ValidationCall, current_device
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Validation:
         self._tracker_file = tracker_file
         self._node_name = node_name
         self._passed: Counter[str] = Counter()
-        self._rejected: set[Call] = set()
-        self._first_results: dict[Call, Result] = {}
+        self._rejected: set[ValidationCall] = set()
+        self._first_results: dict[ValidationCall, Result] = {}
         self._was_judged = False
 
     def begin_step(self) -> None:
@@ -58,12 +58,12 @@ class Validation:
         if self.failure is not None and not self._was_judged:
             logger.error("The rerun did not come to this check again, so nothing is known of it: %s", self.failure)
 
-    def call_at(self, place: str) -> Call:
+    def call_at(self, place: str) -> ValidationCall:
         """Counts and returns the present call of a check at `place`."""
         self._passed[place] += 1
-        return Call(place, self._passed[place])
+        return ValidationCall(place, self._passed[place])
 
-    def only_run(self, call: Call, check: Check, iteration: int) -> UnexpectedResult | None:
+    def only_run(self, call: ValidationCall, check: Check, iteration: int) -> UnexpectedResult | None:
         """Checks a result that nobody will compute again; a rejected one is logged, recorded and returned."""
         check = injector.spoiled(check)
         if not check.rejects():
@@ -73,7 +73,7 @@ class Validation:
         self._track(judgement.DISABLED, failure)
         return failure
 
-    def first_run(self, call: Call, check: Check, iteration: int) -> None:
+    def first_run(self, call: ValidationCall, check: Check, iteration: int) -> None:
         """Checks a result; a rejected one is logged, recorded and voted on."""
         check = injector.spoiled(check)
         injected = None
@@ -92,7 +92,7 @@ class Validation:
         if self.failure is None or (check.fatal and not self.failure.fatal):
             self.failure = failure
 
-    def rerun(self, call: Call, check: Check, iteration: int, elsewhere: bool) -> None:
+    def rerun(self, call: ValidationCall, check: Check, iteration: int, elsewhere: bool) -> None:
         """Judges the result that failed; another one that is rejected now and was not before is only logged.
 
         Args:
@@ -120,7 +120,7 @@ class Validation:
         result_records.report_to_launcher(found.status, failure)
         self._track(found.status, failure)
 
-    def note(self, call: Call, check: Check, is_rerun: bool) -> None:
+    def note(self, call: ValidationCall, check: Check, is_rerun: bool) -> None:
         """Keeps a first result, or notes how far its rerun is from it."""
         if not is_rerun:
             self._first_results[call] = host_copy(check.result)
@@ -129,7 +129,7 @@ class Validation:
             self.variability.add(f"{call.place} '{check.message}'", apart)
 
     def _failure(
-        self, call: Call, check: Check, iteration: int, injected: RerunDiagnostic | None = None
+        self, call: ValidationCall, check: Check, iteration: int, injected: RerunDiagnostic | None = None
     ) -> UnexpectedResult:
         kept = host_copy(check.result)
         at = current_device(self._node_name)

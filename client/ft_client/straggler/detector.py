@@ -1,7 +1,7 @@
 """`Detector`: the calls of a training, and the detection of this process from `initialize` to `shutdown`.
 
 Scripts call it, and `straggler_manager.py`. It measures and exchanges; who is slow is decided in `reporting.py` and
-`findings.py`, and what follows by the training.
+`report_text.py`, and what follows by the training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ft_client.straggler.reporting import (
     section_times,
     tables_of,
 )
-from ft_client.straggler.section_timers import Section, Sections
+from ft_client.straggler.section_timers import SectionTimer, SectionTimers
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Detection:
     def __init__(self, plan: DetectionPlan) -> None:
         self.plan = plan
         self.kernels = Kernels()
-        self.sections = Sections(plan.profiling_interval, self.kernels)
+        self.sections = SectionTimers(plan.profiling_interval, self.kernels)
         self.wrapped = Wrapped()
         self.tracker = IntervalTracker(plan.interval_s)
         self._exchange: Exchange | None = None  # made at the first report: the group may come after the detection
@@ -187,7 +187,7 @@ class Detector:
         cls.initialized = True
 
     @classmethod
-    def detection_section(cls, name: str | None = None, profile_cuda: bool = True) -> Section:
+    def detection_section(cls, name: str | None = None, profile_cuda: bool = True) -> SectionTimer:
         """Returns a context manager whose body is timed.
 
         Args:

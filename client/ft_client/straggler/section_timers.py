@@ -12,7 +12,7 @@ from ft_client.straggler.kernels import Kernels
 from ft_client.straggler.samples import Samples, Summary, summaries
 
 
-class Section:
+class SectionTimer:
     """A section of this process: one context manager for all its entries, every `every`-th of which is timed."""
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Section:
                 self.samples.add(took_ns / 1e6)
 
 
-class Sections(dict[str, Section]):
+class SectionTimers(dict[str, SectionTimer]):
     """The sections of this process by name, made when first named.
 
     Args:
@@ -78,7 +78,7 @@ class Sections(dict[str, Section]):
         self._every = every
         self._kernels = kernels
 
-    def __missing__(self, name: str) -> Section:
+    def __missing__(self, name: str) -> SectionTimer:
         """Makes and returns the section of a name that is used for the first time.
 
         Raises:
@@ -86,7 +86,7 @@ class Sections(dict[str, Section]):
         """
         if not isinstance(name, str) or not name:
             raise ValueError(f"name={name!r}: the name of a section must be a text that is not empty")
-        self[name] = section = Section(name, self._every, self._kernels)
+        self[name] = section = SectionTimer(name, self._every, self._kernels)
         return section
 
     def taken(self) -> dict[str, Summary]:

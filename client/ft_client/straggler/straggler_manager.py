@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ft_client.agreement import group
 from ft_client.argument_checks import check_exit_code, check_save
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
-from ft_client.straggler.findings import STEP_SECTION, findings
+from ft_client.straggler.report_text import STEP_SECTION, findings
 from ft_client.straggler.reporting import Report
 from ft_client.straggler.straggler_options import read_options
 

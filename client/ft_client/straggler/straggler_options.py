@@ -1,6 +1,6 @@
 """The options of `StragglerManager`: names and defaults of Megatron Bridge's `NVRxStragglerDetectionConfig`. Pure.
 
-Scripts make one. The manager reads it, and `findings.py` the thresholds in it; neither changes it.
+Scripts make one. The manager reads it, and `report_text.py` the thresholds in it; neither changes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A launcher holds a lock on a file in its folder as long as it lives. The kernel releases it however the launcher ends,
 so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this, and
-`rank_monitor/job.py`, which ends the job of a launcher that was killed.
+`rank_monitor/lost_launcher.py`, which ends the job of a launcher that was killed.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ from ft_client.integrations.lightning.fit import (
     LEARNABLE,
     SETUP,
     WARMUP,
-    Event,
     Fit,
-    Progress,
+    FitEvent,
+    TrainerProgress,
     section_after,
     why_complete,
 )
 from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
-MIDWAY = Progress(
+MIDWAY = TrainerProgress(
     step=7,
     max_steps=-1,
     epoch=1,
@@ -95,16 +95,16 @@ def test_which_sections_are_learned(learned: list[str], fit: Fit, final: bool, s
 
 SECTIONS = (None, SETUP, STEP, WARMUP, CHECKPOINTING)
 AFTER = {
-    Event.BEGAN: (SETUP,) * 5,
-    Event.STEP: (STEP,) * 5,
-    Event.EARLY_EVALUATION: (WARMUP,) * 5,
-    Event.STEP_OVER: (None, SETUP, None, None, CHECKPOINTING),
-    Event.SAVE: (CHECKPOINTING,) * 5,
-    Event.SAVED: (None, SETUP, STEP, WARMUP, None),
-    Event.OVER: (None,) * 5,
+    FitEvent.BEGAN: (SETUP,) * 5,
+    FitEvent.STEP: (STEP,) * 5,
+    FitEvent.EARLY_EVALUATION: (WARMUP,) * 5,
+    FitEvent.STEP_OVER: (None, SETUP, None, None, CHECKPOINTING),
+    FitEvent.SAVE: (CHECKPOINTING,) * 5,
+    FitEvent.SAVED: (None, SETUP, STEP, WARMUP, None),
+    FitEvent.OVER: (None,) * 5,
 }
 
 
-@pytest.mark.parametrize("event", Event)
-def test_each_event_leads_somewhere_from_each_section(event: Event) -> None:
+@pytest.mark.parametrize("event", FitEvent)
+def test_each_event_leads_somewhere_from_each_section(event: FitEvent) -> None:
     assert tuple(section_after(now, event) for now in SECTIONS) == AFTER[event]

@@ -11,10 +11,10 @@ import torch
 
 from ft_client.rerun import RerunDataIterator, RerunDiagnostic, RerunState, transitions
 from ft_client.rerun.checkpoint import Checkpoint, as_new_step, read, resume, state_to_save
-from ft_client.rerun.unexpected_result import Call, Device, UnexpectedResult
+from ft_client.rerun.unexpected_result import Device, UnexpectedResult, ValidationCall
 
 FAILURE = UnexpectedResult(
-    Call("train.py:7", 2),
+    ValidationCall("train.py:7", 2),
     1,
     150,
     "loss is NaN",

@@ -11,7 +11,7 @@ import pytest
 
 from ft_client.rerun import judgement, ran_before
 from ft_client.rerun.result_records import get_skipped_iterations_from_tracker_file, record
-from ft_client.rerun.unexpected_result import Call, Device, UnexpectedResult
+from ft_client.rerun.unexpected_result import Device, UnexpectedResult, ValidationCall
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 VARIABLE = "FT_RESULT_IN_DOUBT"
@@ -19,7 +19,7 @@ VARIABLE = "FT_RESULT_IN_DOUBT"
 
 def failure(iteration: int, rank: int = 0, fatal: bool = True) -> UnexpectedResult:
     return UnexpectedResult(
-        Call("train.py:1", 1), rank, iteration, "loss is NaN", float("nan"), fatal, Device("a", "cpu")
+        ValidationCall("train.py:1", 1), rank, iteration, "loss is NaN", float("nan"), fatal, Device("a", "cpu")
     )
 
 

@@ -12,7 +12,7 @@ from ft_client.rerun.judgement import RerunDiagnostic, first_rerun, second_rerun
 from ft_client.rerun.transitions import (
     COMPUTING,
     IN_DOUBT,
-    Action,
+    RerunAction,
     RerunMode,
     RerunState,
     Votes,
@@ -21,7 +21,7 @@ from ft_client.rerun.transitions import (
     votes_count,
 )
 
-A, S = Action, RerunState
+A, S = RerunAction, RerunState
 VALIDATE, STATS, DISABLED = RerunMode.VALIDATE_RESULTS, RerunMode.REPORT_STATS, RerunMode.DISABLED
 NO, BACK = Votes(), (A.RESTORE, A.REWIND)
 ALL_VOTES = [Votes(*flags) for flags in itertools.product([False, True], repeat=4)]
@@ -49,7 +49,7 @@ ALL_VOTES = [Votes(*flags) for flags in itertools.product([False, True], repeat=
     ],
 )
 def test_the_table(
-    state: RerunState, mode: RerunMode, votes: Votes, after: RerunState, run: bool, actions: tuple[Action, ...]
+    state: RerunState, mode: RerunMode, votes: Votes, after: RerunState, run: bool, actions: tuple[RerunAction, ...]
 ) -> None:
     then = transition(state, mode, votes)
     assert (then.state, then.run, then.actions) == (after, run, actions)

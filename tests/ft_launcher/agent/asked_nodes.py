@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from ft_launcher.nodes.messages import Members, RankAssigned
+from ft_launcher.nodes.node_messages import Members, RankAssigned
 from ft_launcher.nodes.questions import Topic
 
 

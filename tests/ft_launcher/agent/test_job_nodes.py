@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ft_launcher.agent.job_nodes import JobNodes
-from ft_launcher.nodes.messages import Members
+from ft_launcher.nodes.node_messages import Members
 from ft_launcher.nodes.questions import Topic
 from ft_launcher.status.node_record import ranks_as_record, stacks_as_record
 from ft_launcher.status.node_status import RankReading

@@ -7,7 +7,7 @@ from typing import Any
 
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.cycle.cycle import CyclePhase
-from ft_launcher.nodes.messages import CycleEnd, EndReason
+from ft_launcher.nodes.node_messages import CycleEnd, EndReason
 
 END = CycleEnd(0, EndReason.FAILED.value, "a rank failed")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.agent.node_answers import NodeAnswers
-from ft_launcher.nodes.messages import Members
+from ft_launcher.nodes.node_messages import Members
 from ft_launcher.nodes.questions import Topic
 from ft_launcher.record import events
 from ft_launcher.status.asking import Asking

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.attribution import FaultClass, FaultKind, NodeEvidence, RankEvidence, attribute
-from ft_launcher.attribution.nccl_view import NcclView, Peer
+from ft_launcher.attribution.nccl_view import NcclProcess, NcclView
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import RankException
 
@@ -533,7 +533,7 @@ def test_where_all_ranks_wait_for_their_gpus_it_is_the_network_or_a_device() -> 
     fault = attribute(waits, NODE, stop_began=5.0)
     assert fault is not None
     assert (fault.finding, fault.blamed, fault.collateral, fault.hint) == ("transport", (), True, network)
-    given_up = NcclView(3, (Peer("10.0.0.1", 102, 2, 3, True),), 1)
+    given_up = NcclView(3, (NcclProcess("10.0.0.1", 102, 2, 3, True),), 1)
     fault = attribute(waits, NODE, stop_began=5.0, nccl=given_up)
     assert fault is not None
     assert (fault.rank, fault.finding, fault.blamed, fault.collateral) == (2, "transport", (2,), False)

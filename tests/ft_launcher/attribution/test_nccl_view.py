@@ -10,9 +10,9 @@ import pytest
 
 from ft_launcher.attribution import FaultKind, NodeEvidence, RankEvidence, attribute
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, of_record, to_record
-from ft_launcher.attribution.fault import Blame, Finding
+from ft_launcher.attribution.fault import Blame, HangKind
 from ft_launcher.attribution.first_failure import find
-from ft_launcher.attribution.nccl_view import Late, NcclView, Peer, refined
+from ft_launcher.attribution.nccl_view import Late, NcclProcess, NcclView, refined
 from ft_launcher.attribution.nccl_view import of_record as of_answer
 from ft_launcher.attribution.nccl_view import to_record as to_answer
 from rank_monitor.contract.errors import ProtocolError
@@ -21,17 +21,17 @@ from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 IN_IT = "all 8 ranks are in all_reduce 4 of group dp"
 NETWORK = f"{IN_IT}, and it does not end: the network, or a device"
 NAMED = f"is given up by NCCL's RAS, which cannot reach it, while {IN_IT}"
-TRANSPORT = Blame(Finding.TRANSPORT, (), NETWORK, tuple(range(8)))
+TRANSPORT = Blame(HangKind.TRANSPORT, (), NETWORK, tuple(range(8)))
 PIDS = {rank: 100 + rank for rank in range(8)}
 IN_CONTAINERS = {rank: 100 + rank % 4 for rank in range(8)}
 NODES = {rank: f"node{rank // 4}" for rank in range(8)}
 
 
-def peer(rank: int, is_dead: bool = True, **changes: Any) -> Peer:
-    return replace(Peer(f"10.0.0.{rank // 4}", 100 + rank, rank, 8, is_dead), **changes)
+def peer(rank: int, is_dead: bool = True, **changes: Any) -> NcclProcess:
+    return replace(NcclProcess(f"10.0.0.{rank // 4}", 100 + rank, rank, 8, is_dead), **changes)
 
 
-def view(*missing: Peer, late: tuple[Late, ...] = (), processes: int = 8) -> NcclView:
+def view(*missing: NcclProcess, late: tuple[Late, ...] = (), processes: int = 8) -> NcclView:
     return NcclView(processes, missing, len(missing), late, 5.0)
 
 
@@ -81,7 +81,7 @@ CUT_OFF = view(*(peer(rank) for rank in range(7)))
 )  # fmt: skip
 def test_whom_an_answer_names(answers: list[NcclView], ranks: tuple[int, ...], text: str) -> None:
     blame = refined(TRANSPORT, answers, PIDS)
-    assert (blame.finding, blame.ranks, blame.text) == (Finding.TRANSPORT, ranks, text)
+    assert (blame.finding, blame.ranks, blame.text) == (HangKind.TRANSPORT, ranks, text)
     assert blame.waiting == tuple(rank for rank in range(8) if rank not in ranks)
 
 
@@ -96,7 +96,7 @@ def test_whom_an_answer_names(answers: list[NcclView], ranks: tuple[int, ...], t
         (peer(4, pid=101), ()),
     ],
 )
-def test_pids_that_are_the_same_on_both_nodes(missing: Peer, ranks: tuple[int, ...]) -> None:
+def test_pids_that_are_the_same_on_both_nodes(missing: NcclProcess, ranks: tuple[int, ...]) -> None:
     assert refined(TRANSPORT, [view(missing)], IN_CONTAINERS, NODES).ranks == ranks
 
 
@@ -115,7 +115,7 @@ REPLACED = {0: 100, 1: 101, 2: 102, 3: 140, 4: 100, 5: 101, 6: 102, 7: 103}
     ],
     ids=["by its pid", "in a smaller communicator", "in one of all ranks", "by a spare with its pid"],
 )
-def test_a_process_that_was_replaced_is_given_up_for_ever(pids: dict[int, int], missing: Peer) -> None:
+def test_a_process_that_was_replaced_is_given_up_for_ever(pids: dict[int, int], missing: NcclProcess) -> None:
     assert refined(TRANSPORT, [view(missing, processes=9)], pids, NODES) == TRANSPORT
 
 
@@ -136,8 +136,8 @@ def test_nodes_are_named() -> None:
     assert "cannot reach rank 3 on node0, ranks 5-6 on node1, while" in blame.text
 
 
-@pytest.mark.parametrize("finding", [finding for finding in Finding if finding is not Finding.TRANSPORT])
-def test_another_finding_stands(finding: Finding) -> None:
+@pytest.mark.parametrize("finding", [finding for finding in HangKind if finding is not HangKind.TRANSPORT])
+def test_another_finding_stands(finding: HangKind) -> None:
     blame = Blame(finding, (2,), "text", (0, 1))
     assert refined(blame, [view(peer(3))], PIDS) == blame
 

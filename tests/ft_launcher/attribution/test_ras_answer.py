@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.attribution import ras_answer
-from ft_launcher.attribution.nccl_view import Late, NcclView, Peer, of_record, to_record
+from ft_launcher.attribution.nccl_view import Late, NcclProcess, NcclView, of_record, to_record
 from ft_launcher.attribution.ras_answer import view_in
 from rank_monitor.contract.errors import ProtocolError
 
@@ -26,12 +26,12 @@ def read(name: str) -> bytes:
     return (ANSWERS / name).read_bytes()
 
 
-def misses(*peers: Peer) -> NcclView:
+def misses(*peers: NcclProcess) -> NcclView:
     return NcclView(4, peers, len(peers))
 
 
 def late(operation: str, *numbers: int) -> NcclView:
-    behind = (Late(Peer(LAST, 98 + number, number, 4), operation, 17, 18) for number in numbers)
+    behind = (Late(NcclProcess(LAST, 98 + number, number, 4), operation, 17, 18) for number in numbers)
     return NcclView(4, late=tuple(behind))
 
 
@@ -44,11 +44,11 @@ def late(operation: str, *numbers: int) -> NcclView:
         ("one_rank.json", NcclView(1)),
         # It answers, and has left one communicator.
         ("left.json", NcclView(4)),
-        ("unresponsive.json", misses(Peer(LAST, 101, 3, 4))),
+        ("unresponsive.json", misses(NcclProcess(LAST, 101, 3, 4))),
         # Release 2.24 does not say which process has which rank.
-        ("unresponsive.txt", misses(Peer(LAST, 101))),
-        ("dead.json", misses(Peer(LAST, 101, 3, 4, True))),
-        ("dead.txt", misses(Peer(LAST, 101, 3, 4, True))),
+        ("unresponsive.txt", misses(NcclProcess(LAST, 101))),
+        ("dead.json", misses(NcclProcess(LAST, 101, 3, 4, True))),
+        ("dead.txt", misses(NcclProcess(LAST, 101, 3, 4, True))),
         ("counts.json", late("AllReduce", 3)),
         ("counts.txt", late("AllReduce", 3)),
         # Release 2.24 counts all operations together.
@@ -107,10 +107,10 @@ def test_what_is_no_answer(answer: bytes) -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     answer = read("dead.json").replace(b'"considered_dead"', b'"considered_gone"').replace(b'"size": 2', b'"size": "2"')
-    assert view_in(answer) == misses(Peer(LAST, 101, 3, 4))
+    assert view_in(answer) == misses(NcclProcess(LAST, 101, 3, 4))
     assert view_in(b'{"communicators": [3, {"ranks": 4, "missing_ranks": [5, {"pid": 1}]}]}') == NcclView(0)
     text = read("dead.txt").replace(b"DEAD\n", b"GONE\n  a new section\n\nDEAD\n")
-    assert view_in(text) == misses(Peer(LAST, 101, 3, 4, True))
+    assert view_in(text) == misses(NcclProcess(LAST, 101, 3, 4, True))
 
 
 def test_of_thousands_of_missing_ranks_some_are_kept() -> None:

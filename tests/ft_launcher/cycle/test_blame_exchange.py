@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.attribution import RankEvidence
-from ft_launcher.cycle.blame_exchange import Asked, Blamed, BlameExchange, Question
+from ft_launcher.cycle.blame_exchange import Asked, Blamed, BlameExchange, BlameQuestion
 from ft_launcher.cycle.store_threads import StoreThreads
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.processes.wait import readable
@@ -57,7 +57,7 @@ class Nodes:
 
     def ask(self, number: int = 0) -> None:
         """A rank of the other node is about to be asked to restart."""
-        self.guest.ask(number, Question(CALL, NUMBER))
+        self.guest.ask(number, BlameQuestion(CALL, NUMBER))
         assert news(self.guest) == news(self.host) == Asked(number)
 
 
@@ -127,10 +127,10 @@ def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
 
 def test_progress_after_all(nodes: Nodes) -> None:
     """The answers to the first question say nothing about the second."""
-    nodes.guest.ask(0, Question(CALL, NUMBER))
+    nodes.guest.ask(0, BlameQuestion(CALL, NUMBER))
     for number, guilty in enumerate((1, 3)):
         if number:
-            nodes.guest.ask(number, Question(CALL, NUMBER))
+            nodes.guest.ask(number, BlameQuestion(CALL, NUMBER))
         # The host comes to the second question when it has given up the first.
         for exchange, ranks in ((nodes.guest, (2, 3)), (nodes.host, (0, 1))):
             assert news(exchange) == Asked(number)

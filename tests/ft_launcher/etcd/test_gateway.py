@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
-from ft_launcher.etcd.gateway import Refused
+from ft_launcher.etcd.gateway import EtcdRefusal
 from ft_launcher.etcd.v3 import EtcdV3Store, create_backend
 from rank_monitor.contract.errors import ConfigError
 from tests.etcd_server import HOST, EtcdServer, running_etcd
@@ -145,7 +145,7 @@ def test_a_name_that_nobody_has() -> None:
 
 def test_what_etcd_refuses_is_told_in_its_words(etcd: EtcdServer) -> None:
     store = connect(etcd.endpoint)
-    with pytest.raises(Refused, match=f"etcd at http://{etcd.endpoint} refuses: .*(too large|larger than)"):
+    with pytest.raises(EtcdRefusal, match=f"etcd at http://{etcd.endpoint} refuses: .*(too large|larger than)"):
         store.set("big", bytes(4 << 20))
     store.set("small", "1")
 

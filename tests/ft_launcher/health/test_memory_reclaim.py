@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.memory_reclaim import GpuMemory, Step, next_step
+from ft_launcher.health.memory_reclaim import MemoryReclaim, Step, next_step
 from ft_launcher.health.plan import Places
 from rank_monitor.contract.settings.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
@@ -56,12 +56,12 @@ def in_use(tmp_path: Path) -> Path:
     return tmp_path / "recorded.memory"
 
 
-def memory_of(places: Places, **settings: float) -> GpuMemory:
+def memory_of(places: Places, **settings: float) -> MemoryReclaim:
     limits = {"gpu_memory_reclaim_timeout": LIMIT_S, "gpu_memory_poll_interval": 0.1, **settings}
-    return GpuMemory(dataclasses.replace(SETTINGS, **limits), places=places)
+    return MemoryReclaim(dataclasses.replace(SETTINGS, **limits), places=places)
 
 
-def before_a_cycle(memory: GpuMemory) -> str:
+def before_a_cycle(memory: MemoryReclaim) -> str:
     memory.begin()
     said = memory.wait()
     memory.close()
@@ -106,7 +106,7 @@ def test_memory_is_waited_for(recorded: Record, in_use: Path) -> None:
     assert said == [""]
 
 
-def until_another_reading(memory: GpuMemory, first: set[int]) -> None:
+def until_another_reading(memory: MemoryReclaim, first: set[int]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not memory.pids() - first:
         assert time.monotonic() < deadline
@@ -200,9 +200,9 @@ LAUNCHER = """
 import functools, sys
 from ft_launcher import composition
 from ft_launcher.cli import program
-from ft_launcher.health.memory_reclaim import GpuMemory
+from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.plan import Places
-composition.GpuMemory = functools.partial(GpuMemory, places=Places(nvidia=(sys.executable,)))
+composition.MemoryReclaim = functools.partial(MemoryReclaim, places=Places(nvidia=(sys.executable,)))
 program()
 """
 TRAIN = """

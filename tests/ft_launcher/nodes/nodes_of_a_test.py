@@ -7,7 +7,7 @@ from typing import Any
 from ft_launcher.nodes.coordinator import Coordinator
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import NO_CYCLE, NO_RANK, JoinRequest, RankAssigned, Reply, Work
+from ft_launcher.nodes.node_messages import NO_CYCLE, NO_RANK, JoinRequest, RankAssigned, Reply, Work
 
 
 def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> JoinRequest:

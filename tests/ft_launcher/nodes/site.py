@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.messages import CycleEnd
+from ft_launcher.nodes.node_messages import CycleEnd
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder
 from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ft_launcher.nodes.coordinator import Coordinator
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_messages import (
     NO_CYCLE,
     CycleEnd,
     Ended,

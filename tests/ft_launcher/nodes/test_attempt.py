@@ -17,13 +17,13 @@ from ft_launcher.nodes.attempt import (
     check,
     enter_current,
 )
-from ft_launcher.nodes.coordinator_service import BEAT, TERM, Coordination
+from ft_launcher.nodes.coordinator_service import BEAT, TERM, CoordinatorService
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.messages import Formed, JobOver, Left, decode
-from ft_launcher.nodes.messages import encode as text_of
+from ft_launcher.nodes.node_link import NodeLink
+from ft_launcher.nodes.node_messages import Formed, JobOver, Left, decode
+from ft_launcher.nodes.node_messages import encode as text_of
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 
@@ -45,15 +45,15 @@ def store(server: TCPStore) -> JobStore:
 
 
 @pytest.fixture
-def work() -> Iterator[list[Coordination]]:
+def work() -> Iterator[list[CoordinatorService]]:
     """Where a test puts its coordinators, which end with it."""
-    begun: list[Coordination] = []
+    begun: list[CoordinatorService] = []
     yield begun
     for one in begun:
         one.close()
 
 
-def begin(work: list[Coordination], name: str, store: JobStore) -> JobStore:
+def begin(work: list[CoordinatorService], name: str, store: JobStore) -> JobStore:
     """Opens an attempt on a connection of its own, which is returned."""
     own = store.another()
     coordination = become_coordinator(candidate(name), own, 0)
@@ -62,7 +62,7 @@ def begin(work: list[Coordination], name: str, store: JobStore) -> JobStore:
     return own
 
 
-def end(work: list[Coordination], store: JobStore) -> None:
+def end(work: list[CoordinatorService], store: JobStore) -> None:
     """The current attempt is over, and its coordinator gone."""
     work.pop().close()
     for thread in threading.enumerate():
@@ -75,7 +75,7 @@ def end(work: list[Coordination], store: JobStore) -> None:
     assert store.set_head(text_of(replace(formed, over=asdict(OVER))), head)
 
 
-def test_who_comes_joins_the_attempt_that_goes_on(store: JobStore, work: list[Coordination]) -> None:
+def test_who_comes_joins_the_attempt_that_goes_on(store: JobStore, work: list[CoordinatorService]) -> None:
     assert not enter_current(store)
     first = begin(work, "a", store)
     assert enter_current(store) and store.attempt == first.attempt
@@ -83,7 +83,7 @@ def test_who_comes_joins_the_attempt_that_goes_on(store: JobStore, work: list[Co
     assert store.another().attempt == first.attempt
 
 
-def test_one_of_many_opens_the_next_attempt(store: JobStore, work: list[Coordination]) -> None:
+def test_one_of_many_opens_the_next_attempt(store: JobStore, work: list[CoordinatorService]) -> None:
     begin(work, "a", store)
     end(work, store)
     assert not enter_current(store)
@@ -105,7 +105,7 @@ def test_one_of_many_opens_the_next_attempt(store: JobStore, work: list[Coordina
 
 
 def test_the_next_attempt_removes_what_the_last_one_left(
-    store: JobStore, server: TCPStore, work: list[Coordination]
+    store: JobStore, server: TCPStore, work: list[CoordinatorService]
 ) -> None:
     if not hasattr(server, "list_keys"):
         pytest.skip("this release of torch cannot list the keys of a store")
@@ -119,10 +119,10 @@ def test_the_next_attempt_removes_what_the_last_one_left(
     assert kept == {"ft_launcher/another job", f"ft_launcher/job/{second.attempt}"}
 
 
-def test_nodes_of_the_last_attempt_hear_its_end(store: JobStore, work: list[Coordination]) -> None:
+def test_nodes_of_the_last_attempt_hear_its_end(store: JobStore, work: list[CoordinatorService]) -> None:
     first = begin(work, "a", store)
     timeout_s = TIMEOUT_S / 12  # it looks for another attempt every four of them, where its counter is not removed
-    late = Link("b", store.another(), lambda term, store: None, Lease(timeout_s), BEAT_S, timeout_s)
+    late = NodeLink("b", store.another(), lambda term, store: None, Lease(timeout_s), BEAT_S, timeout_s)
     late.ask(node("b", 1))
     first.receive("beat/b", PATIENT_S)
     end(work, store)
@@ -135,7 +135,7 @@ def test_nodes_of_the_last_attempt_hear_its_end(store: JobStore, work: list[Coor
 
 @pytest.mark.parametrize("removed", [True, False], ids=["lost", "replaced twice"])
 def test_an_attempt_nobody_knows_of_any_more_ends_as_one_whose_store_is_lost(
-    store: JobStore, server: TCPStore, work: list[Coordination], removed: bool
+    store: JobStore, server: TCPStore, work: list[CoordinatorService], removed: bool
 ) -> None:
     first = begin(work, "a", store)
     check(first)
@@ -155,7 +155,9 @@ def test_an_attempt_nobody_knows_of_any_more_ends_as_one_whose_store_is_lost(
         become_coordinator(candidate("d"), first, 1)
 
 
-def test_a_record_that_is_gone_is_written_again(store: JobStore, server: TCPStore, work: list[Coordination]) -> None:
+def test_a_record_that_is_gone_is_written_again(
+    store: JobStore, server: TCPStore, work: list[CoordinatorService]
+) -> None:
     begin(work, "a", store)
     before = store.head()
     assert before is not None

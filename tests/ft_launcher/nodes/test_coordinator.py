@@ -6,7 +6,7 @@ import pytest
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import EndReason, RankAssigned, Reply
+from ft_launcher.nodes.node_messages import EndReason, RankAssigned, Reply
 from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, judge, node
 from tests.ft_launcher.nodes.story import Story, running
 

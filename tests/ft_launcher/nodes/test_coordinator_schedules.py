@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_messages import (
     NO_CYCLE,
     Answer,
     CycleEnd,
@@ -185,7 +185,7 @@ class World:
         self.pass_time(LAST_CALL_S * (1 + self.nodes.index(one)))
 
     def take_over(self, one: Simulated) -> None:
-        """As `Coordination.take_over` does: the former coordinator is lost, and its process with it."""
+        """As `CoordinatorService.take_over` does: the former coordinator is lost, and its process with it."""
         if self.formed is None or one.state in ("dead", "out") or self.formed.coordinator == one.name:
             return
         before, self.terms = self.formed.coordinator, self.terms + 1

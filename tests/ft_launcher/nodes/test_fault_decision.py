@@ -10,7 +10,7 @@ import pytest
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.messages import Answer, Ended, EndReason, JobOver, Reply, Work
+from ft_launcher.nodes.node_messages import Answer, Ended, EndReason, JobOver, Reply, Work
 from ft_launcher.nodes.roster import Roster
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.story import Story, running

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.messages import EndReason
+from ft_launcher.nodes.node_messages import EndReason
 from tests.ft_launcher.nodes.site import Site, site, until
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.nodes.messages import EndReason, Members
+from ft_launcher.nodes.node_messages import EndReason, Members
 from ft_launcher.nodes.questions import COUNTERS, Questions, Topic, counter_key
 from ft_launcher.rendezvous.handler import NoPlace
 from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until

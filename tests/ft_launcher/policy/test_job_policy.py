@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, nccl_view, rank_view
-from ft_launcher.attribution.nccl_view import NcclView, Peer
+from ft_launcher.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from ft_launcher.nodes.fault_decision import Case, NodeViews, PolicyAnswer
@@ -320,9 +320,9 @@ def in_the_same_collective() -> dict[str, list[Any]]:
 
 
 NETWORK = "all 3 ranks are in all_reduce 4 of group dp, and it does not end: the network, or a device"
-CUT_OFF = NcclView(3, tuple(Peer(f"10.0.0.{rank}", 50, rank, 3, True) for rank in (0, 1)), 2)
-LOST_C = NcclView(3, (Peer("10.0.0.2", 50, 2, 3, True),), 1)
-SILENT_C = NcclView(3, (Peer("10.0.0.2", 50, 2, 3),), 1)
+CUT_OFF = NcclView(3, tuple(NcclProcess(f"10.0.0.{rank}", 50, rank, 3, True) for rank in (0, 1)), 2)
+LOST_C = NcclView(3, (NcclProcess("10.0.0.2", 50, 2, 3, True),), 1)
+SILENT_C = NcclView(3, (NcclProcess("10.0.0.2", 50, 2, 3),), 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,15 @@ from ft_launcher.ledger.account import Account, CycleTimes, part_as_json
 from ft_launcher.record import events, journal_reader
 from ft_launcher.record.events import Event
 from ft_launcher.record.journal import Journal, as_line
-from ft_launcher.record.journal_reader import Entry, Findings, journals_in, merge, parse, read_in_turn, read_journals
+from ft_launcher.record.journal_reader import (
+    JournalEntry,
+    Problems,
+    journals_in,
+    merge,
+    parse,
+    read_in_turn,
+    read_journals,
+)
 
 
 def line(event: str, t: float, v: int = 1, **facts: Any) -> bytes:
@@ -30,15 +38,15 @@ def piece(t: float, started: float, run_id: str = "run", node: str = "a") -> byt
     return line("journal_piece", t, run_id=run_id, node=node, started=started, piece=2, lost_bytes=0)
 
 
-def names(found: list[Entry]) -> list[str]:
+def names(found: list[JournalEntry]) -> list[str]:
     return [entry.event for entry in found]
 
 
 def test_an_event_is_read_with_its_job_its_node_and_its_attempt() -> None:
     rows = [start(1.5), line("rank_exit", 2, cycle=0, rank=3, exit_code=-11)]
-    (_, found) = parse(rows, Findings(), "journal.a.jsonl")
+    (_, found) = parse(rows, Problems(), "journal.a.jsonl")
     facts = {"cycle": 0, "rank": 3, "exit_code": -11}
-    assert found == Entry("rank_exit", 1, 2, facts, "run", "a", 1, "journal.a.jsonl", 2)
+    assert found == JournalEntry("rank_exit", 1, 2, facts, "run", "a", 1, "journal.a.jsonl", 2)
 
 
 SIGNAL = line("signal", 2)
@@ -67,7 +75,7 @@ SIGNAL = line("signal", 2)
 def test_what_is_no_event_is_left_out_and_counted(
     rows: list[bytes], read: list[str], cut: int, not_events: int
 ) -> None:
-    findings = Findings()
+    findings = Problems()
     assert names(list(parse(rows, findings))) == read
     assert (findings.cut, findings.not_events) == (cut, not_events)
     assert bool(findings.warnings()) is bool(not_events), "half a line at the end is how a killed launcher leaves it"
@@ -91,27 +99,27 @@ OF_A_HEAD = st.sampled_from(["job_start", "journal_piece", "signal", "other"])
     )
 )
 def test_no_bytes_end_the_reader(rows: list[bytes]) -> None:
-    findings = Findings()
+    findings = Problems()
     found = list(merge([parse(rows, findings), parse(reversed(rows), findings)]))
     assert len(found) + findings.not_events + findings.cut == 2 * len(rows)
     assert all(isinstance(text, str) for text in findings.warnings())
 
 
 def test_an_unknown_event_is_passed_on_without_a_warning() -> None:
-    findings = Findings()
+    findings = Problems()
     (found,) = parse([line("of_next_year", 1, key="value")], findings)
     assert (found.event, found.facts) == ("of_next_year", {"key": "value"})
     assert findings.unknown == {"of_next_year": 1} and findings.warnings() == []
 
 
 def test_unknown_names_are_remembered_up_to_a_bound() -> None:
-    findings = Findings()
+    findings = Problems()
     assert len(list(parse((line(f"event{number}", 1) for number in range(3000)), findings))) == 3000
     assert len(findings.unknown) == 1000
 
 
 def test_a_newer_version_is_one_warning_and_read_as_far_as_known() -> None:
-    findings = Findings()
+    findings = Problems()
     rows = [line("signal", 1, v=2, signal=15, colour="red"), line("signal", 2, v=3), line("fault", 3, v=2)]
     assert [entry.facts.get("colour") for entry in parse(rows, findings)] == ["red", None, None]
     (warning,) = findings.warnings()
@@ -136,7 +144,7 @@ def test_a_newer_version_is_one_warning_and_read_as_far_as_known() -> None:
     ],
 )
 def test_attempts_are_counted_for_each_job(rows: list[bytes], attempts: list[tuple[str, int]]) -> None:
-    assert [(entry.run_id, entry.attempt) for entry in parse(rows, Findings())] == attempts
+    assert [(entry.run_id, entry.attempt) for entry in parse(rows, Problems())] == attempts
 
 
 def test_nodes_are_merged_by_time_and_jobs_are_told_apart() -> None:
@@ -144,7 +152,7 @@ def test_nodes_are_merged_by_time_and_jobs_are_told_apart() -> None:
     b = [start(2, node="b"), line("signal", 3), start(5, "other", "b")]
 
     def journals() -> list[Any]:
-        return [parse(rows, Findings()) for rows in (a, b)]
+        return [parse(rows, Problems()) for rows in (a, b)]
 
     assert [(entry.t, entry.node) for entry in merge(journals())] == [*zip(range(1, 7), "abbaba", strict=True)]
     assert [entry.t for entry in merge(journals(), "run")] == [1, 2, 3, 4, 6]
@@ -154,7 +162,7 @@ def test_nodes_are_merged_by_time_and_jobs_are_told_apart() -> None:
 def test_a_clock_that_was_set_back_does_not_change_the_order_of_its_journal() -> None:
     a = [start(100), line("signal", 50), line("job_end", 101)]
     b = [line("fault", 99), line("fault", 100.5)]
-    found = names(list(merge([parse(rows, Findings()) for rows in (a, b)])))
+    found = names(list(merge([parse(rows, Problems()) for rows in (a, b)])))
     assert [name for name in found if name != "fault"] == ["job_start", "signal", "job_end"]
 
 
@@ -184,10 +192,10 @@ def test_in_turn_a_ledger_that_the_next_line_replaces_is_left_out(tmp_path: Path
         *(ledger(8, since=6.0, cycle=4), ledger(9, since=6.0, cycle=4)),
     ]
     journal_of(tmp_path, "a", written)
-    findings = Findings()
+    findings = Problems()
     found = [entry.facts.get("until", entry.event) for entry in read_in_turn([tmp_path], findings)]
     assert found == ["job_start", 4, "rank_exit", 6, 9]
-    assert findings == Findings()
+    assert findings == Problems()
 
 
 def test_in_turn_half_a_ledger_replaces_none(tmp_path: Path) -> None:
@@ -196,21 +204,21 @@ def test_in_turn_half_a_ledger_replaces_none(tmp_path: Path) -> None:
         whole, cut = (as_line(ledger(until), until) for until in (2, 3))
         path = tmp_path / f"journal.{number}.jsonl"
         path.write_text(f"{whole}\n{cut[: int(len(cut) * half)]}{end}")
-        findings = Findings()
+        findings = Problems()
         assert [entry.facts["until"] for entry in read_in_turn([path], findings)] == [2]
         assert findings.cut + findings.not_events == 1
 
 
 def test_in_turn_some_events_can_be_left_out(tmp_path: Path) -> None:
     journal_of(tmp_path, "a", [events.RankExit(0, 1, 3), events.Signal(2), ledger(2), events.Signal(15), ledger(3)])
-    found = list(read_in_turn([tmp_path], Findings(), unread=["signal"]))
+    found = list(read_in_turn([tmp_path], Problems(), unread=["signal"]))
     assert [(entry.event, entry.facts.get("until")) for entry in found] == [("rank_exit", None), ("ledger", 3)]
 
 
 def test_files_that_cannot_be_read_cost_only_their_own_events(tmp_path: Path) -> None:
     (tmp_path / "journal.a.jsonl").write_bytes(start(1))
     (tmp_path / "journal.b.jsonl").mkdir()
-    findings = Findings()
+    findings = Problems()
     found = read_journals([*tmp_path.glob("*.jsonl"), tmp_path / "journal.c.jsonl"], findings)
     assert names(list(found)) == ["job_start"]
     assert list(findings.unreadable) == [str(tmp_path / "journal.c.jsonl")]
@@ -220,9 +228,9 @@ def test_journals_are_read_one_after_the_other(tmp_path: Path) -> None:
     (tmp_path / "journal.a.jsonl").write_bytes(start(1) + line("job_end", 5))
     (tmp_path / "journal.b.jsonl").write_bytes(start(2, run_id="other") + line("job_end", 3))
     (tmp_path / "journal.c.jsonl").write_bytes(start(3))
-    assert [entry.t for entry in read_in_turn([tmp_path], Findings())] == [1, 5, 2, 3, 3]
-    assert [entry.t for entry in read_in_turn([tmp_path], Findings(), "run")] == [1, 5, 3]
-    assert [entry.t for entry in read_journals([tmp_path], Findings(), "run")] == [1, 3, 5]
+    assert [entry.t for entry in read_in_turn([tmp_path], Problems())] == [1, 5, 2, 3, 3]
+    assert [entry.t for entry in read_in_turn([tmp_path], Problems(), "run")] == [1, 5, 3]
+    assert [entry.t for entry in read_journals([tmp_path], Problems(), "run")] == [1, 3, 5]
 
 
 def test_a_line_without_an_end_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +240,7 @@ def test_a_line_without_an_end_fills_no_memory(tmp_path: Path, monkeypatch: pyte
         for _ in range(64):
             file.write(b"x" * (1 << 20))
         file.write(b"\n" + start(1))
-    findings = Findings()
+    findings = Problems()
     tracemalloc.start()
     try:
         assert names(list(read_journals([path], findings))) == ["job_start"]
@@ -258,10 +266,10 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         events.CycleEnd(0, "failed", iteration=None, lived_s=1.5),
     ]
     journal_of(tmp_path, "a", written)
-    findings = Findings()
+    findings = Problems()
     found = list(read_journals([tmp_path], findings))
     assert [(entry.event, entry.facts) for entry in found] == [(event.event, event.facts()) for event in written]
-    assert findings == Findings()
+    assert findings == Problems()
 
 
 def test_a_rotated_journal_of_two_attempts_is_read_with_its_gap(tmp_path: Path) -> None:
@@ -269,9 +277,9 @@ def test_a_rotated_journal_of_two_attempts_is_read_with_its_gap(tmp_path: Path) 
         for attempt in range(2):
             exits = [events.RankExit(attempt, rank, 1) for rank in range(60)]
             journal_of(tmp_path, node, [events.JobStart("run", node, [], 1, 2, {}), *exits], max_mb=0.002)
-    findings = Findings()
+    findings = Problems()
     found = list(read_journals([tmp_path], findings, "run"))
-    assert findings == Findings()
+    assert findings == Problems()
     # The first line of a piece is made when the next one is there already.
     times = [entry.t for entry in found if entry.event != "journal_piece"]
     assert times == sorted(times)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.nodes.messages import EndReason
+from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.rendezvous.handler import NoPlace
 from rank_monitor.contract.exit_codes import ExitCode
 from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until

@@ -15,7 +15,7 @@ from ft_launcher.cycle.rungs import Rungs, RungState
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Question, after_request, answer, inputs_of
 from ft_launcher.record import events
-from ft_launcher.record.journal_reader import Findings, parse
+from ft_launcher.record.journal_reader import Problems, parse
 from ft_launcher.replay.replay import Replay
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot
@@ -130,6 +130,6 @@ def replayed(*journals: Iterable[Line]) -> Replay:
     found = Replay()
     for number, lines in enumerate(journals):
         rows = [json.dumps(row).encode() + b"\n" for row in lines]
-        found.take(parse(rows, Findings(), str(number)), str(number))
+        found.take(parse(rows, Problems(), str(number)), str(number))
     found.finish()
     return found

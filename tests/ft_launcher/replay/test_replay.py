@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ft_launcher.attribution import RankEvidence, nccl_view, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.attribution.nccl_view import NcclView, Peer
+from ft_launcher.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.attribution.rank_view import RankView, views
 from ft_launcher.nodes.fault_decision import Case, NodeViews
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, inputs_in, make_policy
@@ -311,7 +311,7 @@ def test_the_rank_that_held_up_those_of_all_nodes() -> None:
 
 def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
     """NCCL has given up the rank of the third node; the limit of the first passed first."""
-    lost = NcclView(3, (Peer("10.0.0.3", 52, 2, 3, True),), 1)
+    lost = NcclView(3, (NcclProcess("10.0.0.3", 52, 2, 3, True),), 1)
     seen = [replace(hung(rank, 4, WAITS, True), nccl=nccl) for rank, nccl in enumerate([lost, lost, None])]
     ranks = {
         str(node): [rank_view.to_record(view) | {"pid": 50 + node} for view in views(one.ranks, 10.0)]

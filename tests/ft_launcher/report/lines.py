@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ft_launcher.record.journal_reader import Entry, Findings, merge, parse
+from ft_launcher.record.journal_reader import JournalEntry, Problems, merge, parse
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
 from ft_launcher.report.job_findings import JobFindings
@@ -73,10 +73,10 @@ def as_bytes(lines: Iterable[Line]) -> bytes:
 
 def collected(*journals: list[Line], in_turn: bool = False) -> Collection:
     """What is kept of journals, whose events are taken by their time, or `in_turn`, one journal after the other."""
-    entries: Iterable[Entry]
+    entries: Iterable[JournalEntry]
     collection = Collection()
     sources = [
-        parse(as_bytes(lines).splitlines(keepends=True), Findings(), str(number))
+        parse(as_bytes(lines).splitlines(keepends=True), Problems(), str(number))
         for number, lines in enumerate(journals)
     ]
     if in_turn:

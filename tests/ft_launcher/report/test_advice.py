@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ft_launcher.report.advice import Advice, advise, best_interval_s, choose_save_interval
-from ft_launcher.report.job_findings import Fault, JobFindings, Saves
-from ft_launcher.report.limits import WatchedSection
+from ft_launcher.report.job_findings import FaultFindings, JobFindings, Saves
+from ft_launcher.report.section_durations import WatchedSection
 from ft_launcher.report.spares import Spares
 
 
@@ -19,7 +19,7 @@ def findings(
 ) -> JobFindings:
     seconds = seconds or {"step": 36000.0}
     wall_s = sum(seconds.values())
-    one = Fault("exit", "unknown", 0, "a", 0.0, 1, 0, False, -1, "", "", {}, 1.0, 0.0, 1, 1.0)
+    one = FaultFindings("exit", "unknown", 0, "a", 0.0, 1, 0, False, -1, "", "", {}, 1.0, 0.0, 1, 1.0)
     mtbf: dict[str, Any] = {}
     if faults:
         mtbf = {"faults": [one] * faults, "mtbf_s": wall_s / faults}

@@ -14,7 +14,7 @@ from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
 from ft_launcher.status import summary
 from ft_launcher.status.fault_scene import CollectiveRow
-from ft_launcher.status.node_status import Facts, NodeStatus, RankReading, Times
+from ft_launcher.status.node_status import Facts, JobTime, NodeStatus, RankReading
 from ft_launcher.status.summary import JobState, RankState
 
 START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})
@@ -54,7 +54,7 @@ def after(*seen: events.Event) -> NodeStatus:
     return status
 
 
-TIMES = Times("", CycleTimes(0, 0, 1, {}, iteration=41, saved=40), Account({"step": 0.9}, 1.0, 0.9, 0.8, 41), {})
+TIMES = JobTime("", CycleTimes(0, 0, 1, {}, iteration=41, saved=40), Account({"step": 0.9}, 1.0, 0.9, 0.8, 41), {})
 
 
 @pytest.mark.parametrize(

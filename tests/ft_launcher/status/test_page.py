@@ -18,7 +18,7 @@ from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
 from ft_launcher.status.listening import answering
-from ft_launcher.status.node_status import NodeStatus, RankReading, Times
+from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
 from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks
 from ft_launcher.status.summary import ranks_as_json
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
@@ -68,7 +68,7 @@ class Simulation:
         """The page does not ask for them."""
         raise AssertionError
 
-    def times(self) -> Times:
+    def times(self) -> JobTime:
         seconds = {"step": 34_500.0, "launch": 21.0, "checkpoint_save": 412.0, "data": 300.0, "lost_progress": 260.0}
         seconds |= {"detection": 62.0, "warmup": 90.0, "custom:tokenizer": 31.0, "unknown": 9.0}
         wall_s = sum(seconds.values())
@@ -90,7 +90,7 @@ class Simulation:
             },
         )
         account = Account(seconds, wall_s, 34_500 / wall_s, 34_000 / wall_s, self.step)
-        return Times("", present, account, {"step": durations}, (past,))
+        return JobTime("", present, account, {"step": durations}, (past,))
 
     def starts(self, ranks: int = RANKS, run_id: str = "llama-70b", **more: Any) -> None:
         self.journal.write(replace(START, run_id=run_id, node="gpu-node-17", **more))

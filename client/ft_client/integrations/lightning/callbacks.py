@@ -1,6 +1,6 @@
 """The callbacks that watch `fit`, by heartbeats and by sections, and learn the limits of these.
 
-Lightning calls them on every rank. The watch itself is in `watch.py`, what `fit` does at a time in `fit.py`.
+Lightning calls them on every rank. The watch itself is in `watched_fit.py`, what `fit` does at a time in `fit.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.agreement import group
-from ft_client.integrations.lightning.fit import LEARNABLE, Event, section_after
-from ft_client.integrations.lightning.watch import FitWatch
+from ft_client.integrations.lightning.fit import LEARNABLE, FitEvent, section_after
+from ft_client.integrations.lightning.watched_fit import FitWatch
 from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
 from ft_client.rank_monitor_client import RankMonitorClient
 from ft_client.straggler.callables import CallableId, Wrapped
@@ -81,17 +81,17 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._evaluated = 0
 
     def on_train_batch_start(self, *batch: Any) -> None:
-        self._on(Event.STEP)
+        self._on(FitEvent.STEP)
 
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
-        self._on(Event.STEP_OVER)
+        self._on(FitEvent.STEP_OVER)
         super().on_train_batch_end(trainer, *batch)
         if self._client is not None and not self._taught_by_save:
             self._taught_by_save = True
             self._learn_and_keep(self._client, final=False)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._on(Event.STEP_OVER)  # of a batch that ended the epoch by returning -1 at its start
+        self._on(FitEvent.STEP_OVER)  # of a batch that ended the epoch by returning -1 at its start
 
     def on_validation_batch_start(self, *batch: Any) -> None:
         client = self._client
@@ -102,12 +102,12 @@ class FaultToleranceSectionsCallback(FitWatch):
         early = self._evaluated <= client.cfg.num_warmup_iterations
         learned = STEP in client.section_timeouts.calculated_sections
         if early and learned:
-            self._on(Event.EARLY_EVALUATION)
+            self._on(FitEvent.EARLY_EVALUATION)
         else:
-            self._on(Event.STEP)
+            self._on(FitEvent.STEP)
 
     def on_validation_batch_end(self, *batch: Any) -> None:
-        self._on(Event.STEP_OVER)
+        self._on(FitEvent.STEP_OVER)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
@@ -124,12 +124,12 @@ class FaultToleranceSectionsCallback(FitWatch):
         saving = _Saving(self._on)
         for owner, name in saves:
             self._saves.wrap(CallableId(owner, name), saving)
-        self._on(Event.BEGAN)
+        self._on(FitEvent.BEGAN)
 
     def _over(self, client: RankMonitorClient, failed: bool) -> None:
         if failed and self._now is not None:
             client.discount(self._now)
-        self._on(Event.OVER)
+        self._on(FitEvent.OVER)
         self._saves.restore()
 
     def _learn(self, client: RankMonitorClient, final: bool) -> bool:
@@ -142,7 +142,7 @@ class FaultToleranceSectionsCallback(FitWatch):
         sections = [name for name in agreed if name != OUT_OF_SECTION]
         return client.calculate_and_set_section_timeouts(sections, calc_out_of_section=OUT_OF_SECTION in agreed)
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: FitEvent) -> None:
         """Opens and closes sections for an event. Does nothing without a client."""
         client = self._client
         if client is None:
@@ -158,14 +158,14 @@ class FaultToleranceSectionsCallback(FitWatch):
 class _Saving:
     """A context around each save, in which the section `checkpointing` is open. Saves may be nested."""
 
-    def __init__(self, on: Callable[[Event], None]) -> None:
+    def __init__(self, on: Callable[[FitEvent], None]) -> None:
         self._on, self.is_open = on, False
 
     def __enter__(self) -> None:
         self.is_open = True
-        self._on(Event.SAVE)
+        self._on(FitEvent.SAVE)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.is_open = False
         if error is None:  # the section of a failed save stays open: its duration must not teach a limit
-            self._on(Event.SAVED)
+            self._on(FitEvent.SAVED)

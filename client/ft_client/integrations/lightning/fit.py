@@ -57,7 +57,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainerProgress:
     """The position of a trainer and its limits. A maximum of -1 or None is not a limit.
 
     `time_is_up` is of a timer that goes on counting in the next job: one that begins anew limits only this job.
@@ -73,7 +73,7 @@ class Progress:
     time_is_up: bool
 
 
-def why_complete(fit: Fit, now: Progress) -> str | None:
+def why_complete(fit: Fit, now: TrainerProgress) -> str | None:
     """The reason why no further job is needed; None if the training is not complete. For a fit that did not fail.
 
     Lightning counts an epoch in which the training was asked to stop as a complete one.
@@ -92,7 +92,7 @@ def why_complete(fit: Fit, now: Progress) -> str | None:
     return None
 
 
-class Event(Enum):
+class FitEvent(Enum):
     """The events that Lightning's hooks report."""
 
     BEGAN = auto()
@@ -107,24 +107,24 @@ class Event(Enum):
     OVER = auto()
 
 
-def section_after(now: str | None, event: Event) -> str | None:
+def section_after(now: str | None, event: FitEvent) -> str | None:
     """The section that is open after the event, given the one that was."""
     match event:
-        case Event.BEGAN:
+        case FitEvent.BEGAN:
             return SETUP
-        case Event.STEP:
+        case FitEvent.STEP:
             return STEP
-        case Event.EARLY_EVALUATION:
+        case FitEvent.EARLY_EVALUATION:
             return WARMUP
-        case Event.STEP_OVER:
+        case FitEvent.STEP_OVER:
             if now in (STEP, WARMUP):
                 return None
             return now
-        case Event.SAVE:
+        case FitEvent.SAVE:
             return CHECKPOINTING
-        case Event.SAVED:
+        case FitEvent.SAVED:
             if now == CHECKPOINTING:
                 return None
             return now
-        case Event.OVER:
+        case FitEvent.OVER:
             return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from ft_client.integrations.lightning.framework import Callback
 from ft_client.straggler import CallableId, Detector, Report, StragglerManager
-from ft_client.straggler.findings import findings
+from ft_client.straggler.report_text import findings
 
 
 class StragglerDetectionCallback(Callback):

@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.settings import script
+from ft_launcher.settings import rank_program
 from rank_monitor.contract.errors import ConfigError
 
 
 def test_a_script_may_be_a_file_a_folder_or_stdin(folder: Path) -> None:
     for name in ("train.py", str(folder / "train.py"), str(folder), "-"):
-        script.check_script(name)
+        rank_program.check_script(name)
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", ["no.py", "", "no/train.py"])
 def test_a_script_that_is_not_there(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
-        script.check_script(name)
+        rank_program.check_script(name)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_script_that_cannot_be_read(folder: Path) -> None:
     (folder / "train.py").chmod(0)
     with pytest.raises(ConfigError, match="cannot read"):
-        script.check_script("train.py")
+        rank_program.check_script("train.py")
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,17 @@ def test_commands(command: str, mode: int, text: str, says: str | None, folder: 
     (folder / "run").write_text(text)
     (folder / "run").chmod(mode)
     if says is None:
-        script.check_command(command)
+        rank_program.check_command(command)
         return
     with pytest.raises(ConfigError, match=says):
-        script.check_command(command)
+        rank_program.check_command(command)
 
 
 def test_the_bootstrap_comes_before_what_python_runs() -> None:
-    assert script.through_bootstrap(["-u", "train.py", "-u"]) == ["-u", script.bootstrap(), "train.py", "-u"]
-    assert script.through_bootstrap(["-u", "-m", "a.b"]) == ["-u", script.bootstrap(), "-m", "a.b"]
+    assert rank_program.through_bootstrap(["-u", "train.py", "-u"]) == [
+        "-u",
+        rank_program.bootstrap(),
+        "train.py",
+        "-u",
+    ]
+    assert rank_program.through_bootstrap(["-u", "-m", "a.b"]) == ["-u", rank_program.bootstrap(), "-m", "a.b"]

@@ -11,8 +11,8 @@ from torch.distributed import TCPStore
 from ft_launcher.nodes.coordinator_service import BEAT, end_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.link import Link
-from ft_launcher.nodes.messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
+from ft_launcher.nodes.node_link import NodeLink
+from ft_launcher.nodes.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.nodes.nodes_of_a_test import node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
@@ -29,11 +29,11 @@ def store(server: TCPStore) -> JobStore:
 
 
 @pytest.fixture
-def link(store: JobStore, lease: Lease) -> Iterator[Link]:
+def link(store: JobStore, lease: Lease) -> Iterator[NodeLink]:
     """Of node `a`; somebody else coordinates."""
     store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
     store.publish({BEAT: "b"})
-    link = Link("a", store.another(), lambda term, store: None, lease, beat_s=0.2, timeout_s=60.0)
+    link = NodeLink("a", store.another(), lambda term, store: None, lease, beat_s=0.2, timeout_s=60.0)
     yield link
     link.close(Left("a", "the test ends"), 5.0)
 
@@ -46,14 +46,16 @@ def lease() -> Iterator[Lease]:
     lease.close()
 
 
-def test_an_answer_comes_to_whom_it_is_for(link: Link, store: JobStore) -> None:
+def test_an_answer_comes_to_whom_it_is_for(link: NodeLink, store: JobStore) -> None:
     link.ask(node("a", 1))
     store.read_inbox(0, PATIENT_S)
     store.publish({reply_key("a", 1): "yes"})
     assert link.answer(1, PATIENT_S) == b"yes"
 
 
-def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before(link: Link, store: JobStore) -> None:
+def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before(
+    link: NodeLink, store: JobStore
+) -> None:
     """As a node does whose coordinator another replaced while it waited for a place."""
     link.ask(node("a", 1))
     store.read_inbox(0, PATIENT_S)
@@ -63,7 +65,9 @@ def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before
     assert link.answer(2, PATIENT_S) == b"yes"
 
 
-def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(link: Link, lease: Lease, store: JobStore) -> None:
+def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
+    link: NodeLink, lease: Lease, store: JobStore
+) -> None:
     """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
     link.entered(RankAssigned(0, 0, 2, "", False), deputies=0)
     link.attended = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.report.limits import Fit, SectionLimits, WatchedSection
+from ft_launcher.report.section_durations import LimitFit, SectionLimits, WatchedSection
 from tests.ft_launcher.report.lines import (
     Line,
     begins,
@@ -74,17 +74,17 @@ def test_how_often_a_limit_fired() -> None:
 @pytest.mark.parametrize(
     ("times", "max_s", "limit_s", "fit"),
     [
-        (99, 1.0, 60.0, Fit.TOO_FEW),
-        (100, 1.0, None, Fit.UNWATCHED),
-        (100, 1.0, 1.4, Fit.TIGHT),
-        (100, 1.0, 1.5, Fit.GOOD),
-        (100, 1.0, 20.0, Fit.GOOD),  # no limit below 10 s is proposed
-        (100, 1.0, 20.1, Fit.LONG),
-        (100, 60.0, 600.0, Fit.GOOD),
-        (100, 60.0, 601.0, Fit.LONG),
+        (99, 1.0, 60.0, LimitFit.TOO_FEW),
+        (100, 1.0, None, LimitFit.UNWATCHED),
+        (100, 1.0, 1.4, LimitFit.TIGHT),
+        (100, 1.0, 1.5, LimitFit.GOOD),
+        (100, 1.0, 20.0, LimitFit.GOOD),  # no limit below 10 s is proposed
+        (100, 1.0, 20.1, LimitFit.LONG),
+        (100, 60.0, 600.0, LimitFit.GOOD),
+        (100, 60.0, 601.0, LimitFit.LONG),
     ],
 )
-def test_how_a_limit_fits(times: int, max_s: float, limit_s: float | None, fit: Fit) -> None:
+def test_how_a_limit_fits(times: int, max_s: float, limit_s: float | None, fit: LimitFit) -> None:
     assert WatchedSection("step", times, None, max_s, limit_s, False, 0).fit is fit
 
 
@@ -97,7 +97,7 @@ def test_printed_steps_beside_their_limit() -> None:
     lines = [configured, begins(1, 0), printed[0], limits(11), verdict(12, 1, "log"), printed[1], end(30)]
     (section,) = found(lines).sections
     assert (section.name, section.times, section.max_s) == ("printed step", 1200, 4.0)
-    assert (section.limit_s, section.fired, section.fit) == (60.0, 1, Fit.LONG)
+    assert (section.limit_s, section.fired, section.fit) == (60.0, 1, LimitFit.LONG)
 
 
 def test_sections_with_limits_come_first() -> None:

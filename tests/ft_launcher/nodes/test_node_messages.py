@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_messages import (
     MAX_BYTES,
     VERSION,
     CycleEnd,

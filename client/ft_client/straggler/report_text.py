@@ -25,7 +25,7 @@ _WARNINGS = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class RankScores:
     """The scores of one kind ("relative", "individual") by rank, none of them NaN; the worst first."""
 
     subject: str
@@ -72,7 +72,7 @@ class Finding:
         return f"  Rank={rank} Node={self.nodes[rank]} Score={self.scores[rank]:.2f}"
 
 
-def findings(report: Report, options: StragglerOptions) -> list[Finding]:
+def findings(report: Report, options: StragglerOptions) -> list[RankScores]:
     """Returns the findings of the kinds of scores that `options` asks for."""
     found = []
     if options.calc_relative_gpu_perf:
@@ -92,7 +92,7 @@ def _finding(
     gpus: Mapping[int, float],
     sections: Mapping[str, Mapping[int, float]],
     threshold: float,
-) -> Finding:
+) -> RankScores:
     if report.has_kernels:
         subject = "GPU"
         scores = {rank: score for rank, score in gpus.items() if not math.isnan(score)}
@@ -100,7 +100,7 @@ def _finding(
         subject = "Section"
         scores = _lowest(sections)
     ordered = dict(sorted(scores.items(), key=lambda item: (item[1], item[0])))
-    return Finding(subject, kind, ordered, threshold, report.rank_to_node)
+    return RankScores(subject, kind, ordered, threshold, report.rank_to_node)
 
 
 def _lowest(sections: Mapping[str, Mapping[int, float]]) -> dict[int, float]:

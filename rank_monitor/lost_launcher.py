@@ -1,5 +1,4 @@
 """Ends all processes of a monitor's job, or of one cycle, and removes its runtime folder, when the launcher was killed.
-Ends all its processes when the launcher was killed.
 
 Monitors, the template and the sweeper call it.
 """

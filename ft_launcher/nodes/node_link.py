@@ -17,11 +17,11 @@ from typing import Any
 from ft_launcher.nodes.attempt import AttemptEnded, CoordinatorWatch, check, enter_current
 from ft_launcher.nodes.beat_schedule import BeatSchedule, look_every, own_limit_s
 from ft_launcher.nodes.connections import Connections
-from ft_launcher.nodes.coordinator_service import BEAT, HOST, Coordination, end_key, host_key, reply_key
+from ft_launcher.nodes.coordinator_service import BEAT, HOST, CoordinatorService, end_key, host_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.key_waiter import Awaited, Box, RingingBox
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.messages import (
+from ft_launcher.nodes.node_messages import (
     CycleEnd,
     EndReason,
     JobOver,
@@ -60,7 +60,7 @@ class Cut:
     unreachable: bool
 
 
-class Link:
+class NodeLink:
     """The link of one node.
 
     Args:
@@ -76,12 +76,12 @@ class Link:
         self,
         node: str,
         store: JobStore,
-        coordinate: Callable[[int, JobStore], Coordination | None],
+        coordinate: Callable[[int, JobStore], CoordinatorService | None],
         lease: Lease,
         beat_s: float,
         timeout_s: float,
     ) -> None:
-        self.coordination: Coordination | None = None
+        self.coordination: CoordinatorService | None = None
         self._node = node
         self._coordinate = coordinate
         self._beat_s = beat_s

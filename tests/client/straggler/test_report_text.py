@@ -8,7 +8,7 @@ import math
 import pytest
 
 from ft_client.straggler import Report, StragglerOptions
-from ft_client.straggler.findings import findings
+from ft_client.straggler.report_text import findings
 
 GPUS = Report(
     gpu_relative_perf_scores={0: 1.0, 13: 0.65, 76: 0.5, 99: math.nan},

@@ -1,6 +1,6 @@
 """How long sections took, beside the limits that watch them. Pure.
 
-`collection.py` fills it, `advice.py` and `summary.py` read it. The journal's events `ledger` have the durations of one
+`collection.py` fills it, `advice.py` and `text.py` read it. The journal's events `ledger` have the durations of one
 rank of each node, cycle by cycle; here they become one histogram for each section. Limits are those of the settings
 (`job_start`), then those that a training set or learned (`limits`); what they did is in `verdict` and `interruption`.
 Beside sections there is `PRINTED_STEP`: how long it was from one step that a rank printed to the next, from
@@ -32,7 +32,7 @@ _SECTION, _LOG = "section:", "log"
 _NS_PER_S = 1e9
 
 
-class Fit(str, Enum):
+class LimitFit(str, Enum):
     """How a limit fits what was observed."""
 
     __str__ = str.__str__
@@ -71,17 +71,17 @@ class WatchedSection:
         return max(_FLOOR_S, _SAFETY * self.max_s)
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> LimitFit:
         """How its limit fits."""
         if self.times < FEWEST_TIMES:
-            return Fit.TOO_FEW
+            return LimitFit.TOO_FEW
         if self.limit_s is None:
-            return Fit.UNWATCHED
+            return LimitFit.UNWATCHED
         if self.limit_s < _IS_TIGHT * self.max_s:
-            return Fit.TIGHT
+            return LimitFit.TIGHT
         if self.limit_s > _IS_LONG * self.proposed_s:
-            return Fit.LONG
-        return Fit.GOOD
+            return LimitFit.LONG
+        return LimitFit.GOOD
 
 
 @dataclass(frozen=True)

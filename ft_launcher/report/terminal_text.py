@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ft_launcher.report.advice import Advice
 from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.job_findings import Fault, JobFindings
-from ft_launcher.report.limits import WatchedSection
+from ft_launcher.report.job_findings import FaultFindings, JobFindings
+from ft_launcher.report.section_durations import WatchedSection
 
 COSTLIEST = 5
 """Faults that are listed with their phases."""
@@ -61,12 +61,12 @@ def verdict(findings: JobFindings) -> str:
     return " ".join(sentences)
 
 
-def costliest(findings: JobFindings) -> list[Fault]:
+def costliest(findings: JobFindings) -> list[FaultFindings]:
     """Returns the faults that cost the most, the costliest first."""
     return sorted(findings.faults, key=lambda fault: (-fault.cost_s, fault.t))[:COSTLIEST]
 
 
-def headline(fault: Fault) -> str:
+def headline(fault: FaultFindings) -> str:
     """Returns who failed and how."""
     if fault.rank is None:
         who = fault.kind
@@ -79,7 +79,7 @@ def headline(fault: Fault) -> str:
     return f"{who}, attempt {fault.attempt} ({fault.fault_class})"
 
 
-def costs(fault: Fault) -> str:
+def costs(fault: FaultFindings) -> str:
     """Returns what a fault cost, with the phases of its recovery."""
     spent = [f"{phase} {as_text(spent_s)}" for phase, spent_s in fault.phases.items() if spent_s >= _SHOWN_S]
     if fault.lost_s >= _SHOWN_S:

@@ -19,7 +19,7 @@ from ft_client.control import WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError
 from ft_client.inject import SimulatedFaultParams, simulate_fault
 from ft_client.integrations.lightning import next_job
-from ft_client.integrations.lightning.fit import Fit, Progress, why_complete
+from ft_client.integrations.lightning.fit import Fit, TrainerProgress, why_complete
 from ft_client.integrations.lightning.framework import Callback
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
@@ -196,9 +196,9 @@ class FitWatch(Callback):
             self.logger.log(level, "[FaultToleranceCallback@rank0] %s", text)
 
 
-def progress_of(trainer: Any) -> Progress:
+def progress_of(trainer: Any) -> TrainerProgress:
     """The progress of a trainer of either package of Lightning at the end of `fit`."""
-    return Progress(
+    return TrainerProgress(
         step=trainer.global_step,
         max_steps=trainer.max_steps,
         epoch=trainer.current_epoch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ft_launcher.report import summary
+from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import advise
 from tests.ft_launcher.report.lines import (
     NODE_A,
@@ -21,7 +21,7 @@ from tests.ft_launcher.report.lines import (
 
 def test_two_attempts_of_two_nodes() -> None:
     findings = found(NODE_A, NODE_B)
-    lines = summary.as_lines(findings, advise(findings))
+    lines = terminal_text.as_lines(findings, advise(findings))
     assert lines[0] == (
         "Ran 2 min 11 s on 2 nodes in 2 attempts; 19.1% of the time were steps that count, 11.5% until the last "
         "checkpoint. 2 faults cost 53.2 s (signal 1, hang 1). It succeeded."
@@ -36,22 +36,22 @@ def test_two_attempts_of_two_nodes() -> None:
 
 def test_a_healthy_job() -> None:
     findings = found([start(0), begins(1, 0), steps(0, 0, 20, 0, 9), part(None, 20, 21), end(21)])
-    text = "\n".join(summary.as_lines(findings, ()))
+    text = "\n".join(terminal_text.as_lines(findings, ()))
     assert text.startswith("Ran 21.0 s on 1 node in 1 attempt; 47.6% ")
     assert "No fault is known. It succeeded." in text
     assert "Costliest" not in text and "Advice" not in text
 
 
 def test_how_it_ended() -> None:
-    assert summary.verdict(found([start(0), end(3, 85)])).endswith("It ended with exit code 85: why.")
-    assert summary.verdict(found([start(0)])).endswith("its launcher was killed.")
+    assert terminal_text.verdict(found([start(0), end(3, 85)])).endswith("It ended with exit code 85: why.")
+    assert terminal_text.verdict(found([start(0)])).endswith("its launcher was killed.")
 
 
 def test_sections_beside_their_limits() -> None:
     seen = {"step": durations(41000, 2.4), "save": durations(31, 40.0)}
     learned = limits(2, ["section:step"], step=60.0)
     lines = [start(0), begins(1, 0), learned, verdict(3, 0, "section:step"), part(0, 0, 10, durations=seen), end(11)]
-    shown = summary.as_lines(found(lines), ())
+    shown = terminal_text.as_lines(found(lines), ())
     place = shown.index("Sections and their limits (of one rank of each node)")
     assert shown[place + 1 : place + 3] == [
         "  step: 41,000 times, 99.9% at most 1.0 s, longest 2.4 s, limit 1 min (learned), fired in 1 cycle, long",
