@@ -6,12 +6,13 @@
     stopped         stop              wait            backoff
 
 `agent/times.py` reports each event when it happens. Moments are monotonic seconds. Events may come in any order,
-and none goes back in time: whatever comes, the parts add up to the time that has passed.
+and none goes back in time: whatever comes, the parts add up to the time that has passed. `laid_out` puts the phases of
+a recovery on a line of time, for the report's trace and the spans of a running job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ft_launcher.ledger.account import Account, CycleTimes, account, thinned
@@ -28,6 +29,9 @@ _PHASES = {
     Category.RENDEZVOUS: "rendezvous",
     Category.LAUNCH: "start",
 }
+_BEFORE = ("detection", "stop", "backoff", "health", "rendezvous")
+_AFTER = ("start", "first_step")
+"""The phases of a recovery, before and after the start of the ranks."""
 
 
 class JobLedger:
@@ -281,3 +285,17 @@ def _recovery(ended: _Ended) -> dict[str, float]:
     if ended.found.first_step_s is not None:
         phases["first_step"] = ended.found.first_step_s
     return phases
+
+
+def laid_out(recovery: Mapping[str, float], started: float) -> Iterator[tuple[str, float, float]]:
+    """Yields name, begin and length of each phase of the recovery that led into a cycle.
+
+    The ledger has the lengths only. They are laid before and after the moment at which the cycle's ranks were
+    `started`, and have its unit and origin; a phase that took no time is left out.
+    """
+    moment = started - sum(recovery.get(phase, 0.0) for phase in _BEFORE)
+    for phase in (*_BEFORE, *_AFTER):
+        length_s = recovery.get(phase, 0.0)
+        if length_s > 0:
+            yield phase, moment, length_s
+        moment += length_s

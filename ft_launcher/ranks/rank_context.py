@@ -31,8 +31,7 @@ from ft_launcher.processes.detached import start_ticks
 from ft_launcher.record.cycle_files import open_application_log
 from ft_launcher.record.log_pump import LogPump, streams_of
 from ft_launcher.record.logs import MOST_KEPT
-from ft_launcher.record.spool import Spool
-from ft_launcher.record.spooled_output import SpooledOutput
+from ft_launcher.record.spool import Spool, SpooledOutput
 from ft_launcher.settings import rank_program
 from ft_launcher.zygote.client import RankOrder
 from ft_launcher.zygote.pool import ZygotePool

@@ -12,7 +12,7 @@ from ft_launcher.attribution import Fault, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.record import events, report
 from ft_launcher.record.contained import contained
-from ft_launcher.record.kept_files import KeptFiles
+from ft_launcher.record.logs import KeptFiles
 
 # The console line stays one line; the journal has all reasons.
 _MOST_REASONS = 4

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
 from ft_launcher.record.console import STALLED_S, Console
-from ft_launcher.record.console_lines import PARTIAL_S, ConsoleLines, Screen
-from ft_launcher.record.spool import MOST_BEHIND, Spool
+from ft_launcher.record.console_lines import ConsoleLines, Screen
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import open_regular
 
@@ -31,18 +30,72 @@ logger = logging.getLogger(__name__)
 
 # From <sys/inotify.h>; the standard library has no inotify.
 _IN_MODIFY = 0x2
-# Bytes of one read.
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
+"""Bytes of one read."""
 _PERIOD_S = 0.1
 """Seconds between two reads of the files where no inotify instance is left (fs.inotify.max_user_instances)."""
-_LAST_LINES_S, _LAST_SPOOLED_S = 10.0, 2.0
-"""Seconds after the ranks' end, for a console that reads slowly. The lines are in the ranks' files as well; of what is
-in spools the end is shown in any case, and the restart after a fault must not wait longer."""
-_CONSOLE = "console"
+_LAST_LINES_S = 10.0
+"""Seconds after the ranks' end, for a console that reads slowly. The lines are in the ranks' files as well."""
 # Seconds between two looks whether the pump is to end, while the console has no room.
 _ROOM_S = 0.2
-_MOST_AT_ONCE = 1 << 20
-"""Bytes of a spool in one round: a rank that prints without end must not keep the console from the others."""
+
+
+class WrittenFiles:
+    """Wakes a thread when files were written, and when it is to end. One inotify instance, if the system has one left.
+
+    Args:
+        paths: of the files, which need not exist yet.
+    """
+
+    def __init__(self, paths: Collection[str]) -> None:
+        self._end_reader, self._end_writer = os.pipe2(os.O_CLOEXEC)
+        self._inotify = _watch(paths)
+
+    def wait(self, limit_s: float = math.inf, least_s: float = 0.0) -> bool:
+        """Waits until a file was written; returns False when the thread is to end.
+
+        Args:
+            limit_s: how long at most (seconds).
+            least_s: how long at least, also where a file was written before: a rank may write again and again.
+        """
+        if least_s and readable([self._end_reader], least_s):
+            return False
+        if not self._inotify:
+            limit_s = min(limit_s, _PERIOD_S)
+        timeout_s = None
+        if limit_s < math.inf:
+            timeout_s = limit_s
+        ready = readable([self._end_reader, *self._inotify], timeout_s)
+        for descriptor in ready.intersection(self._inotify):
+            # What it says is not needed: each file is read from where it was left.
+            os.read(descriptor, CHUNK)
+        return self._end_reader not in ready
+
+    def end(self) -> None:
+        """Wakes the thread for good; another one calls this, once."""
+        os.close(self._end_writer)
+
+    def close(self) -> None:
+        """Closes what the thread waited for, after `end`."""
+        for descriptor in (self._end_reader, *self._inotify):
+            os.close(descriptor)
+
+
+def _watch(paths: Collection[str]) -> list[int]:
+    """Returns one inotify descriptor, readable when a file was written; none where the system has none left."""
+    libc = ctypes.CDLL(None)
+    inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            # A file must exist to be watched; ranks create theirs when they start.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+    watched = [libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY) >= 0 for path in paths]
+    if inotify < 0:
+        return []
+    if not all(watched):
+        os.close(inotify)
+        return []
+    return [inotify]
 
 
 @dataclass
@@ -71,7 +124,7 @@ class Stream:
             self.file = open_regular(self.path, follow_link=True, buffering=0)
         wrote = False
         while has_room(self.to):
-            content = self.file.read(_CHUNK)
+            content = self.file.read(CHUNK)
             text = self._text(content, last=ended and not content)
             if text:
                 self.to.write(text)
@@ -104,115 +157,6 @@ class Stream:
         return "".join(f"{self.prefix}{line}\n" for line in texts if self.wanted(line))
 
 
-class SpoolStream(Stream):
-    """What a rank prints to a spool, which goes to a console as it is: byte by byte, without a prefix.
-
-    A line without an end is held back for `PARTIAL_S`: Python writes the parts of a line one by one, and another rank's
-    line would come in between more often than where both write to the console themselves.
-    """
-
-    def __init__(self, spool: Spool, to: TextIO) -> None:
-        super().__init__(spool.path, "", to, lambda line: True, last_lines_s=_LAST_SPOOLED_S)
-        self._spool = spool
-        self._held_since = math.inf
-        self._has_more = False
-        spool.join(_CONSOLE)
-
-    def due(self) -> float:
-        """When `carry` is to be called again (monotonic seconds): for a line without an end, and while more is left."""
-        if self._has_more:
-            return 0.0
-        return self._held_since + PARTIAL_S
-
-    def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
-        """Copies what was written since the last call, at most `_MOST_AT_ONCE` of it.
-
-        What a console that does not read leaves too far behind is left out, and said in its place. With `ended` the
-        end is written whether there is room or not.
-
-        Returns:
-            True: nothing is left out without a word.
-        """
-        if self.file is None:
-            self.file = open_regular(self.path, follow_link=True, buffering=0)
-        size = os.fstat(self.file.fileno()).st_size
-        if size < self.file.tell():
-            self._begin_anew()
-        most = _MOST_AT_ONCE if ended else MOST_BEHIND
-        if size - self.file.tell() > most:
-            self._skip_to(size - _CHUNK)
-        until = min(size, self.file.tell() + _MOST_AT_ONCE)
-        while self.file.tell() < until:
-            if not has_room(self.to):
-                if not ended:
-                    break
-                if size - self.file.tell() > _CHUNK:
-                    self._skip_to(size - _CHUNK)
-            if not self._carry_chunk():
-                break
-        self._has_more = until < size and self.file.tell() >= until
-        self._put(self._without_open_line(b"", time.monotonic(), last=ended))
-        return True
-
-    def _carry_chunk(self) -> bool:
-        """Copies one read; returns whether there was anything."""
-        assert self.file is not None
-        place = self.file.tell()
-        content = self.file.read(_CHUNK)
-        if place < self._spool.begin:
-            # Another reader is so far ahead that this was given back, maybe while it was read.
-            self._skip_to(max(self._spool.begin, os.fstat(self.file.fileno()).st_size - _CHUNK), place)
-            return True
-        try:
-            self._put(self._without_open_line(content, time.monotonic(), last=False))
-        finally:  # also what a console that is gone does not take
-            self._spool.give_back(_CONSOLE, self.file.tell())
-        return bool(content)
-
-    def _begin_anew(self) -> None:
-        assert self.file is not None
-        self.file.seek(0)
-        self._put(self.partial)
-        self.partial, self._held_since = b"", math.inf
-        self._spool.begin_anew(_CONSOLE)
-
-    def _skip_to(self, place: int, before: int | None = None) -> None:
-        """Leaves out what is before `place`, from `before` or from here."""
-        assert self.file is not None
-        if before is None:
-            before = self.file.tell()
-        self.file.seek(place)
-        self._spool.give_back(_CONSOLE, place)
-        held, self.partial, self._held_since = self.partial, b"", math.inf
-        self._put(held + f"\nft_launcher: the console did not read; bytes not shown: {place - before}\n".encode())
-
-    def _without_open_line(self, content: bytes, now: float, last: bool) -> bytes:
-        """Returns what is to be shown now of what was held back and of `content`."""
-        text = self.partial + content
-        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        if last or now >= self.due() or len(text) - end > _CHUNK:
-            end = len(text)
-        was_held = bool(self.partial)
-        self.partial = text[end:]
-        if not self.partial:
-            self._held_since = math.inf
-        elif end or not was_held:
-            self._held_since = now
-        return text[:end]
-
-    def _put(self, content: bytes) -> None:
-        if not content:
-            return
-        if isinstance(self.to, Console):
-            self.to.write_bytes(content)
-        elif hasattr(self.to, "buffer"):
-            self.to.flush()
-            self.to.buffer.write(content)
-            self.to.buffer.flush()
-        else:  # a notebook's
-            self.to.write(content.decode(errors="replace"))
-
-
 class LogPump:
     """Copies streams from `start` until `stop`, which returns after the last line, or when it waited for too long.
 
@@ -222,10 +166,10 @@ class LogPump:
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._streams = list(streams)
         self._thread: threading.Thread | None = None
+        self._written: WrittenFiles | None = None
         self._stop_by = math.inf
         self._is_given_up = False
         self._cut: set[str] = set()
-        self._stop_reader, self._stop_writer = -1, -1
 
     @property
     def paths(self) -> set[str]:
@@ -236,19 +180,18 @@ class LogPump:
         """Starts the thread; the files need not exist yet."""
         if not self._streams:
             return
-        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_pump")
+        self._written = WrittenFiles(self.paths)
+        self._thread = threading.Thread(target=self._run, args=(self._written,), daemon=True, name="ft_log_pump")
         self._thread.start()
 
     def stop(self) -> None:
         """Copies what is left and ends the thread; a second call does nothing."""
-        if self._thread is None:
+        if self._thread is None or self._written is None:
             return
         limit_s = min(stream.last_lines_s for stream in self._streams)
         # From now on `_has_room` gives up on a console that does not read.
         self._stop_by = time.monotonic() + limit_s
-        # The end of the pipe wakes the thread.
-        os.close(self._stop_writer)
+        self._written.end()
         self._thread.join(self._join_limit_s(limit_s))
         self._is_given_up = self._thread.is_alive()
         self._thread = None
@@ -259,38 +202,17 @@ class LogPump:
             return None
         return limit_s + STALLED_S
 
-    def _run(self) -> None:
+    def _run(self, written: WrittenFiles) -> None:
         try:
-            self._follow()
+            self._carry()
+            # A line without an end is shown after a while.
+            while written.wait(min(stream.due() for stream in self._streams) - time.monotonic()):
+                self._carry()
         finally:
             self._carry(ended=True)
-            os.close(self._stop_reader)
+            written.close()
             for stream in self._streams:
                 stream.close()
-
-    def _follow(self) -> None:
-        inotify = watch_files({stream.path for stream in self._streams})
-        while True:
-            self._carry()
-            ready = readable([self._stop_reader, *inotify], self._limit_s(bool(inotify)))
-            for descriptor in inotify:
-                if descriptor in ready:
-                    # What it says is not needed: each file is read from where it was left.
-                    os.read(descriptor, _CHUNK)
-            if self._stop_reader in ready:
-                break
-        for descriptor in inotify:
-            os.close(descriptor)
-
-    def _limit_s(self, is_woken: bool) -> float | None:
-        """How long to wait for more (seconds; None: without limit): a line without an end is shown after a while."""
-        due = min((stream.due() for stream in self._streams), default=math.inf)
-        limit_s = due - time.monotonic()
-        if not is_woken:
-            limit_s = min(limit_s, _PERIOD_S)
-        if limit_s == math.inf:
-            return None
-        return max(0.0, limit_s)
 
     def _carry(self, ended: bool = False) -> None:
         for stream in self._streams:
@@ -322,23 +244,6 @@ def _is_file(stream: TextIO) -> bool:
         return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def watch_files(paths: Collection[str]) -> list[int]:
-    """Returns one inotify descriptor, readable when a file was written; none where the system has none left."""
-    libc = ctypes.CDLL(None)
-    inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    for path in paths:
-        with contextlib.suppress(OSError):
-            # A file must exist to be watched; ranks create theirs when they start.
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
-    watched = [libc.inotify_add_watch(inotify, os.fsencode(path), _IN_MODIFY) >= 0 for path in paths]
-    if inotify < 0:
-        return []
-    if not all(watched):
-        os.close(inotify)
-        return []
-    return [inotify]
 
 
 def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:

@@ -1,7 +1,9 @@
-"""The folders of a run, `<log_dir>/<run_id>-<start>/cycle_N/<local_rank>/`, and torch's `LogsSpecs` for them.
+"""The files of a run: its folders `<log_dir>/<run_id>-<start>/cycle_N/<local_rank>/`, torch's `LogsSpecs` for them, and
+what the recorder keeps: the journal, and copies of files that ranks wrote.
 
 Without `--log-dir` the folder is made below a default parent once there is something to keep, and old runs there are
-removed. Files of earlier cycles are never touched, nor is a folder that the user named.
+removed. Files of earlier cycles are never touched, nor is a folder that the user named. What cannot be kept is said
+once.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -23,7 +26,10 @@ from typing import TypeAlias
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
 
 from ft_launcher.record.access import Access
+from ft_launcher.record.journal import Journal
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.settings.config import RecordSettings
+from rank_monitor.contract.wire.foreign import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +43,7 @@ KEPT_RUNS = 20
 """Runs that stay below a default parent."""
 _LOCK = "launcher.lock"
 """Locked by the launcher of a run while it lives: the kernel releases it however the launcher ends."""
+_STACKS = "stacks.txt"
 
 
 def default_parents(environ: Mapping[str, str]) -> list[Path]:
@@ -176,6 +183,78 @@ def _prune(parent: Path) -> None:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+class KeptFiles:
+    """The files of a run.
+
+    Args:
+        run: the run's folder; made at the first thing worth keeping.
+        settings: where the journal goes instead, how large it may become, and who reads it: with a log folder, a
+            folder for the journal or a port to ask at, it is kept from the start.
+    """
+
+    def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
+        self.journal = Journal(settings.journal_max_mb)
+        self.node = socket.gethostname()
+        self._run = run
+        self._failed = False
+        self._folder: Path | None = None
+        if settings.journal_dir:
+            self._folder = Path(settings.journal_dir)
+        asked_at = settings.metrics_port is not None or settings.status_port is not None
+        if settings.journal_dir or asked_at:
+            self.begin()
+        self.follow_run()
+
+    def follow_run(self) -> None:
+        """Opens the journal where others have made the run's folder, for what the ranks print."""
+        if self._run.exists:
+            self.begin()
+
+    def begin(self) -> None:
+        """Makes the run's folder and opens the journal; there is something to keep now."""
+        if self._failed or self.journal.path is not None:
+            return
+        try:
+            if self._folder is not None:
+                folder = self._folder
+            else:
+                folder = self._run.make()
+        except ConfigError as error:
+            self._failed = True
+            logger.warning("nothing can be kept of this run: %s", error)
+            return
+        self.journal.open(folder / f"journal.{self.node}.jsonl", self._run.access)
+
+    def copy(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
+        """Copies a file of a rank to its log folder; returns the path, empty when it cannot be read or written."""
+        self.begin()
+        try:
+            # The last stacks are the ones that explain the end.
+            content = read_file(file, MOST_KEPT, tail=True)
+        except OSError:
+            return ""
+        if not content or self._failed:
+            return ""
+        return self._write(cycle, local_rank, name, content)
+
+    def copy_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
+        """Copies a rank's stacks to its log folder; returns the path, empty when there are none."""
+        return self.copy(cycle, local_rank, stack_file, _STACKS)
+
+    def write_stacks(self, cycle: int, local_rank: int, text: str) -> str:
+        """Writes the traceback of a rank that has ended to where its stacks would be; returns the path."""
+        return self._write(cycle, local_rank, _STACKS, text.encode(errors="backslashreplace"))
+
+    def _write(self, cycle: int, local_rank: int, name: str, content: bytes) -> str:
+        try:
+            path = self._run.of_rank(cycle, local_rank) / name
+            with open(path, "wb", opener=self._run.access.opener) as file:
+                file.write(content)
+        except (OSError, ConfigError):
+            return ""
+        return str(path)
 
 
 class CycleLogs(LogsSpecs):  # type: ignore[misc]

@@ -33,8 +33,7 @@ from ft_launcher.processes.process_tree import Ending
 from ft_launcher.record import console, events, report, surroundings
 from ft_launcher.record.contained import contained
 from ft_launcher.record.in_process_recorder import InProcessRecorder
-from ft_launcher.record.kept_files import KeptFiles
-from ft_launcher.record.logs import RunFolder
+from ft_launcher.record.logs import KeptFiles, RunFolder
 from ft_launcher.record.monitor_events import STALL, MonitorEvent, Replaced
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport

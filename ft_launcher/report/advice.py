@@ -13,8 +13,7 @@ from typing import Any
 
 from ft_launcher.ledger.account import PRINTED_STEP
 from ft_launcher.ledger.categories import CUSTOM, Category
-from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.job_findings import JobFindings
+from ft_launcher.report.job_findings import JobFindings, as_text, counted
 from ft_launcher.report.section_durations import LimitFit, WatchedSection
 from ft_launcher.report.spares import Spares
 from rank_monitor.contract.wire.rank_times import STEP

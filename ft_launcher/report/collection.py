@@ -13,9 +13,8 @@ from typing import Any
 
 from ft_launcher.ledger.account import CycleTimes, cycle_times
 from ft_launcher.ledger.attempts import LaunchTimes
-from ft_launcher.record.events import EVENTS
+from ft_launcher.record.events import EVENTS, score_of
 from ft_launcher.record.journal_reader import JournalEntry
-from ft_launcher.record.scores import score_of
 from ft_launcher.report.section_durations import SectionLimits
 from rank_monitor.contract.iterations.escalation import COLLATERAL, JOINING, SOFT_TIMEOUT
 from rank_monitor.contract.wire.json_record import real

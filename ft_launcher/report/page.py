@@ -10,8 +10,7 @@ from html import escape
 
 from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import Advice
-from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.job_findings import JobFindings
+from ft_launcher.report.job_findings import JobFindings, as_text, counted
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = """

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ft_launcher.record.report import printable
-from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.job_findings import JobFindings
+from ft_launcher.report.job_findings import JobFindings, as_text, counted
 
 _STEP, _LOST = "#2e7d4f", "#b5432f"
 _OTHERS = ("#4a6fa5", "#7f9fd0", "#b8a04a", "#8a6fa5", "#5f9ea0", "#a0795f", "#909090", "#c5a3c5")

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ft_launcher.report.advice import Advice
-from ft_launcher.report.durations import as_text, counted
-from ft_launcher.report.job_findings import FaultFindings, JobFindings
+from ft_launcher.report.job_findings import FaultFindings, JobFindings, as_text, counted
 from ft_launcher.report.section_durations import WatchedSection
 
 COSTLIEST = 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_launcher.ledger.phases import laid_out
+from ft_launcher.ledger.job_ledger import laid_out
 from ft_launcher.report.collection import Collection, Launch
 from ft_launcher.report.job_findings import JobFindings
 

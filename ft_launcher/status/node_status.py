@@ -14,7 +14,6 @@ from typing import Any
 
 from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
-from ft_launcher.record.scores import score_of
 from ft_launcher.status.fault_scene import innermost, packed, scene_of
 from rank_monitor.contract.wire.rank_times import Durations
 
@@ -265,7 +264,7 @@ class NodeStatus:
             case events.Verdict() | events.Stall() | events.InProcessFault() | events.InProcessRestart():
                 return replace(facts, trouble=self._trouble(event), frames={**facts.frames, **_frames(event)})
             case events.SectionTimes():
-                found = {kind: score_of(event.sections, event.gpu, kind) for kind in ("relative", "individual")}
+                found = {kind: events.score_of(event.sections, event.gpu, kind) for kind in ("relative", "individual")}
                 self._scores[event.rank] = {kind: score for kind, score in found.items() if score is not None}
             case events.Ledger():
                 return self._after_ledger(event)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ft_launcher.ledger.phases import laid_out
+from ft_launcher.ledger.job_ledger import laid_out
 from ft_launcher.record import events
 
 Attributes: TypeAlias = Mapping[str, str | int | float]

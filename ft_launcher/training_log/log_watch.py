@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import IO
 
 from ft_launcher.record.contained import contained, log_contained
-from ft_launcher.record.log_pump import watch_files
+from ft_launcher.record.log_pump import WrittenFiles
 from ft_launcher.record.spool import Spool
 from ft_launcher.training_log.log_line import Lines
 from ft_launcher.training_log.rank_log import NS_PER_S, News, RankLog
-from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.foreign import open_regular
 from rank_monitor.contract.wire.rank_times import Durations
 
@@ -119,7 +118,7 @@ class LogWatch:
         self._lock = threading.Lock()
         self._found: list[tuple[int, News]] = []
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._written = WrittenFiles({stream.path for streams in self._streams.values() for stream in streams})
         self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_watch")
 
     def start(self) -> None:
@@ -154,11 +153,11 @@ class LogWatch:
     def stop(self) -> list[tuple[int, News]]:
         """Reads what is left, or the end of it, without judging it, and ends the thread; returns the last news."""
         self._read_by = time.monotonic() + _LAST_S
-        os.close(self._stop_writer)
+        self._written.end()
         self._thread.join()
         self._read_all(judges=False)
         last = self.take()
-        os.close(self._stop_reader)
+        self._written.close()
         os.close(self._news)
         for streams in self._streams.values():
             for stream in streams:
@@ -176,26 +175,16 @@ class LogWatch:
                 raise
 
     def _follow(self) -> None:
-        paths = {stream.path for streams in self._streams.values() for stream in streams}
-        inotify = watch_files(paths)
-        while not readable([self._stop_reader], _PERIOD_S):
+        self._read_all()
+        while self._written.wait(self._limit_s(), _PERIOD_S):
             self._read_all()
-            ready = readable([self._stop_reader, *inotify], self._limit_s(bool(inotify)))
-            for descriptor in inotify:
-                if descriptor in ready:
-                    # What it says is not needed: each file is read from where it was left.
-                    os.read(descriptor, _CHUNK)
-        for descriptor in inotify:
-            os.close(descriptor)
 
-    def _limit_s(self, is_woken: bool) -> float | None:
-        """How long to wait for more (seconds; None: without limit)."""
-        if not is_woken:
-            return _PERIOD_S
+    def _limit_s(self) -> float:
+        """How long to wait for more (seconds): until a rank is to be judged."""
         due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
         if not due:
-            return None
-        return min(max(0.0, (min(due) - time.monotonic_ns()) / NS_PER_S), _MOST_WAIT_S)
+            return math.inf
+        return min((min(due) - time.monotonic_ns()) / NS_PER_S, _MOST_WAIT_S)
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._read_by

@@ -61,6 +61,16 @@ class Event:
         return cls(**{name: _plain(value) for name, value in vars(record).items() if name in names}, **facts)
 
 
+@dataclass(frozen=True)
+class OfRank:
+    """What an event of one rank begins with."""
+
+    cycle: int
+    """The cycle that runs."""
+    rank: int
+    """The rank."""
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value

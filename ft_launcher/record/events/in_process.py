@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.record.events.event import Event
+from ft_launcher.record.events.event import Event, OfRank
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,9 @@ class InProcessDecision(Event, name="in_process_decision"):
 
 
 @dataclass(frozen=True)
-class InProcessFault(Event, name="in_process_fault"):
+class InProcessFault(OfRank, Event, name="in_process_fault"):
     """The process of a rank ended, and the other ranks go on in process."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     pid: int
     """Its process."""
     exit_code: int | None
@@ -87,13 +83,9 @@ class InProcessBlame(Event, name="in_process_blame"):
 
 
 @dataclass(frozen=True)
-class StartedAgain(Event, name="started_again"):
+class StartedAgain(OfRank, Event, name="started_again"):
     """A rank that died was started again alone; it joins at the next restart in process."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     local_rank: int
     """Its number on this node."""
     pid: int
@@ -101,37 +93,25 @@ class StartedAgain(Event, name="started_again"):
 
 
 @dataclass(frozen=True)
-class StaysAway(Event, name="stays_away"):
+class StaysAway(OfRank, Event, name="stays_away"):
     """A rank that died is not started again in this cycle; the others go on."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     reason: str
     """Why not."""
 
 
 @dataclass(frozen=True)
-class Joined(Event, name="joined"):
+class Joined(OfRank, Event, name="joined"):
     """A rank that was started again takes part."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     iteration: int
     """The first iteration of the wrapper that it takes part in."""
 
 
 @dataclass(frozen=True)
-class LateRankEnded(Event, name="late_rank_ended"):
+class LateRankEnded(OfRank, Event, name="late_rank_ended"):
     """A rank that the others went on without is killed."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     reason: str
     """What it was late for."""
 

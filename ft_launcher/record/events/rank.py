@@ -1,4 +1,4 @@
-"""Events of one rank: its end, and what its monitor reports of it. Pure."""
+"""Events of one rank: its end, and what its monitor reports of it; the score in a report of its timings. Pure."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.record.events.event import Event
+from ft_launcher.record.events.event import Event, OfRank
+from rank_monitor.contract.wire.json_record import real
 
 
 @dataclass(frozen=True)
-class RankExit(Event, name="rank_exit"):
+class RankExit(OfRank, Event, name="rank_exit"):
     """The process of a rank ended while its cycle ran."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     exit_code: int
     """Its exit code; minus the number of the signal that ended it."""
 
 
 @dataclass(frozen=True)
-class _Finding:
+class _Finding(OfRank):
     """What a monitor found: a limit was exceeded."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     pid: int
     """Its process."""
     limit: str
@@ -69,13 +62,9 @@ class Interruption(_Finding, Event, name="interruption"):
 
 
 @dataclass(frozen=True)
-class UncaughtException(Event, name="exception"):
+class UncaughtException(OfRank, Event, name="exception"):
     """An uncaught exception ends a rank."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     type: str
     """The type of the exception."""
     message: str
@@ -87,13 +76,9 @@ class UncaughtException(Event, name="exception"):
 
 
 @dataclass(frozen=True)
-class NanLoss(Event, name="nan_loss"):
+class NanLoss(OfRank, Event, name="nan_loss"):
     """A rank printed a loss that is not a finite number (`--ft-watch-log`); once until it prints a finite one again."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     iteration: int
     """The iteration of that line; -1: the line names none."""
     loss: str
@@ -119,25 +104,17 @@ class PrintedSteps(Event, name="printed_steps"):
 
 
 @dataclass(frozen=True)
-class MonitorReplaced(Event, name="monitor_replaced"):
+class MonitorReplaced(OfRank, Event, name="monitor_replaced"):
     """The monitor of a rank was lost, and another took its place; the training goes on."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     why: str
     """How the monitor was lost."""
 
 
 @dataclass(frozen=True)
-class Limits(Event, name="limits"):
+class Limits(OfRank, Event, name="limits"):
     """The limits of a rank, as it set or learned them."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     initial: float | None
     """Seconds to the first sign of life; null: no limit, here and below."""
     subsequent: float | None
@@ -153,13 +130,9 @@ class Limits(Event, name="limits"):
 
 
 @dataclass(frozen=True)
-class InterruptedAgain(Event, name="interrupted_again"):
+class InterruptedAgain(OfRank, Event, name="interrupted_again"):
     """A function in an in-process wrapper had not ended after its interruption, and was interrupted again."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     iteration: int
     """The iteration of the wrapper."""
     waited_s: float
@@ -171,17 +144,28 @@ class InterruptedAgain(Event, name="interrupted_again"):
 
 
 @dataclass(frozen=True)
-class SectionTimes(Event, name="section_times"):
+class SectionTimes(OfRank, Event, name="section_times"):
     """The timings of straggler detection in a rank since its last report; docs/straggler.md explains the scores."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     sections: Mapping[str, Any]
     """Section -> `med_ms` (median in milliseconds), `num` (how many), and the scores `relative` and `individual`."""
     gpu: Mapping[str, Any]
     """The two scores of its kernels; empty where it has none."""
+
+
+def score_of(sections: Any, gpu: Any, kind: str) -> float | None:
+    """Returns the `relative` or `individual` score of a rank, in (0, 1], 1 for the fastest; None: it has none.
+
+    Args:
+        sections: of its report: section -> its scores.
+        gpu: the scores of its kernels. Where it has none, the lowest score of its sections stands for them.
+    """
+    scored = []
+    if isinstance(gpu, Mapping):
+        scored = [real(gpu, kind)]
+    if isinstance(sections, Mapping) and not any(score is not None for score in scored):
+        scored = [real(section, kind) for section in sections.values() if isinstance(section, Mapping)]
+    return min((score for score in scored if score is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -204,13 +188,9 @@ class ResultInDoubt(Event, name="result_in_doubt"):
 
 
 @dataclass(frozen=True)
-class ControlRequest(Event, name="control_request"):
+class ControlRequest(OfRank, Event, name="control_request"):
     """A rank asked the launcher for something."""
 
-    cycle: int
-    """The cycle that runs."""
-    rank: int
-    """The rank."""
     action: str
     """`exclude_this_node`, `stop_job` or `restart`."""
     description: str

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ft_launcher.record.access import Access
-from ft_launcher.record.journal_file import JournalFile
+from ft_launcher.record.journal import JournalFile
 
 MAX = 100
 
@@ -133,7 +133,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
         self._write = os.write
-        monkeypatch.setattr("ft_launcher.record.journal_file.os.write", self.write)
+        monkeypatch.setattr("ft_launcher.record.journal.os.write", self.write)
 
     def write(self, descriptor: int, data: bytes) -> int:
         if self.room == 0:
@@ -161,7 +161,7 @@ def test_lines_that_did_not_fit_are_written_once_there_is_room(
 def test_what_waits_for_room_is_bounded(
     opened: Callable[..., JournalFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ft_launcher.record.journal_file._MAX_UNSENT", 100)
+    monkeypatch.setattr("ft_launcher.record.journal._MAX_UNSENT", 100)
     disk = Disk(monkeypatch, room=10)
     file = opened(max_bytes=None)
     for number in range(5):
@@ -180,7 +180,7 @@ def test_a_piece_that_cannot_be_begun_keeps_the_bound(
     file.append(line(0))
     file.append(line(1))
     with monkeypatch.context() as patch:
-        patch.setattr("ft_launcher.record.journal_file._open", _refuse)
+        patch.setattr("ft_launcher.record.journal._open", _refuse)
         with pytest.raises(OSError, match="inodes"):
             file.append(line(2))
         assert content(tmp_path) == {"journal.host.jsonl": [line(0), line(1)]}

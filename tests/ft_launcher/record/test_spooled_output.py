@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.record import log_pump
+from ft_launcher.record import log_pump, spool
 from ft_launcher.record.log_pump import LogPump
-from ft_launcher.record.spool import MOST_BEHIND, Spool
-from ft_launcher.record.spooled_output import SpooledOutput
+from ft_launcher.record.spool import MOST_BEHIND, Spool, SpooledOutput
 from tests.patience import patient
 
 PRINTED = b"\r 0%| | \xff\xfe \x1b[31mred\x1b[0m\r\n no end"
@@ -157,7 +156,7 @@ def test_of_a_backlog_the_end_is_shown_and_how_much_is_not(tmp_path: Path, monke
 
 def test_a_stream_that_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """`launch()` leaves a program its own streams, which may be pipes that nobody reads."""
-    monkeypatch.setattr(log_pump, "_LAST_SPOOLED_S", 0.1)
+    monkeypatch.setattr(spool, "_LAST_SPOOLED_S", 0.1)
     monkeypatch.setattr(log_pump, "STALLED_S", 0.1)
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as full:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.report.durations import as_text
+from ft_launcher.report.job_findings import as_text
 
 
 @pytest.mark.parametrize(
