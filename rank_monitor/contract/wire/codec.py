@@ -18,53 +18,10 @@ import typing
 from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire import launcher_messages  # noqa: F401 - its messages are in KINDS once it is imported
 from rank_monitor.contract.wire.foreign import check_depth
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.launcher_messages import (
-    Bye,
-    Connected,
-    CycleEnd,
-    CycleStart,
-    Fenced,
-    Forked,
-    ForkMonitor,
-    LogOverdue,
-    LogStep,
-    MonitorChanged,
-    Ready,
-    Snapshot,
-    SnapshotRequest,
-    Suspected,
-    Times,
-    TimesRequest,
-    Verdict,
-)
-from rank_monitor.contract.wire.messages import (
-    Attach,
-    ControlRequest,
-    Detach,
-    GroupMade,
-    Guard,
-    Heartbeat,
-    Hello,
-    InterruptAsked,
-    InterruptedAgain,
-    IterationReached,
-    LastOutput,
-    LimitsSet,
-    LogTo,
-    Message,
-    Ping,
-    Progress,
-    RankException,
-    Refused,
-    Restarter,
-    ResultInDoubt,
-    Returned,
-    Sections,
-    SectionTimes,
-    Welcome,
-)
+from rank_monitor.contract.wire.messages import KINDS, Heartbeat, IterationReached, Message, Progress, Sections
 
 # Of the header and the meaning of all messages. A process refuses those of another version.
 VERSION = 1
@@ -83,49 +40,9 @@ _HEADER = struct.Struct("<BBHIQ")
 _HEADER_AND_INT = struct.Struct("<BBHIQq")
 _SECTIONS_HEAD = struct.Struct("<qB")
 _SECTION_HEAD = struct.Struct("<QB")
-_HEARTBEAT, _SECTIONS, _ITERATION, _PROGRESS = 1, 2, 3, 4
+_HEARTBEAT = Heartbeat.kind
 
-# From 16: client to monitor; 32: monitor to client; 48: agent to monitor; 64: monitor to agent; 80: the template.
-_JSON_KINDS: dict[int, type[Message]] = {
-    16: Hello,
-    17: Attach,
-    18: LimitsSet,
-    19: Detach,
-    20: RankException,
-    21: ControlRequest,
-    22: Guard,
-    23: Ping,
-    24: Restarter,
-    25: SectionTimes,
-    26: ResultInDoubt,
-    27: GroupMade,
-    28: InterruptedAgain,
-    29: LastOutput,
-    30: LogTo,
-    31: Returned,
-    32: Welcome,
-    33: Refused,
-    34: InterruptAsked,
-    48: CycleStart,
-    49: CycleEnd,
-    50: SnapshotRequest,
-    51: Bye,
-    52: TimesRequest,
-    53: LogStep,
-    54: LogOverdue,
-    64: Ready,
-    65: Connected,
-    66: Snapshot,
-    67: Verdict,
-    68: Fenced,
-    69: Times,
-    70: Suspected,
-    80: ForkMonitor,
-    81: Forked,
-    82: MonitorChanged,
-}
 # The short form of JSON. Both are made once, since `json.dumps` and `json.loads` look at their options at each call.
-_KIND_OF = {message: kind for kind, message in _JSON_KINDS.items()}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder().decode
 
@@ -154,7 +71,7 @@ def sections(sequence: int, sent_ns: int, iteration: int, open_sections: typing.
     if len(open_sections) > MAX_OPEN_SECTIONS:
         raise ValueError(f"{len(open_sections)} sections are open; at most {MAX_OPEN_SECTIONS} can be")
     parts = [
-        _HEADER.pack(VERSION, _SECTIONS, 0, sequence & 0xFFFFFFFF, sent_ns),
+        _HEADER.pack(VERSION, Sections.kind, 0, sequence & 0xFFFFFFFF, sent_ns),
         _SECTIONS_HEAD.pack(iteration, len(open_sections)),
     ]
     for name, since_ns in open_sections.items():
@@ -178,10 +95,10 @@ def encode(message: Message, sequence: int, sent_ns: int) -> bytes:
         case Sections():
             return sections(sequence, sent_ns, message.iteration, dict(message.open))
         case IterationReached():
-            return _HEADER_AND_INT.pack(VERSION, _ITERATION, 0, sequence & 0xFFFFFFFF, sent_ns, message.iteration)
+            return _HEADER_AND_INT.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns, message.iteration)
         case Progress():
-            return _HEADER_AND_INT.pack(VERSION, _PROGRESS, 0, sequence & 0xFFFFFFFF, sent_ns, message.stamp_ns)
-    header = _HEADER.pack(VERSION, _KIND_OF[type(message)], 0, sequence & 0xFFFFFFFF, sent_ns)
+            return _HEADER_AND_INT.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns, message.stamp_ns)
+    header = _HEADER.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns)
     data = header + _ENCODE(vars(message)).encode()
     if len(data) > MAX_MESSAGE:
         raise ValueError(f"{type(message).__name__} of {len(data)} bytes; at most {MAX_MESSAGE}")
@@ -217,18 +134,18 @@ def decode(data: bytes) -> Received:
 def _decode_body(kind: int, data: bytes) -> Message:
     if kind == _HEARTBEAT:
         return Heartbeat()
-    if kind == _SECTIONS:
+    if kind == Sections.kind:
         return _decode_sections(data)
-    if kind in (_ITERATION, _PROGRESS):
+    if kind in (IterationReached.kind, Progress.kind):
         if len(data) != _HEADER_AND_INT.size:
             raise ProtocolError(f"kind {kind} with {len(data)} bytes")
         value = _HEADER_AND_INT.unpack(data)[-1]
-        if kind == _ITERATION:
+        if kind == IterationReached.kind:
             return IterationReached(value)
         return Progress(value)
-    if kind not in _JSON_KINDS:
+    if kind not in KINDS:
         raise ProtocolError(f"unknown kind {kind}")
-    return _decode_json(_JSON_KINDS[kind], data)
+    return _decode_json(KINDS[kind], data)
 
 
 def _decode_sections(data: bytes) -> Sections:

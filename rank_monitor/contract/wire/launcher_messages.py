@@ -15,7 +15,7 @@ from rank_monitor.contract.wire.messages import Message
 
 
 @dataclass(frozen=True)
-class CycleStart(Message):
+class CycleStart(Message, kind=48):
     """A rank was started; `started_ns` precedes its start, and a hello sent earlier belongs to another cycle.
 
     `reconnect`: the monitor replaces a lost one of a rank that runs already. `attached`: that rank is watched.
@@ -37,12 +37,12 @@ class CycleStart(Message):
 
 
 @dataclass(frozen=True)
-class CycleEnd(Message):
+class CycleEnd(Message, kind=49):
     """The launcher stops the ranks: nothing is judged until the next `CycleStart`. Answered by `Times`."""
 
 
 @dataclass(frozen=True)
-class SnapshotRequest(Message):
+class SnapshotRequest(Message, kind=50):
     """Asks for a `Snapshot`; with `stacks`, for one with frames: the rank writes its stacks to its file. With `stacks`
     or `collectives`, for one with `groups`."""
 
@@ -52,12 +52,12 @@ class SnapshotRequest(Message):
 
 
 @dataclass(frozen=True)
-class TimesRequest(Message):
+class TimesRequest(Message, kind=52):
     """Asks for `Times`."""
 
 
 @dataclass(frozen=True)
-class LogStep(Message):
+class LogStep(Message, kind=53):
     """What the rank printed of its steps, as the launcher has read it.
 
     `iteration`: the last one, or NO_ITERATION where its lines name none. `steps`: how many were done since the message
@@ -71,7 +71,7 @@ class LogStep(Message):
 
 
 @dataclass(frozen=True)
-class LogOverdue(Message):
+class LogOverdue(Message, kind=54):
     """The rank has printed no step since `since_ns`, for longer than `watch_log_timeout`; the next `LogStep` ends it.
 
     The launcher finds this, and not the monitor: while it stands still, or has not read yet, no rank is judged.
@@ -81,7 +81,7 @@ class LogOverdue(Message):
 
 
 @dataclass(frozen=True)
-class Bye(Message):
+class Bye(Message, kind=51):
     """An orderly end. A channel that closes without it means that the launcher was killed."""
 
 
@@ -89,14 +89,14 @@ class Bye(Message):
 
 
 @dataclass(frozen=True)
-class Ready(Message):
+class Ready(Message, kind=64):
     """The monitor runs and listens on its sockets."""
 
     pid: int
 
 
 @dataclass(frozen=True)
-class Connected(Message):
+class Connected(Message, kind=65):
     """A rank's client connected, or its watch began or ended. `attached`: the rank is judged now."""
 
     pid: int
@@ -104,7 +104,7 @@ class Connected(Message):
 
 
 @dataclass(frozen=True)
-class Snapshot(Message):
+class Snapshot(Message, kind=66):
     """The state of a rank, in answer to the request with this `token`. Ages are seconds; `sections` maps name to age.
 
     What the rank sent before was forwarded before. After its exit it is the last state, with `connected` and `attached`
@@ -126,7 +126,7 @@ class Snapshot(Message):
 
 
 @dataclass(frozen=True)
-class Times(Message):
+class Times(Message, kind=69):
     """The time ledger of a rank, as `rank_times.py` has it: on request, at the end of its cycle and when it has ended.
 
     Apart from `Snapshot`: an old one would be taken for where the rank is, and with stacks one fills a message.
@@ -138,7 +138,7 @@ class Times(Message):
 
 
 @dataclass(frozen=True)
-class Verdict(Message):
+class Verdict(Message, kind=67):
     """The finding of a monitor: a limit was exceeded.
 
     `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
@@ -163,7 +163,7 @@ class Verdict(Message):
 
 
 @dataclass(frozen=True)
-class Suspected(Message):
+class Suspected(Message, kind=70):
     """A rank is about to exceed a limit: what can be asked of ranks only as long as all run is to be asked now.
 
     `is_wrapped`: it is in an in-process wrapper. Once it is asked to restart, all ranks are interrupted, and no stack
@@ -176,7 +176,7 @@ class Suspected(Message):
 
 
 @dataclass(frozen=True)
-class Fenced(Message):
+class Fenced(Message, kind=68):
     """The node's lease has run out, and the monitor ends its rank: other nodes may have gone on without this one."""
 
     cycle: int
@@ -187,7 +187,7 @@ class Fenced(Message):
 
 
 @dataclass(frozen=True)
-class ForkMonitor(Message):
+class ForkMonitor(Message, kind=80):
     """Asks to fork one monitor. Passes the listening socket, the monitor's end of its agent channel, and the node's
     lease where it has one: a timer that is readable once the ranks must not run any longer."""
 
@@ -196,14 +196,14 @@ class ForkMonitor(Message):
 
 
 @dataclass(frozen=True)
-class Forked(Message):
+class Forked(Message, kind=81):
     """The monitor runs. Passes its pidfd."""
 
     pid: int
 
 
 @dataclass(frozen=True)
-class MonitorChanged(Message):
+class MonitorChanged(Message, kind=82):
     """A monitor `ended`, `stopped` or `continued`; `status`: its exit code, or minus the signal that did it."""
 
     pid: int

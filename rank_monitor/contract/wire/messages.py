@@ -9,26 +9,40 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 # Iterations are numbered from 0.
 NO_ITERATION = -1
 
 
 class Message:
-    """Base class of all messages. Each subclass has its number in `codec.py`."""
+    """Base class of all messages. Each subclass has its number on the wire, `kind`, which is never given to another.
+
+    Below 16: records that `codec.py` packs; from 16: client to monitor, 32: monitor to client, 48: agent to monitor,
+    64: monitor to agent, 80: the template.
+    """
+
+    kind: ClassVar[int]
+
+    def __init_subclass__(cls, kind: int) -> None:
+        cls.kind = kind
+        KINDS[kind] = cls
+
+
+KINDS: dict[int, type[Message]] = {}
+"""Number -> class, of all modules with messages that were imported."""
 
 
 # Client to monitor, small and often.
 
 
 @dataclass(frozen=True)
-class Heartbeat(Message):
+class Heartbeat(Message, kind=1):
     """The rank is alive."""
 
 
 @dataclass(frozen=True)
-class Sections(Message):
+class Sections(Message, kind=2):
     """The whole set of open sections, each with the moment it was opened. A sign of life too."""
 
     open: tuple[tuple[str, int], ...]
@@ -36,7 +50,7 @@ class Sections(Message):
 
 
 @dataclass(frozen=True)
-class IterationReached(Message):
+class IterationReached(Message, kind=3):
     """The training reports its iteration."""
 
     iteration: int
@@ -47,7 +61,7 @@ FIRST_PERIOD_S = 5.0
 
 
 @dataclass(frozen=True)
-class Progress(Message):
+class Progress(Message, kind=4):
     """The main thread last executed bytecode at `stamp_ns`. Not a sign of life of the training, only of the process."""
 
     stamp_ns: int
@@ -57,7 +71,7 @@ class Progress(Message):
 
 
 @dataclass(frozen=True)
-class Hello(Message):
+class Hello(Message, kind=16):
     """First message of a connection. `attached`: the training is watched already (the client reconnected). `guarded`:
     an in-process wrapper is in force; its `Guard` follows."""
 
@@ -70,14 +84,14 @@ class Hello(Message):
 
 
 @dataclass(frozen=True)
-class Attach(Message):
+class Attach(Message, kind=17):
     """`init_workload_monitoring()`: judge from now on. Answered by `Welcome`."""
 
     num_warmup_iterations: int | None = None
 
 
 @dataclass(frozen=True)
-class LimitsSet(Message):
+class LimitsSet(Message, kind=18):
     """Limits in force from now on, in seconds (None: no limit). `learned` names those that were learned, as
     `initial`, `subsequent`, `out_of_section` or `section:NAME`."""
 
@@ -90,12 +104,12 @@ class LimitsSet(Message):
 
 
 @dataclass(frozen=True)
-class Detach(Message):
+class Detach(Message, kind=19):
     """`shutdown_workload_monitoring()`: stop judging."""
 
 
 @dataclass(frozen=True)
-class RankException(Message):
+class RankException(Message, kind=20):
     """An uncaught exception ends the rank."""
 
     type: str
@@ -105,19 +119,19 @@ class RankException(Message):
 
 
 @dataclass(frozen=True)
-class LastOutput(Message):
+class LastOutput(Message, kind=29):
     """The rank exits with an error and without an uncaught exception. `text`: the end of its standard error."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Returned(Message):
+class Returned(Message, kind=31):
     """The rank's program has returned, its threads and exit functions too: now its connections to other ranks end."""
 
 
 @dataclass(frozen=True)
-class ControlRequest(Message):
+class ControlRequest(Message, kind=21):
     """A request of the training to the launcher: `exclude_this_node`, `stop_job` or `restart`."""
 
     action: str
@@ -148,7 +162,7 @@ class WrapperPhase(_Text):
 
 
 @dataclass(frozen=True)
-class Guard(Message):
+class Guard(Message, kind=22):
     """The phase and the limits of an in-process wrapper from now on. `phase`: a value of `WrapperPhase`."""
 
     phase: str
@@ -158,12 +172,12 @@ class Guard(Message):
 
 
 @dataclass(frozen=True)
-class Ping(Message):
+class Ping(Message, kind=23):
     """The training reports progress by itself; the first one of an iteration makes the next ones expected."""
 
 
 @dataclass(frozen=True)
-class InterruptedAgain(Message):
+class InterruptedAgain(Message, kind=28):
     """An in-process wrapper interrupted its function again, although that may cut off a cleanup: the function had not
     ended `waited_s` seconds after the interruption was due. `why`: what held it back; `stack`: of the main thread."""
 
@@ -174,7 +188,7 @@ class InterruptedAgain(Message):
 
 
 @dataclass(frozen=True)
-class GroupMade(Message):
+class GroupMade(Message, kind=27):
     """The training made its default process group; `backends` as torch has them, `cpu:gloo,cuda:nccl` for example."""
 
     backends: str
@@ -198,7 +212,7 @@ class WrapperState(_Text):
 
 
 @dataclass(frozen=True)
-class Restarter(Message):
+class Restarter(Message, kind=24):
     """The state of a rank's in-process restart.
 
     `state`: a value of `WrapperState`. `member`: its rank at entry. `prefix`: of its keys in the cycle's store, empty
@@ -215,14 +229,14 @@ class Restarter(Message):
 
 
 @dataclass(frozen=True)
-class LogTo(Message):
+class LogTo(Message, kind=30):
     """The file to which the monitor also writes its log of this rank; an in-process wrapper asks for it."""
 
     path: str
 
 
 @dataclass(frozen=True)
-class SectionTimes(Message):
+class SectionTimes(Message, kind=25):
     """The timings of straggler detection in this rank since its last report.
 
     `sections`: by name `med_ms`, `num`, and the scores `relative` and `individual`; `gpu`: these two for the kernels.
@@ -234,7 +248,7 @@ class SectionTimes(Message):
 
 
 @dataclass(frozen=True)
-class ResultInDoubt(Message):
+class ResultInDoubt(Message, kind=26):
     """A step of this rank gave an unexpected result, possibly because of its device; the job is about to end for it.
 
     `finding`: `reproducible` (another device has to compute the step), `same_device` (the next one was the same), or
@@ -268,7 +282,7 @@ FROM_RANK_TO_LAUNCHER = (
 
 
 @dataclass(frozen=True)
-class InterruptAsked(Message):
+class InterruptAsked(Message, kind=34):
     """Asks the in-process wrapper to restart the training, which makes no progress. `limit`: as in `Verdict`."""
 
     limit: str
@@ -276,7 +290,7 @@ class InterruptAsked(Message):
 
 
 @dataclass(frozen=True)
-class Welcome(Message):
+class Welcome(Message, kind=32):
     """The settings in force, as JSON of `MonitorSettings`, and the cycle."""
 
     settings: dict[str, Any]
@@ -284,7 +298,7 @@ class Welcome(Message):
 
 
 @dataclass(frozen=True)
-class Refused(Message):
+class Refused(Message, kind=33):
     """The reason why a message or a connection was refused."""
 
     reason: str

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.wire import codec
+from rank_monitor.contract.wire import codec, messages
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
@@ -117,7 +117,7 @@ def test_there_and_back(message: Message) -> None:
 
 
 def test_every_message_is_in_the_table_above() -> None:
-    assert {type(message) for message in MESSAGES} == set(Message.__subclasses__())
+    assert {type(message) for message in MESSAGES} == set(messages.KINDS.values()) == set(Message.__subclasses__())
 
 
 def test_a_heartbeat_is_sixteen_bytes_and_known_without_decoding() -> None:
