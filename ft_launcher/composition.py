@@ -47,9 +47,8 @@ from ft_launcher.record.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.rendezvous import one_node, several_nodes
 from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
-from ft_launcher.settings.job_settings import Job
+from ft_launcher.settings.job_settings import Job, numbers_of
 from ft_launcher.settings.rendezvous_check import is_file_store
-from ft_launcher.settings.signal_names import numbers_of
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.listening import answering, tracing
 from ft_launcher.status.node_status import NodeStatus

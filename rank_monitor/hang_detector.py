@@ -22,14 +22,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from rank_monitor import verdicts
+from rank_monitor import limits
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
 from rank_monitor.contract.wire.messages import Heartbeat
-from rank_monitor.limits import nanoseconds
-from rank_monitor.verdicts import HARD, NS_PER_S, SOFT, Deadline
+from rank_monitor.limits import HARD, NS_PER_S, SOFT, Deadline, nanoseconds
 from rank_monitor.watch import RankWatch
 
 # A dump of the stacks takes about 1 ms. Asked for this early, it is there at the deadline, on a busy machine as well,
@@ -357,12 +356,12 @@ class HangDetector:
             pid=start.rank_pid,
             limit=deadline.limit,
             limit_s=deadline.limit_s,
-            waited_s=verdicts.waited_s(deadline, now_ns),
+            waited_s=limits.waited_s(deadline, now_ns),
             learned=deadline.learned,
             iteration=watch.iteration,
             sections={name: (now_ns - since_ns) / NS_PER_S for name, since_ns in watch.sections.items()},
-            reason=verdicts.reason(deadline, now_ns),
-            line=verdicts.line(deadline, now_ns),
+            reason=limits.reason(deadline, now_ns),
+            line=limits.line(deadline, now_ns),
             frames=[],
             process={},
             condemned=condemned,

@@ -54,12 +54,12 @@ from rank_monitor.contract.wire.messages import (
 )
 from rank_monitor.flight_recorder import FlightRecorder
 from rank_monitor.hang_detector import Action, DumpStacks, HangDetector, Interrupt, Kill, Note, SendSignal, SendVerdict
+from rank_monitor.limits import NS_PER_S
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
 from rank_monitor.lost_launcher import MonitoredJob
 from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
-from rank_monitor.verdicts import NS_PER_S
 
 _RECENT_S = 0.5
 """The launcher asks for stacks right after a verdict; those that the verdict asked for are recent enough then."""

@@ -25,9 +25,8 @@ from rank_monitor.contract.wire.messages import (
     Sections,
 )
 from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
-from rank_monitor.limits import WatchLimits, nanoseconds
+from rank_monitor.limits import HARD, LOG, SECTION, SOFT, Deadline, WatchLimits, nanoseconds
 from rank_monitor.time_ledger import TimeLedger
-from rank_monitor.verdicts import HARD, LOG, SECTION, SOFT, Deadline
 from rank_monitor.watched_wrapper import WatchedWrapper
 
 WARMUP = "warmup"

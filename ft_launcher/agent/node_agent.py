@@ -33,7 +33,7 @@ from ft_launcher.agent.results import Results
 from ft_launcher.agent.single_node import SingleNode
 from ft_launcher.agent.status_feed import StatusFeed
 from ft_launcher.cycle.cycle import Cycle, CyclePhase
-from ft_launcher.processes.descriptors import Reserve
+from ft_launcher.processes.descriptor_limit import Reserve
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.processes.wait import readable
 

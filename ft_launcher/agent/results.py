@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import Fault, FaultKind
-from ft_launcher.processes.detached import Background, command_of
+from ft_launcher.processes.process_tree import Background, command_of
 from ft_launcher.record.contained import contained
 
 NO_FILE = "<N/A>"

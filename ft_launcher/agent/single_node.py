@@ -30,7 +30,7 @@ from ft_launcher.policy.restart_policy import Action, Question, after_request, a
 from ft_launcher.ranks.devices import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
-from ft_launcher.settings.rank_count import gpu_uuids
+from ft_launcher.settings.prescan import gpu_uuids
 from rank_monitor.contract.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ import yaml
 
 from ft_launcher.settings import command_line, job_settings, options
 from ft_launcher.settings.prescan import Scan
-from ft_launcher.settings.sources import Resolved, resolve
-from ft_launcher.settings.yaml_source import SECTION
+from ft_launcher.settings.sources import SECTION, Resolved, resolve
 from rank_monitor.contract.settings import config, kinds
 from rank_monitor.contract.settings.config import SourceSettings
 from rank_monitor.contract.settings.declaration import to_json

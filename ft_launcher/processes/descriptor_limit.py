@@ -1,15 +1,21 @@
-"""RLIMIT_NOFILE: how many descriptors a launcher may open, and how many its job needs.
+"""RLIMIT_NOFILE: how many descriptors a launcher may open, how many its job needs, and a reserve for its restarts.
 
 The launcher raises its soft limit to the hard one, since the usual soft limit of 1024 ended jobs of some 200 nodes.
 Ranks get the user's limits. A limit that is too low for the job is an error at its start: later it would only show
-as a store that refuses connections.
+as a store that refuses connections. It can also be lowered while the launcher runs (`prlimit`): a restart opens a few
+dozen descriptors at once, failed half-way then, and ended the job with code 81. So the node agent waits between cycles
+until it can open them. Fails open: after a bounded wait the restart is tried all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import resource
+import time
+from collections.abc import Callable
 
 from rank_monitor.contract.errors import ConfigError
 
@@ -20,17 +26,24 @@ CONNECTIONS_PER_NODE = 2
 _OWN, _OWN_PER_RANK = 64, 8
 """What a launcher has open without other nodes."""
 
+_OF_RESTART = 24
+"""Pipes, sockets and files of /proc that a restart opens in addition to those of the ranks, with room to spare."""
+_OF_RESTART_PER_RANK = 3
+"""A pidfd in each of two tables, and a log file."""
+# No event reports a raised limit, so it is polled.
+_RETRY_S = 0.5
+_MOST_S = 600.0
+"""After this time the restart is tried all the same: its error then names what it cannot open."""
+
 _of_user: tuple[int, int] | None = None
 
 
 def raise_soft() -> None:
     """Raises the soft limit of this process to the hard one. To be called before threads exist that start ranks."""
     global _of_user
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limits[0] != limits[1]:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-            _of_user = limits
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard and _raise_to(hard):
+        _of_user = soft, hard
 
 
 def give_back(pid: int) -> None:
@@ -87,3 +100,87 @@ def must_do(least: int, most: int, nprocs: int, hosts_job: bool, shares: bool) -
                 nodes_text = f"{least}:{most}"
             raise ConfigError("nnodes", nodes_text, "--nnodes", problem, hint)
         logger.warning("--nnodes: %s, and RLIMIT_NOFILE is %d. %s", problem, limit, hint)
+
+
+class Reserve:
+    """Descriptors that are held open while ranks train, and closed when a restart could open no others.
+
+    Args:
+        nprocs: ranks of this node.
+    """
+
+    def __init__(self, nprocs: int) -> None:
+        self._needed = _OF_RESTART + _OF_RESTART_PER_RANK * nprocs
+        self._held: list[int] = []
+        self._hard_at_start = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def fill(self) -> None:
+        """Opens as many as a restart needs, if the limit leaves twice as many for others. Does nothing if held."""
+        if not self._held and _can_open(3 * self._needed):
+            self._held = _open(self._needed)
+
+    def release(self) -> None:
+        """Closes them."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def await_enough(self, wait: Callable[[float], object | None]) -> bool:
+        """Waits until a restart can open what it needs; logs one line for each measure that it takes.
+
+        Raises the soft limit of this process to the hard one, then releases what is held, then waits for ten minutes at
+        most.
+
+        Args:
+            wait: waits for the given seconds; returns anything but None when a signal arrived, which ends the wait.
+
+        Returns:
+            Whether there are enough.
+        """
+        deadline, is_logged = time.monotonic() + _MOST_S, False
+        while not _can_open(self._needed):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft != hard and _raise_to(hard):
+                logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it is %d again", soft, hard)
+            elif self._held:
+                logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it uses its reserve", hard)
+                self.release()
+            elif hard >= self._hard_at_start:
+                return False  # a limit that was always tight, and that the first cycle did with
+            else:
+                if not is_logged:
+                    logger.warning(
+                        "RLIMIT_NOFILE of the launcher is %d, and a restart needs %d descriptors more: it waits "
+                        "(prlimit --pid %d --nofile=4096)", hard, self._needed, os.getpid()
+                    )  # fmt: skip
+                is_logged = True
+                if wait(_RETRY_S) is not None or time.monotonic() > deadline:
+                    return False
+        return True
+
+
+def _raise_to(hard: int) -> bool:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _can_open(number: int) -> bool:
+    opened = _open(number)
+    for descriptor in opened:
+        os.close(descriptor)
+    return len(opened) == number
+
+
+def _open(number: int) -> list[int]:
+    """Opens `number` descriptors, or as many as the limit allows."""
+    opened: list[int] = []
+    try:
+        while len(opened) < number:
+            # O_PATH opens no file, so no permission is needed and no file system does any work.
+            opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    return opened

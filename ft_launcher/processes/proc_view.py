@@ -6,7 +6,6 @@ the addresses from which the kernel reads them. Where a kernel does not have it,
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import mmap
@@ -54,9 +53,3 @@ def _layout() -> tuple[int, ...]:
     """Returns the addresses of code, data, heap and stack. Cached: a fork has the same ones as its parent."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     return tuple(int(fields[number - 3]) for number in _FROM_STAT)
-
-
-def name(text: str) -> None:
-    """Sets the short name that `ps` and `top` show; the kernel cuts it to 15 bytes."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(text)

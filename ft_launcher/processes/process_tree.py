@@ -2,7 +2,8 @@
 
 A process belongs to the cycle when it carries the job's tag in its environment, descends from a rank, or was orphaned
 to the launcher (a child subreaper: the parents of each process that a rank started lead to it). Signals go through
-pidfds only, so that a recycled pid cannot be hit. Why a cycle ends is not known here.
+pidfds only, so that a recycled pid cannot be hit. Why a cycle ends is not known here, nor how long processes that a
+rank started to outlive it, for instance an upload, may go on (`--ft-linger`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from rank_monitor.contract.processes.sweep import carries
+from rank_monitor.contract.processes.sweep import carries, environ_of
 from rank_monitor.contract.processes.wait import readable
 
 # From linux/prctl.h.
@@ -25,10 +27,13 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _AFTER_SIGKILL_S = 10.0
 # A process may fork just before it is killed, and only another scan of /proc finds its child.
 _RESCAN_S = 0.05
-# A read of these bytes contains the fields up to the session; only they are used.
+# A read of these bytes contains the fields up to the start; only they are used.
 _STAT_BYTES = 1024
 _LONGEST_WAIT_S = 3600.0
 """poll takes milliseconds as a C int, which an infinite deadline does not fit into."""
+_LOCAL_RANK = "LOCAL_RANK"
+# Characters; a command line can have megabytes, and this is part of one log line.
+_COMMAND_LENGTH = 200
 
 
 def become_subreaper() -> None:
@@ -50,9 +55,12 @@ def subreaper() -> Iterator[None]:
 
 
 class _Stat(NamedTuple):
+    """Of proc(5). `start`: in ticks since boot."""
+
     parent: int
     state: str
     session: int
+    start: float
 
 
 def _read_stat(pid: int | str) -> _Stat | None:
@@ -62,12 +70,12 @@ def _read_stat(pid: int | str) -> _Stat | None:
         return None
     try:
         # From the last parenthesis on: a process chooses its name, which may contain any character.
-        state, parent, _, session, _ = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split(b" ", 4)
-    except (OSError, ValueError):  # it ended between the two
+        fields = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split()
+        return _Stat(int(fields[1]), fields[0].decode(), int(fields[3]), float(fields[19]))
+    except (OSError, IndexError):  # it ended between the two
         return None
     finally:
         os.close(descriptor)
-    return _Stat(int(parent), state.decode(), int(session))
 
 
 def is_stopped(pid: int) -> bool:
@@ -82,12 +90,55 @@ def is_zombie(pid: int) -> bool:
     return stat is not None and stat.state == "Z"
 
 
+def start_ticks(pid: int) -> float:
+    """When a process started, in ticks since boot; infinity when it is gone."""
+    stat = _read_stat(pid)
+    if stat is None:
+        return float("inf")
+    return stat.start
+
+
+def command_of(pid: int) -> str:
+    """Returns the command line of a process as one line, cut to 200 characters; its name when it has none."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes() or Path(f"/proc/{pid}/comm").read_bytes()
+    except OSError:
+        return "gone"
+    text = " ".join(raw.replace(b"\0", b" ").decode(errors="replace").split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(text) <= _COMMAND_LENGTH:
+        return text
+    return text[: _COMMAND_LENGTH - 3] + "..."
+
+
 def _has_threads(pid: int) -> bool:
     """Whether a process has threads besides its main thread."""
     try:
         return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208 (as above)
     except OSError:
         return False
+
+
+@dataclass(frozen=True)
+class Background:
+    """Distinguishes background processes of ranks that succeeded from all others.
+
+    `sessions` are those of the ranks. `succeeded_since` has an entry for each local rank that failed and was started
+    again: when the process that succeeded began, in ticks since boot; infinity if none did. What a failed process
+    started is not a background process.
+    """
+
+    sessions: Collection[int]
+    succeeded_since: Mapping[str, float] = field(default_factory=dict)
+
+    def has(self, pid: int, session: int) -> bool:
+        """Whether a process of the cycle is a background process."""
+        if session in self.sessions or session == os.getsid(0):
+            return False
+        if not self.succeeded_since:
+            return True
+        since = self.succeeded_since.get(environ_of(pid).get(_LOCAL_RANK, ""), 0.0)
+        return start_ticks(pid) >= since
 
 
 @dataclass

@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from ft_launcher.processes import descriptor_limit
-from ft_launcher.processes.detached import start_ticks
+from ft_launcher.processes.process_tree import start_ticks
 from ft_launcher.record.cycle_files import open_application_log
 from ft_launcher.record.log_pump import LogPump, streams_of
 from ft_launcher.record.logs import MOST_KEPT

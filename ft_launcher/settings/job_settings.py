@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from argparse import Namespace
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy
@@ -26,7 +27,6 @@ from ft_launcher.settings import options, rank_program
 from ft_launcher.settings.command_line import Parsed, ValueErrors
 from ft_launcher.settings.prescan import Scan, settle_threads
 from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
-from ft_launcher.settings.signal_names import about_names, named_signals
 from ft_launcher.settings.sources import Resolved
 from rank_monitor.contract.settings.config import Settings
 
@@ -157,6 +157,33 @@ def _named_signals(parsed: Parsed, blame: ValueErrors) -> frozenset[int]:
         return frozenset()
     named: frozenset[int] = blame.read(SIGNALS, named_signals)
     return named
+
+
+def named_signals(names: str) -> frozenset[int]:
+    """Returns the numbers of the signals in `--signals-to-handle`; unknown names are left out.
+
+    Raises:
+        ValueError: no process can handle one of them.
+    """
+    numbers = frozenset(numbers_of(names))
+    impossible = numbers & {signal.SIGKILL, signal.SIGSTOP}
+    if impossible:
+        name = signal.Signals(min(impossible)).name
+        raise ValueError(f"{name} cannot be handled by a process")
+    return numbers
+
+
+def about_names(names: str) -> list[str]:
+    """Returns a warning about each name in `--signals-to-handle` that is not a signal of this system."""
+    known = signal.Signals.__members__
+    unknown = [name for name in map(str.strip, names.split(",")) if name and name not in known]
+    return [f"--signals-to-handle: {name} is not a signal, left out{options.nearest(name, known)}" for name in unknown]
+
+
+def numbers_of(names: str) -> tuple[int, ...]:
+    """Parses names like `SIGTERM,SIGINT`; names that this system lacks are left out, as in torch."""
+    known = (getattr(signal, name.strip(), None) for name in names.split(","))
+    return tuple(int(number) for number in known if isinstance(number, signal.Signals))
 
 
 def _run_path(namespace: Namespace) -> bool:

@@ -1,16 +1,20 @@
 """Reads from a command line what must be known before torch is imported, with the standard library only.
 
 Knows the few flags of torch that take no value, not its parser; `settle_threads` corrects a wrong guess once torch is
-imported.
+imported. Counts GPUs by names in /proc and /dev: asking a driver might initialize CUDA.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ft_launcher.settings import command_line, options, rank_count, warm_start
+from ft_launcher.health.visible_devices import visible
+from ft_launcher.settings import command_line, options, warm_start
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError
 
@@ -21,6 +25,11 @@ _RANKS = ("--nproc-per-node", "PET_NPROC_PER_NODE")
 _TORCH_FLAGS = frozenset(
     {"-h", "--help", "-m", "--module", "--standalone", "--no-python", "--run-path", "--virtual-local-rank"}
 )
+# Where a node shows its GPUs.
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
+_UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
+_DEVICE = re.compile(r"nvidia\d+")
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,43 @@ def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
         return Scan(None, starts_ranks=False)
     dry = options.flag_of("dry_run") + "=true"
     starts = bool(halves.command) and not {"-h", "--help", dry} & set(halves.options)
-    return Scan(rank_count.guess(_ranks(halves.options, environ), environ), starts, _against_forks(halves, environ))
+    return Scan(guess_ranks(_ranks(halves.options, environ), environ), starts, _against_forks(halves, environ))
+
+
+def guess_ranks(value: str, environ: Mapping[str, str]) -> int | None:
+    """Returns how many ranks of this node a value of `--nproc-per-node` means; None if only torch can count them.
+
+    torch's own count is used in the end; a wrong guess only costs the warm start.
+    """
+    if value.isdecimal():
+        return int(value)
+    # By affinity, as the count of recent torch: a container or Slurm may allow fewer than the machine has.
+    processors = len(os.sched_getaffinity(0))
+    if value == "cpu":
+        return processors
+    if value in ("gpu", "auto"):
+        gpus, _ = visible(environ.get("CUDA_VISIBLE_DEVICES"), gpu_uuids())
+        return len(gpus) or (processors if value == "auto" else None)
+    return None
+
+
+def gpu_uuids() -> list[str | None]:
+    """Returns one entry per GPU of the node: its UUID, None where that is not known."""
+    found: list[str | None] = []
+    for gpu in _names(_GPUS):
+        try:
+            match = _UUID.search((_GPUS / gpu / "information").read_text())
+        except OSError:
+            match = None
+        found.append(match[1] if match else None)
+    return found or [None for name in _names(_DEVICES) if _DEVICE.fullmatch(name)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 (names are what is wanted)
+    except OSError:
+        return []
 
 
 def prepare_threads(seen: Scan, environ: MutableMapping[str, str]) -> Scan:

@@ -1,23 +1,29 @@
 """Merges the settings of a job: defaults < YAML < environment < command line, with the source of each.
 
-The contract declares which settings exist and how a value is read; `command_line.py` parses the command line.
+The contract declares which settings exist and how a value is read; `command_line.py` parses the command line. Of a
+YAML file one mapping is ours, at any depth; programs around the launcher read others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ft_launcher.settings import nvrx_flags, options, yaml_source
+import yaml
+
+from ft_launcher.settings import nvrx_flags, options
 from ft_launcher.settings.command_line import Parsed
 from rank_monitor.contract import env
-from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.errors import ConfigError, one_line
 from rank_monitor.contract.settings import config, kinds
 from rank_monitor.contract.settings.config import Settings, SourceSettings
 from rank_monitor.contract.settings.declaration import parse
 
 DEFAULT = "default"
+SECTION = "fault_tolerance"
+"""The name of our mapping in a YAML file."""
 _STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _MISTYPED = 2
 """The edit distance up to which a variable is taken for a mistyped name of a setting. Other programs have variables
@@ -49,6 +55,10 @@ class SeveralErrors(ConfigError):
         first = errors[0]
         super().__init__(first.key, first.value, first.source, first.problem, first.hint)
         self.args = ("\n".join(["several values are wrong:", *(f"  {error}" for error in errors)]),)
+
+
+class NoSuchFile(ConfigError):
+    """The file does not exist."""
 
 
 def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = ()) -> Resolved:
@@ -131,8 +141,8 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], 
         return [], [], []
     named_by = where["cfg_path"][1]
     try:
-        mapping = yaml_source.section(source.cfg_path, named_by, source.ignore_missing_cfg)
-    except yaml_source.NoSuchFile as missing:
+        mapping = yaml_section(source.cfg_path, named_by, source.ignore_missing_cfg)
+    except NoSuchFile as missing:
         if named_by in env.CFG_PATH_SPELLINGS:  # NeMo-Run's batch scripts export one for a file that nothing writes
             return [], [f"{missing.problem}: {source.cfg_path}, named by {named_by}; it is left out"], []
         return [], [], [missing]
@@ -156,6 +166,73 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], 
         else:
             found.append(RawSetting(key, value, source.cfg_path))
     return found, warnings, errors
+
+
+def yaml_section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:
+    """Returns the first mapping named `fault_tolerance`, at any depth, in the order of the file.
+
+    Args:
+        path: the file.
+        named_by: the option or variable that names it.
+        ignore_missing: a file or mapping that is not there counts as empty.
+
+    Raises:
+        NoSuchFile: the file does not exist.
+        ConfigError: the file cannot be read, is not YAML, is not a mapping, or has no such mapping.
+    """
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        if ignore_missing:
+            return {}
+        hint = "Check the path, or add --ft-ignore-missing-cfg"
+        raise NoSuchFile("cfg_path", path, named_by, "there is no such file", hint) from None
+    except OSError as error:
+        hint = "Name a file that this user can read"
+        raise ConfigError("cfg_path", path, named_by, f"cannot be read: {error.strerror}", hint) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        hint = "Correct the file"
+        raise ConfigError("cfg_path", path, named_by, f"is not YAML: {_yaml_problem(error)}", hint) from None
+    return _find_section(document, path, named_by, ignore_missing)
+
+
+def _find_section(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:
+    hint = f"Put the settings under `{SECTION}:`"
+    if document is not None and not isinstance(document, Mapping):
+        if isinstance(document, list):
+            kind = "list"
+        else:
+            kind = "single value"
+        raise ConfigError("cfg_path", path, named_by, f"is a {kind}, not a mapping", hint)
+    others = []
+    # `seen`, since an anchor in YAML can make a mapping contain itself.
+    waiting: list[Any] = [document]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, (Mapping, list)) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Mapping) and SECTION in node:
+            ours = node[SECTION]
+            if isinstance(ours, Mapping):
+                return ours
+            others.append(ours)
+        if isinstance(node, Mapping):
+            waiting += reversed(list(node.values()))
+        else:
+            waiting += reversed(node)
+    if others and others[0] is not None:
+        raise ConfigError("cfg_path", path, named_by, f"`{SECTION}` in it is not a mapping of keys to values", hint)
+    if others or ignore_missing:
+        return {}
+    raise ConfigError("cfg_path", path, named_by, f"has no mapping named `{SECTION}`", hint)
+
+
+def _yaml_problem(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem} in line {error.problem_mark.line + 1}"
+    return one_line(error)
 
 
 def _implied(found: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:

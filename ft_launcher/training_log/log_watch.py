@@ -18,8 +18,7 @@ from typing import IO
 from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.record.log_pump import WrittenFiles
 from ft_launcher.record.spool import Spool
-from ft_launcher.training_log.log_line import Lines
-from ft_launcher.training_log.rank_log import NS_PER_S, News, RankLog
+from ft_launcher.training_log.rank_log import NS_PER_S, Lines, News, RankLog
 from rank_monitor.contract.wire.foreign import open_regular
 from rank_monitor.contract.wire.rank_times import Durations
 

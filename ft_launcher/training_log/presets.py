@@ -1,16 +1,18 @@
 """How the loggers of known trainings print a step: a reader for each, and one for an expression of the user's. Pure.
 
-Each reads the lines of one rank, of both its streams. Their forms are those of the releases that are named at the
-tests' recorded lines (`tests/data/training_logs/`).
+Called by `rank_log.py`. Each reads the lines of one rank, of both its streams. Their forms are those of the releases
+that are named at the tests' recorded lines (`tests/data/training_logs/`).
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ft_launcher.training_log.line_pattern import LinePattern
-from ft_launcher.training_log.log_line import LogLine, Reader, number, seconds, whole_number
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MEGATRON = re.compile(r"\biteration +(\d+)/ *(\d+) \|")
@@ -28,9 +30,57 @@ _BAR = re.compile(r"(?<!\d)\d+%\|[^|]*\| *(\d+)/(\d+) \[([^\]]*)\]")
 _WITHOUT_TOTAL = re.compile(r"(?<!\d)(\d+)it \[([^\]]*)\]")
 _RATE = re.compile(r"(?<![\d.])([\d.]+)(it/s|s/it)")
 _LOSS = re.compile(r"\b(?:train_)?loss(?:_step)?=([^\s,]+)")
+# 18 digits always fit into 64 bits; the longest exact form of a float has 24 characters.
+_MOST_DIGITS, _MOST_CHARACTERS = 18, 32
+_MOST_STEP_S = 1e6
+"""Eleven days: more is no time of a step."""
 
 HAVE_BARS = frozenset({"lightning", "huggingface", "tqdm"})
 """Presets whose lines are bars, which are whole before their line ends."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """What a line says. All that it does not say has its default.
+
+    `iteration`: the step, counted through the whole training. `steps`: how many were done since the line before.
+    `step_s`: how long one takes. `is_complete`: what it counts is complete, so no further step is expected for now.
+    """
+
+    iteration: int = NO_ITERATION
+    steps: int = 0
+    step_s: float = 0.0
+    loss: float | None = None
+    is_complete: bool = False
+
+
+Reader: TypeAlias = Callable[[str], LogLine | None]
+"""Reads one line; returns None for one that says nothing of the training."""
+
+
+def _whole_number(text: str | None) -> int:
+    """Returns the number in a text, NO_ITERATION when it is none."""
+    if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        return NO_ITERATION
+    return int(text)
+
+
+def _number(text: str | None) -> float | None:
+    """Returns the number in a text, which may be nan or inf; None when it is none."""
+    if text is None or len(text) > _MOST_CHARACTERS:
+        return None
+    try:
+        return float(text.strip(" ,;:'\""))
+    except ValueError:
+        return None
+
+
+def _seconds(text: str | None, unit_s: float = 1.0) -> float:
+    """Returns a time of a step in seconds, 0 when the text is none."""
+    found = _number(text)
+    if found is None or not math.isfinite(found) or not 0 < found * unit_s < _MOST_STEP_S:
+        return 0.0
+    return found * unit_s
 
 
 def reader(watch_log: str) -> Reader:
@@ -60,19 +110,19 @@ def _megatron(line: str) -> LogLine | None:
         name, colon, value = part.rpartition(":")
         if colon:
             fields[name.strip()] = value.strip()
-    iteration, total = whole_number(match[1]), whole_number(match[2])
-    loss = next((number(value) for name, value in fields.items() if name.endswith("loss")), None)
+    iteration, total = _whole_number(match[1]), _whole_number(match[2])
+    loss = next((_number(value) for name, value in fields.items() if name.endswith("loss")), None)
     # An iteration with such a loss is skipped, and its loss left out of the mean.
-    if whole_number(fields.get("number of nan iterations")) > 0:
+    if _whole_number(fields.get("number of nan iterations")) > 0:
         loss = float("nan")
-    step_s = seconds(fields.get("elapsed time per iteration (ms)"), 1e-3)
+    step_s = _seconds(fields.get("elapsed time per iteration (ms)"), 1e-3)
     return LogLine(iteration, step_s=step_s, loss=loss, is_complete=iteration >= total > 0)
 
 
 def _torchtitan(line: str) -> LogLine | None:
     match = _TORCHTITAN.search(line)
     if match is not None:
-        return LogLine(whole_number(match[1]), loss=number(match[2]))
+        return LogLine(_whole_number(match[1]), loss=_number(match[2]))
     if line.endswith("Training completed"):
         return LogLine(is_complete=True)
     return None
@@ -81,7 +131,7 @@ def _torchtitan(line: str) -> LogLine | None:
 def _nanogpt(line: str) -> LogLine | None:
     match = _NANOGPT.match(line)
     if match is not None:
-        return LogLine(whole_number(match[1]), step_s=seconds(match[3], 1e-3), loss=number(match[2]))
+        return LogLine(_whole_number(match[1]), step_s=_seconds(match[3], 1e-3), loss=_number(match[2]))
     if _NANOGPT_EVALUATION.match(line):
         return LogLine()
     return None
@@ -113,12 +163,12 @@ def _progress_bar(line: str) -> ProgressBar | None:
         return None
     match = _BAR.search(line)
     if match is not None:
-        done, total, facts = whole_number(match[1]), whole_number(match[2]), match[3]
+        done, total, facts = _whole_number(match[1]), _whole_number(match[2]), match[3]
     else:
         match = _WITHOUT_TOTAL.search(line)
         if match is None:
             return None
-        done, total, facts = whole_number(match[1]), 0, match[2]
+        done, total, facts = _whole_number(match[1]), 0, match[2]
     if NO_ITERATION in (done, total):
         return None
     loss = _LOSS.search(facts)
@@ -127,7 +177,7 @@ def _progress_bar(line: str) -> ProgressBar | None:
         done=done,
         total=total,
         step_s=_step_s(facts),
-        loss=None if loss is None else number(loss[1]),
+        loss=None if loss is None else _number(loss[1]),
     )
 
 
@@ -136,11 +186,11 @@ def _step_s(facts: str) -> float:
     if match is None:
         return 0.0
     if match[2] == "s/it":
-        return seconds(match[1])
-    a_second = number(match[1])
+        return _seconds(match[1])
+    a_second = _number(match[1])
     if not a_second:
         return 0.0
-    return seconds(str(1 / a_second))
+    return _seconds(str(1 / a_second))
 
 
 class Bars:
@@ -174,7 +224,7 @@ class Lightning:
         epoch = _LIGHTNING_EPOCH.match(bar.title)
         if epoch is None:  # of a validation or a check before the training
             return LogLine(is_complete=bar.is_complete)
-        iteration, number_of_epoch = NO_ITERATION, whole_number(epoch[1])
+        iteration, number_of_epoch = NO_ITERATION, _whole_number(epoch[1])
         # With 0 done it may be the bar of the epoch before, which is shown once more when it is set back.
         if bar.done and number_of_epoch != NO_ITERATION and (number_of_epoch == 0 or bar.total):
             iteration = number_of_epoch * bar.total + bar.done
@@ -203,7 +253,7 @@ class HuggingFace:
             return LogLine(iteration, step_s=step_s, is_complete=bar.is_complete)
         match = _HUGGINGFACE_LOSS.match(line)
         if match is not None:
-            return LogLine(loss=number(match[1]))
+            return LogLine(loss=_number(match[1]))
         if line.startswith("{'eval_"):
             return LogLine()
         if line.startswith("{'train_runtime'"):
@@ -234,7 +284,7 @@ class Expression:
         if found is None:
             return None
         return LogLine(
-            whole_number(found.get("iteration")),
-            step_s=seconds(found.get("step_time")),
-            loss=number(found.get("loss")),
+            _whole_number(found.get("iteration")),
+            step_s=_seconds(found.get("step_time")),
+            loss=_number(found.get("loss")),
         )

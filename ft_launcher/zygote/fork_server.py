@@ -28,6 +28,7 @@ from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkedRank
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.descriptor import moved_up
 
 # prctl(2).
@@ -110,8 +111,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
 
 def open_descriptors() -> set[int]:
     """Returns the open descriptors of this process except 0, 1 and 2."""
-    listed = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208 (one is the listing's own)
-    return {descriptor for descriptor in listed - {0, 1, 2} if _is_open(descriptor)}
+    return {descriptor for descriptor in proc.own_descriptors() if descriptor > 2 and _is_open(descriptor)}
 
 
 def _is_open(descriptor: int) -> bool:
@@ -167,7 +167,7 @@ class Zygote:
 
     def _settle(self, unwanted: Collection[int]) -> None:
         end_with_parent(self._agent)
-        proc_view.name("ft_zygote")
+        proc.name_this_process("ft_zygote")
         with contextlib.suppress(PermissionError):  # a new process leads a session already
             os.setsid()
         for name in _IGNORED:

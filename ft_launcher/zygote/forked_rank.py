@@ -1,12 +1,19 @@
-"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start; `forked_exit.py` ends it.
+"""Makes a fork of the zygote what `python -u SCRIPT` would be at its start, and ends it as the interpreter would.
 
 Called by `fork_server.py` in the new process. Knows nothing of sockets and of who asked for the rank. What a fork
 cannot have is listed in `docs/warm_start.md`: the seed of string hashes is shared, and a warning that an import shows
 once is shown by the launcher alone.
+
+The end has the interpreter's order: threads, exit functions, the script's objects, streams. Only what was loaded after
+the fork is taken down: torch's modules would take 0.4 s. The interpreter is not finalized: then a C++ thread that asks
+for its lock would be made to exit, and its process with it (seen with gloo's threads, which release their last work
+late). Exit functions of C and C++ are not called.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -15,6 +22,8 @@ import os
 import signal
 import sys
 import threading
+import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +31,8 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn, TextIO
 
 from ft_launcher.processes import proc_view
-from ft_launcher.zygote import forked_exit
 from ft_launcher.zygote.first_import import imports
+from rank_monitor.contract.processes import proc
 
 # The dispositions that Python sets at its start; all others are the system's defaults.
 _OF_PYTHON: dict[int, Any] = {
@@ -35,6 +44,15 @@ _OF_PYTHON: dict[int, Any] = {
 _UNBUFFERED = 2  # _IONBF
 # Run from C, which then shows the exception as it shows that of a main program.
 _SHOW = b"raise __import__('sys').last_value"
+# The second is multiprocessing's name for the main module of a child.
+_MAIN = ("__main__", "__mp_main__")
+_OURS = ("ft_client", "ft_launcher", "rank_monitor")
+# Names in `sys` that keep the last traceback, and with it the frames and objects of the script.
+_LAST = ("last_type", "last_value", "last_traceback", "last_exc")
+# The code of Python where the standard streams cannot be flushed at the end.
+_STREAM_FAILED = 120
+
+_preloaded: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -50,11 +68,14 @@ class ForkOrder:
 
 
 def mark_preloaded() -> None:
-    """Hides what is loaded now, for all ranks at once: each rank would take 4 ms for that.
+    """Hides what is loaded now, for all ranks at once: each rank would take 4 ms for that. None takes it down.
 
     From here on this process imports nothing; the caches of the finders are cleared, so that ranks search again.
     """
-    forked_exit.mark_preloaded()
+    _preloaded.update(sys.modules.keys() - set(_MAIN))
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        # Their objects are torch's and stay; without this each rank would run them at its end.
+        finalizer.atexit = False
     imports.take_back()
     importlib.invalidate_caches()
     # Collections in ranks then leave these objects alone, whose pages are shared.
@@ -84,7 +105,7 @@ def become(order: ForkOrder, bootstrap: str, path: Sequence[str]) -> None:
     sys.path[:] = path
     _renew_main()
     proc_view.show([sys.executable, "-u", *order.arguments], order.environ)
-    proc_view.name(Path(sys.executable).name)
+    proc.name_this_process(Path(sys.executable).name)
     # `threading` has the id of the zygote's main thread.
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _renew_seeds()
@@ -131,8 +152,22 @@ class ForkedRank:
         return True
 
     def end(self) -> NoReturn:
-        """Ends the process."""
-        forked_exit.end(self._code, self._interrupted)
+        """Ends the process; one interrupted by Ctrl-C dies of SIGINT, as Python's does."""
+        _join_threads()
+        atexit._run_exitfuncs()
+        # Destructors and libraries ask this to learn that the interpreter ends.
+        sys.is_finalizing = lambda: True
+        # Twice, as Python does: destructors of the script's objects may print.
+        flushed = _flush()
+        _let_go()
+        if not (_flush() and flushed):
+            self._code = _STREAM_FAILED
+        if self._interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        # `os._exit` does not write the buffers of C's own streams.
+        ctypes.CDLL(None).fflush(None)
+        os._exit(self._code & 0xFF)
 
 
 def _show(error: BaseException) -> None:
@@ -226,3 +261,71 @@ def _code_of(wish: SystemExit) -> int:
         return -1
     print(wish.code, file=sys.stderr)
     return 1
+
+
+def _join_threads() -> None:
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except BaseException as error:
+        print(f"Exception ignored in: {threading!r}", file=sys.stderr)
+        traceback.print_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
+
+
+def _flush() -> bool:
+    """Flushes the standard streams; returns whether that worked."""
+    worked = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except BaseException as error:
+            worked = False
+            with contextlib.suppress(BaseException):
+                print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.__stderr__)
+    return worked
+
+
+def _let_go() -> None:
+    """Removes the modules that were loaded after the fork, so that objects that only they hold are destroyed.
+
+    If threads still run Python, which the interpreter would have stopped, only `__main__` is removed.
+    """
+    for name in _LAST:
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    gc.collect()
+    alone = threading.active_count() == 1
+    names = [name for name in sys.modules if _is_the_scripts(name) and (alone or name in _MAIN)]
+    references = [_reference(sys.modules[name]) for name in names]
+    for name in names:
+        sys.modules[name] = None  # type: ignore[assignment]
+    gc.collect()
+    if not alone:
+        references = []
+    for reference in reversed(references):
+        module = reference()
+        if module is not None:
+            _clear(module)
+    gc.collect()
+
+
+def _is_the_scripts(name: str) -> bool:
+    return name not in _preloaded and name.partition(".")[0] not in _OURS
+
+
+def _reference(module: Any) -> Any:
+    try:
+        return weakref.ref(module)
+    except TypeError:
+        return lambda: None
+
+
+def _clear(module: Any) -> None:
+    """Clears a module that is still referenced, as the interpreter does: private names first."""
+    if not isinstance(module, ModuleType):
+        return
+    names = vars(module)
+    for private in (True, False):
+        for name in [name for name in names if isinstance(name, str)]:
+            if (name[:1] == "_" and name[1:2] != "_") == private and name != "__builtins__":
+                names[name] = None

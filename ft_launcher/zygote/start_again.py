@@ -22,6 +22,7 @@ from ft_launcher.settings import rank_program, warm_start
 from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkOrder
 from rank_monitor.contract import env
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire import sealed_pickle
 
 _DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
@@ -109,10 +110,10 @@ class Beginning:
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
         if self.read_from is not None:
             os.lseek(0, self.read_from, os.SEEK_SET)
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
-            if int(name) > 2:
+        for descriptor in proc.own_descriptors():
+            if descriptor > 2:
                 with suppress(OSError):
-                    os.set_inheritable(int(name), int(name) in kept)
+                    os.set_inheritable(descriptor, descriptor in kept)
         if self.order.cwd is not None:
             os.chdir(self.order.cwd)
         os.umask(self.order.umask)
@@ -249,11 +250,11 @@ def _position() -> int | None:
 def _sockets() -> dict[int, str]:
     """Returns the sockets of this process except its streams: inode links by descriptor."""
     found = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one is the listing's own)
+    for descriptor in proc.own_descriptors():
         with suppress(OSError):
-            link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 (it is not a path)
-            if link.startswith("socket:") and int(name) > 2:
-                found[int(name)] = link
+            link = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 (it is not a path)
+            if link.startswith("socket:") and descriptor > 2:
+                found[descriptor] = link
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ft_client.integrations.nvrx_alias.config import FaultToleranceConfig
-from ft_launcher.settings import yaml_source
+from ft_launcher.settings import sources
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import from_json
@@ -54,7 +54,7 @@ def test_yaml_goes_both_ways_and_the_launcher_reads_it_too(tmp_path: Path) -> No
     assert (config.rank_section_timeouts, config.spares, config.port_range) == ({"step": 3.0}, 2, (1, 9))
     config.to_yaml_file(str(tmp_path / "again.yaml"))
     assert FaultToleranceConfig.from_yaml_file(str(tmp_path / "again.yaml"), ignore_not_recognized=False) == config
-    section = yaml_source.section(str(tmp_path / "again.yaml"), "the test", False)
+    section = sources.yaml_section(str(tmp_path / "again.yaml"), "the test", False)
     assert from_json(MonitorSettings, section, "the test").rank_section_timeouts == {"step": 3.0}
 
 

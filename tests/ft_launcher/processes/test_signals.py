@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ft_launcher.processes.signals import RankSignal, SignalPipe, rank_signal
-from ft_launcher.settings.signal_names import about_names, named_signals
+from ft_launcher.settings.job_settings import about_names, named_signals
 from tests.program import python
 
 

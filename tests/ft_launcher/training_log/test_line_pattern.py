@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.training_log.line_pattern import LinePattern
-from ft_launcher.training_log.log_line import MAX_LINE
+from ft_launcher.training_log.rank_log import MAX_LINE
 
 LITERALS = st.sampled_from(["a", "b", "1", " ", ".", r"\d", r"\w", r"\S", "[ab]", "[^a]", "[a-b1]", "[^\\s1]", r"\."])
 TIMES = st.sampled_from(["", "", "*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{0,2}?", "{2,}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.training_log.log_line import MAX_LINE, Lines
+from ft_launcher.training_log.rank_log import MAX_LINE, Lines
 
 
 def test_both_ends_end_a_line() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.training_log.log_line import Lines, LogLine
-from ft_launcher.training_log.presets import HAVE_BARS, reader
+from ft_launcher.training_log.presets import HAVE_BARS, LogLine, reader
+from ft_launcher.training_log.rank_log import Lines
 from rank_monitor.contract.settings.log_pattern import PRESETS
 from rank_monitor.contract.wire.messages import NO_ITERATION
 

@@ -238,7 +238,7 @@ def test_ranks_counted_by_the_processors_are_forks(folder: Path) -> None:
 
 
 def test_a_wrong_guess_of_their_number_costs_the_warm_start(folder: Path) -> None:
-    more = "import os; from ft_launcher.settings import rank_count; rank_count.guess = lambda word, environ: 1; "
+    more = "import os; from ft_launcher.settings import prescan; prescan.guess_ranks = lambda word, environ: 1; "
     (folder / "go").touch()
     code, shown = run(folder, "--nproc-per-node=2", "--max-restarts=1", "train.py", more=more, threads=None)
     assert (code, started(folder, 1)) == (0, [False, False]), shown
