@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "rank_monitor": {"rank_monitor"},
     "ft_launcher": LAUNCHER,
     "ft_launcher.etcd.gateway": LAUNCHER | {"etcd3gw"},
-    "ft_launcher.health.nvml": LAUNCHER | {"pynvml"},
+    "ft_launcher.health.gpu": LAUNCHER | {"pynvml"},
     "ft_launcher.health.endpoint": LAUNCHER | {"grpc"},
     "ft_launcher.commands.live_view": LAUNCHER | {"rich"},
     "ft_launcher.report.picture": LAUNCHER | {"matplotlib"},

@@ -15,8 +15,7 @@ from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.cycle.cycle import Event
 from ft_launcher.health.check import State
-from ft_launcher.health.reading import node_state
-from ft_launcher.health.repeated import changes
+from ft_launcher.health.reading import changes, node_state
 from ft_launcher.ledger.categories import Category
 from ft_launcher.record.contained import contained
 
@@ -75,18 +74,18 @@ class HealthWatch:
             self._next_s = None
             if self._checks is not None and self._reads:
                 self._reads = False
-                self._checks.health.stop()
+                self._checks.stop()
 
     def descriptors(self) -> set[int]:
         """Returns those of the running checks."""
         if self._checks is None:
             return set()
-        return self._checks.health.descriptors()
+        return self._checks.descriptors()
 
     def next_check(self) -> float | None:
         """When the next reading, or the deadline of the running one, is due (monotonic seconds); None: never."""
         if self._checks is not None and self._reads:
-            return self._checks.health.next_check()
+            return self._checks.next_check()
         return self._next_s
 
     def attend(self, ready: Set[int]) -> list[Event]:
@@ -96,13 +95,13 @@ class HealthWatch:
         if not self._reads and time.monotonic() >= self._next_s:
             self._plan_next()  # also if it fails: the loop must not try again at once
             with contained("the health of this node cannot be read"):
-                self._checks.health.begin()
+                self._checks.begin()
                 self._reads = True
-        if self._reads and self._checks.health.attend(ready):
+        if self._reads and self._checks.attend(ready):
             self._reads = False
             self._plan_next()
             with contained("what the health checks found cannot be used"):
-                found, self._states = changes(self._states, self._checks.health.take())
+                found, self._states = changes(self._states, self._checks.take())
                 for change in found:
                     self._recorder.health_changed(self._cycle(), change)
         return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.cycle.fault_drill import Injected
 from ft_launcher.health.memory_reclaim import MemoryReclaim
-from ft_launcher.health.node_health import NodeHealth, RepeatedHealth
+from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.record.cycle_files import CycleInfo
@@ -37,7 +37,7 @@ class NodeParts:
     ports: PortHolder
     zygotes: ZygotePool
     health: NodeHealth
-    health_watch: RepeatedHealth | None
+    health_watch: NodeHealth | None
     status: NodeStatus
     asking: Asking
     memory: MemoryReclaim

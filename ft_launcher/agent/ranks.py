@@ -332,7 +332,7 @@ class Ranks:
         # These are children of this process too, and would count as the cycle's.
         checks = self.parts.health.pids() | self.parts.memory.pids()
         if self.parts.health_watch is not None:
-            checks |= self.parts.health_watch.health.pids()
+            checks |= self.parts.health_watch.pids()
         keep = self.monitors.pids() | self.parts.zygotes.pids() | checks
         return ProcessTree(self.parts.runtime.tag, set(running), keep, self.parts.adopt_orphans, among)
 

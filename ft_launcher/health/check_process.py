@@ -1,6 +1,7 @@
-"""Starts the process of one check, reads its output, and ends it. Does not depend on what is checked.
+"""The processes of checks: starts them, reads their output, and never waits for one longer than the limit.
 
-It is started by exec (a vfork, so that the caller's threads and memory do not matter) in a session of its own.
+`node_health.py` and `memory_reclaim.py` say what is checked, which nothing here depends on. A process is started by
+exec (a vfork, so that the caller's threads and memory do not matter) in a session of its own.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
-from ft_launcher.health.reading import Order
+from ft_launcher.health.reading import Order, Reading, too_late, understand
 from ft_launcher.processes import descriptor_limit
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.wait import readable
 
 # 64 KiB, the default capacity of a pipe (pipe(7)). Only the last lines of the output are used.
 _KEPT_BYTES = 1 << 16
+# A process that SIGKILL has not ended by then waits in the kernel, as on a driver that hangs.
+_AFTER_SIGKILL_S = 2.0
 
 
 class CheckProcess:
@@ -77,9 +82,9 @@ class CheckProcess:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
 
-    def gone(self, wait_s: float) -> bool:
-        """Whether the process has ended within `wait_s`; reaps it then."""
-        if self._process.returncode is None and readable([self._pidfd], wait_s):
+    def gone(self) -> bool:
+        """Whether the process has ended; reaps it then."""
+        if self._process.returncode is None and readable([self._pidfd], 0.0):
             self._reap()
         return self._process.returncode is not None
 
@@ -90,3 +95,116 @@ class CheckProcess:
         os.close(self._pidfd)
         self._pipe.close()
         return code
+
+
+class CheckRound:
+    """Checks that run at the same time, round after round.
+
+    Args:
+        tag: the job's tag, for the environment of the processes; empty: none.
+
+    Attributes:
+        memory: check -> what it returned last to be given next time.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.memory: dict[str, dict[str, Any]] = {}
+        self._tag = tag
+        self._readings: list[Reading] = []
+        self._running: dict[str, CheckProcess] = {}
+        self._stuck: dict[str, CheckProcess] = {}
+        self._deadline = 0.0
+        self._is_late = False
+
+    def start(self, orders: Iterable[Order], limit_s: float, readings: Sequence[Reading] = ()) -> None:
+        """Starts a round of at most `limit_s` seconds; the one before is over. `readings`: those known already."""
+        self._readings = list(readings)
+        self._is_late = False
+        self._deadline = time.monotonic() + limit_s
+        for order in orders:
+            self._readings += self._start(order)
+
+    def descriptors(self) -> set[int]:
+        """Returns descriptors that are readable when `attend` has something to do."""
+        return set[int]().union(*(process.descriptors() for process in self._running.values()))
+
+    def next_check(self) -> float | None:
+        """When to call `attend` even if nothing is readable (monotonic seconds); None: no check runs."""
+        if self._running:
+            return self._deadline
+        return None
+
+    def attend(self, ready: Set[int]) -> bool:
+        """Takes ends of checks, and kills those that are late. Returns whether the round is over. Does not block."""
+        for check, process in list(self._running.items()):
+            if not process.descriptors() & ready:
+                continue
+            code = process.handle()
+            if code is not None:
+                del self._running[check]
+                self._readings.append(self._ended(process, code))
+        if self._running and time.monotonic() >= self._deadline:
+            self._give_up()
+        return not self._running
+
+    def wait(self) -> list[Reading]:
+        """Waits for the end of the round, its limit and 2 s at most. Returns its readings."""
+        while self._running:
+            self.attend(readable(self.descriptors(), max(0.0, self._deadline - time.monotonic())))
+        return self.take()
+
+    def take(self) -> list[Reading]:
+        """Returns the readings of the round that is over."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def stop(self) -> None:
+        """Ends a round: kills its checks, and waits at most 2 s for them. Its readings are lost."""
+        self.close()
+        self._is_late = True
+        self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+        self.wait()
+
+    def pids(self) -> set[int]:
+        """Returns the pids of running checks, and of those that SIGKILL did not end."""
+        return {process.pid for process in (*self._running.values(), *self._stuck.values())}
+
+    def close(self) -> None:
+        """Kills the running checks, without waiting for their end. Any thread may call it."""
+        for process in list(self._running.values()):
+            process.kill()
+
+    def _start(self, order: Order) -> list[Reading]:
+        """Starts the check; a reading instead, where it cannot be started."""
+        before = self._stuck.get(order.check)
+        if before is not None:
+            if not before.gone():
+                return [too_late(order, bytes(before.output), time.monotonic() - before.started, before.pid)]
+            del self._stuck[order.check]
+        try:
+            self._running[order.check] = CheckProcess(order, self._tag)
+        except (OSError, ValueError) as error:
+            return [Reading(order.check, "unknown", f"no process can be started ({error})", 0.0)]
+        return []
+
+    def _ended(self, process: CheckProcess, code: int) -> Reading:
+        took_s = time.monotonic() - process.started
+        if self._is_late:
+            return too_late(process.order, bytes(process.output), took_s, None)
+        reading, memory = understand(process.order, bytes(process.output), code, took_s)
+        if memory:
+            self.memory[process.order.check] = memory
+        return reading
+
+    def _give_up(self) -> None:
+        """Kills the checks that are late. Those that SIGKILL has not ended some time later are kept as stuck."""
+        if not self._is_late:
+            self._is_late = True
+            self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+            self.close()
+            return
+        for check, process in self._running.items():
+            self._stuck[check] = process
+            took_s = time.monotonic() - process.started
+            self._readings.append(too_late(process.order, bytes(process.output), took_s, process.pid))
+        self._running.clear()

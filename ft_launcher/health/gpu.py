@@ -6,16 +6,20 @@ not reported: a PCIe card with no bridge looks the same.
 
 Where the driver reports which recovery a GPU needs (release 570 and later), that decides; the counters decide for
 older ones, because a contained memory error stays counted on a GPU that is in order again.
+
+NVML is the driver's own library. The package for it, nvidia-ml-py, is imported where it is called: the rules do not
+need it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ft_launcher.health.check import Answer, Finding, Task
+from ft_launcher.health.check import Answer, Finding, State, Task
 
 _ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _UNCORRECTED, _SINCE_RESET = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
@@ -29,6 +33,9 @@ _RECOVERY = {
     6: "a reset of its bus",
     7: "a reboot of the system",
 }
+# Values of nvmlReturn_t.
+_NO_DRIVER = 9  # NVML_ERROR_DRIVER_NOT_LOADED
+_LOST = {15: "the driver has lost it", 16: "it needs a reset"}  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _MIB = 1 << 20  # NVML counts bytes
 # The reason is one line on the console.
 _MOST_NAMED = 4
@@ -111,22 +118,18 @@ def findings_on_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[
 
 def look(task: Task) -> Answer:
     """One finding per GPU that the ranks may use."""
-    from ft_launcher.health import nvml
-
-    return nvml.each_gpu(lambda name, handle: [finding_on_gpu(name, _read_gpu(handle))], task.say), {}
+    return _each_gpu(lambda name, handle: [finding_on_gpu(name, _read_gpu(handle))], task.say), {}
 
 
 def look_at_links(task: Task) -> Answer:
     """The findings on the links of the GPUs that the ranks may use."""
-    from ft_launcher.health import nvml
-
     gpus: dict[str, Links] = {}
 
     def read(name: str, handle: Any) -> list[Finding]:
         gpus[name] = _read_links(handle)
         return []
 
-    findings = nvml.each_gpu(read, task.say)
+    findings = _each_gpu(read, task.say)
     before = {name: frozenset(links) for name, links in task.memory.items()}
     findings += findings_on_links(gpus, before)
     seen = {name: before.get(name, frozenset()) | links.active for name, links in gpus.items()}
@@ -135,32 +138,29 @@ def look_at_links(task: Task) -> Answer:
 
 def look_at_memory(task: Task) -> Answer:
     """Returns one finding per GPU that the ranks may use, and the memory in use as `used_mib` of the answer."""
-    from ft_launcher.health import nvml
-
     used_mib = {}
 
     def read(name: str, handle: Any) -> list[Finding]:
-        memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+        memory = _ask("nvmlDeviceGetMemoryInfo", handle)
         if memory is None:
             return [("unknown", f"{name}: the driver does not say how much of its memory is in use")]
         used_mib[name] = memory.used / _MIB
         return [("ok", "")]
 
-    return nvml.each_gpu(read, task.say), {"used_mib": used_mib}
+    return _each_gpu(read, task.say), {"used_mib": used_mib}
 
 
 def look_at_processes(task: Task) -> Answer:
     """Returns one finding per GPU that the ranks may use: which other processes compute on it while no rank runs."""
-    from ft_launcher.health import nvml
 
     def read(name: str, handle: Any) -> list[Finding]:
-        processes = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return [("unknown", f"{name}: the driver does not say which processes use it")]
         pids = [process.pid for process in processes if process.pid != task.work["own"]]
         return [finding_on_processes(name, {pid: _command_of(pid) for pid in pids})]
 
-    return nvml.each_gpu(read, task.say), {}
+    return _each_gpu(read, task.say), {}
 
 
 def _command_of(pid: int) -> str:
@@ -172,21 +172,75 @@ def _command_of(pid: int) -> str:
 
 
 def _read_gpu(handle: Any) -> Gpu:
-    from ft_launcher.health.nvml import ask
-
-    (action,) = ask("nvmlDeviceGetFieldValues", handle, [_ACTION_FIELD]) or (None,)
-    _, _, pending, failed = ask("nvmlDeviceGetRemappedRows", handle) or (None, None, None, None)
+    (action,) = _ask("nvmlDeviceGetFieldValues", handle, [_ACTION_FIELD]) or (None,)
+    _, _, pending, failed = _ask("nvmlDeviceGetRemappedRows", handle) or (None, None, None, None)
     return Gpu(
         recovery_action=action.value.uiVal if action is not None and not action.nvmlReturn else None,
         remapping_failed=failed,
         remapping_pending=pending,
-        retirement_pending=ask("nvmlDeviceGetRetiredPagesPendingStatus", handle),
-        uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_RESET),
+        retirement_pending=_ask("nvmlDeviceGetRetiredPagesPendingStatus", handle),
+        uncorrected_errors=_ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_RESET),
     )
 
 
 def _read_links(handle: Any) -> Links:
-    from ft_launcher.health.nvml import ask
+    active = [link for link in range(_MAX_LINKS) if _ask("nvmlDeviceGetNvLinkState", handle, link)]
+    return Links(str(_ask("nvmlDeviceGetName", handle)), frozenset(active))
 
-    active = [link for link in range(_MAX_LINKS) if ask("nvmlDeviceGetNvLinkState", handle, link)]
-    return Links(str(ask("nvmlDeviceGetName", handle)), frozenset(active))
+
+class _Lost(Exception):
+    """A GPU that the driver has given up."""
+
+
+def _ask(function: str, *args: object) -> Any:
+    """The answer of an NVML function; None when there is none.
+
+    Raises:
+        _Lost: the GPU is gone.
+    """
+    import pynvml
+
+    try:
+        return getattr(pynvml, function)(*args)
+    except pynvml.NVMLError as error:
+        if error.value in _LOST:
+            raise _Lost(_LOST[error.value]) from None
+        return None
+
+
+def _each_gpu(look: Callable[[str, Any], list[Finding]], say: Callable[[str], None]) -> list[Finding]:
+    """The findings of `look`, called with name and NVML handle of each GPU that the ranks may use."""
+    import pynvml
+
+    from ft_launcher.health.visible_devices import visible
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        state: State = "not present" if error.value == _NO_DRIVER else "unknown"
+        return [(state, f"NVML does not start: {error}")]
+    findings: list[Finding] = []
+    handles, uuids = [], []
+    for index in range(_ask("nvmlDeviceGetCount") or 0):
+        say(f"opening GPU {index}")
+        handle = uuid = None
+        try:
+            handle = _ask("nvmlDeviceGetHandleByIndex", index)
+            if handle is not None:
+                uuid = _ask("nvmlDeviceGetUUID", handle)
+        except _Lost as lost:
+            handle = None
+            findings.append(("unhealthy", f"GPU {index}: {lost}"))
+        handles.append(handle)
+        uuids.append(uuid)
+    indices, unnamed = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+    for index in indices:
+        say(f"GPU {index}")
+        if handles[index] is not None:
+            try:
+                findings += look(f"GPU {index}", handles[index])
+            except _Lost as lost:
+                findings.append(("unhealthy", f"GPU {index}: {lost}"))
+    if unnamed:
+        findings.append(("unknown", f"CUDA_VISIBLE_DEVICES says {unnamed}, which names no GPU that NVML lists"))
+    return findings

@@ -1,13 +1,14 @@
-"""What is ordered from the process of a check, the reading that its end gives, and the state of the node. Pure.
+"""What is ordered from the process of a check, the reading that its end gives, and what readings say of the node. Pure.
 
 A check of ours answers with one line of JSON, the last of its output; the lines before it report progress. A command
-of the user answers with its exit code. Knows no check by name, and starts nothing.
+of the user answers with its exit code. A round of readings gives the node's state, and what has changed since the round
+before. Knows no check by name, and starts nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,16 @@ class NodeState:
     """Whether the node may take part in the next cycle, and why."""
 
     healthy: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class HealthChange:
+    """A check found another state than at its last reading."""
+
+    check: str
+    before: State
+    state: State
     reason: str
 
 
@@ -106,6 +117,30 @@ def node_state(readings: Sequence[Reading]) -> NodeState:
         return NodeState(False, reason)
     states = [f"{reading.check} {reading.state}" for reading in readings if reading.state != "not present"]
     return NodeState(True, ", ".join(states) or "nothing to check")
+
+
+def changes(before: Mapping[str, State], readings: Iterable[Reading]) -> tuple[list[HealthChange], dict[str, State]]:
+    """Returns what changed, and the state of each check now.
+
+    Args:
+        before: the states of the last round; a check that is not in it was in order.
+    """
+    findings: dict[str, list[tuple[State, str]]] = {}
+    for reading in readings:
+        findings.setdefault(reading.check, []).append((reading.state, reading.reason))
+    now = {check: worst(found) for check, found in findings.items()}
+    found = []
+    for check, (state, reason) in now.items():
+        last = before.get(check, "ok")
+        if _is_in_order(last) and _is_in_order(state):
+            continue
+        if state != last:
+            found.append(HealthChange(check, last, state, reason))
+    return found, {check: state for check, (state, _) in now.items()}
+
+
+def _is_in_order(state: State) -> bool:
+    return state in ("ok", "not present")
 
 
 def _last_line(output: bytes) -> str:

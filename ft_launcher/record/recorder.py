@@ -17,8 +17,7 @@ from typing import Any
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
-from ft_launcher.health.reading import NodeState, Reading
-from ft_launcher.health.repeated import HealthChange
+from ft_launcher.health.reading import HealthChange, NodeState, Reading
 from ft_launcher.ledger.account import (
     PRINTED_STEP,
     Account,

@@ -15,8 +15,7 @@ from ft_launcher.attribution import Fault, all_nodes, collective, first_failure,
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import fault_of_json, of_record
 from ft_launcher.cycle import rung_record
-from ft_launcher.health.reading import Reading
-from ft_launcher.health.repeated import changes
+from ft_launcher.health.reading import Reading, changes
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Question, after_request, answer, is_known
 from ft_launcher.record import events

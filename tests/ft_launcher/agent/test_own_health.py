@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from ft_launcher.agent.own_health import HealthWatch
-from ft_launcher.health.node_health import NodeHealth, RepeatedHealth
-from ft_launcher.health.plan import Places
-from ft_launcher.health.repeated import HealthChange
+from ft_launcher.health.node_health import NodeHealth, Places
+from ft_launcher.health.reading import HealthChange
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.patience import patient
@@ -38,7 +37,8 @@ def places(tmp_path: Path) -> Places:
 def watch(places: Places, command: str, interval_s: float = 0.0, **settings: Any) -> tuple[HealthWatch, Recorder]:
     health = NodeHealth(HealthSettings(**{"node_check": command, "health_timeout": 60.0, **settings}), places=places)
     recorder = Recorder()
-    parts: Any = SimpleNamespace(recorder=recorder, health_watch=RepeatedHealth(health, interval_s))
+    health.interval_s = interval_s
+    parts: Any = SimpleNamespace(recorder=recorder, health_watch=health)
     return HealthWatch(parts, lambda: 7), recorder
 
 

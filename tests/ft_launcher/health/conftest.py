@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import NodeHealth, Places
 from ft_launcher.health.reading import Reading
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.program import run

@@ -59,7 +59,10 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **gpu) {
     return atoi((*gpu)->open);
 }
 
-int nvmlDeviceGetUUID(Gpu *gpu, char *text, unsigned size) { return strncpy(text, gpu->uuid, size), SUCCESS; }
+int nvmlDeviceGetUUID(Gpu *gpu, char *text, unsigned size) {
+    if (!strcmp(gpu->uuid, "lost")) return 15;
+    return strncpy(text, gpu->uuid, size), SUCCESS;
+}
 
 int nvmlDeviceGetName(Gpu *gpu, char *text, unsigned size) { return strncpy(text, gpu->name, size), SUCCESS; }
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.health.gpu import Gpu, Links, finding_on_gpu, finding_on_processes, findings_on_links
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import NodeHealth, Places
 from ft_launcher.health.reading import Reading, node_state
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import Record, row
@@ -129,6 +128,8 @@ def test_a_gpu_that_needs_a_reset(recorded: Record, monkeypatch: pytest.MonkeyPa
 
 def test_a_gpu_that_fell_off_the_bus(recorded: Record) -> None:
     assert states(recorded(row(0), row(1, opened="15")))[0] == ("unhealthy", "GPU 1: the driver has lost it")
+    lost_later = row(1).replace("GPU-11", "lost")
+    assert states(recorded(row(0), lost_later))[0] == ("unhealthy", "GPU 1: the driver has lost it")
 
 
 def test_a_link_that_went_down(recorded: Record) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.health.memory_reclaim import MemoryReclaim, Step, next_step
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import Places
 from rank_monitor.contract.settings.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
@@ -201,7 +201,7 @@ import functools, sys
 from ft_launcher import composition
 from ft_launcher.cli import program
 from ft_launcher.health.memory_reclaim import MemoryReclaim
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import Places
 composition.MemoryReclaim = functools.partial(MemoryReclaim, places=Places(nvidia=(sys.executable,)))
 program()
 """

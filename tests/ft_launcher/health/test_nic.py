@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.health.nic import findings_on_drops, findings_on_states
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import NodeHealth, Places
 from ft_launcher.health.reading import Reading
 from rank_monitor.contract.settings.config import HealthSettings
 

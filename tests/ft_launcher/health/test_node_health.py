@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from ft_launcher.health.check import CHECKS
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import NodeHealth, Places
 from ft_launcher.health.reading import Reading, node_state
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import HealthSettings
@@ -27,7 +26,7 @@ Check = Callable[..., Reading]
 
 
 def test_nothing_is_started_where_there_is_nothing_to_check(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ft_launcher.health.node_health.CheckProcess", None)
+    monkeypatch.setattr("ft_launcher.health.check_process.CheckProcess", None)
     found = NodeHealth(HealthSettings(), places=places).check()
     assert {reading.check: reading.state for reading in found} == {
         "gpu": "not present",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ft_launcher.health.check import State
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.plan import Places
-from ft_launcher.health.reading import Reading
-from ft_launcher.health.repeated import HealthChange, changes, repeated
+from ft_launcher.health.node_health import NodeHealth, Places, repeated
+from ft_launcher.health.reading import HealthChange, Reading, changes
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import HealthSettings
 
@@ -27,7 +26,7 @@ from rank_monitor.contract.settings.config import HealthSettings
 )
 def test_nothing_is_repeated_unless_it_is_asked_for(asked: dict[str, Any], interval_s: float | None) -> None:
     found = repeated(HealthSettings(**asked))
-    assert (found and found.interval_s) == interval_s
+    assert (found and found.node_health_check_interval) == interval_s
 
 
 ALL = HealthSettings(
@@ -44,9 +43,8 @@ ALL = HealthSettings(
 
 
 def test_the_nics_alone() -> None:
-    found = repeated(ALL)
-    assert found is not None and not found.with_folders
-    asked = found.settings
+    asked = repeated(ALL)
+    assert asked is not None
     assert asked.enable_nic_healthcheck and asked.pci_topo_file == "/topology" and asked.health_timeout == 7.0
     assert not (asked.enable_gpu_health_check or asked.enable_dist_storage_healthcheck)
     assert not (asked.check_remaining_processes or asked.storage_health_check_path)
@@ -55,9 +53,9 @@ def test_the_nics_alone() -> None:
 
 def test_all_checks_but_that_of_the_processes_which_are_the_ranks() -> None:
     found = repeated(HealthSettings(**(vars(ALL) | {"node_health_check_interval": 60.0})))
-    assert found is not None and found.with_folders
+    assert found is not None
     same = vars(ALL) | {"node_health_check_interval": 60.0}
-    assert vars(found.settings) == same | {"enable_nic_healthcheck": True, "check_remaining_processes": False}
+    assert vars(found) == same | {"enable_nic_healthcheck": True, "check_remaining_processes": False}
 
 
 def reading(state: State, check: str = "nic", reason: str = "why") -> Reading:
@@ -117,6 +115,17 @@ def test_a_round_that_is_stopped_leaves_nothing(places: Places) -> None:
 def test_the_repeated_checks_have_a_memory_of_their_own(places: Places) -> None:
     health = NodeHealth(HealthSettings(node_health_check_interval=2.0), places=places)
     again = health.repeated()
-    assert again is not None and again.health is not health and again.interval_s == 2.0
-    assert {found.state for found in again.health.check()} <= {"ok", "not present"}
+    assert again is not None and again is not health and again.interval_s == 2.0
+    assert {found.state for found in again.check()} <= {"ok", "not present"}
     assert NodeHealth(HealthSettings(), places=places).repeated() is None
+
+
+@pytest.mark.parametrize("asked", [{"enable_nic_monitor": True}, {"node_health_check_interval": 2.0}])
+def test_the_launchers_folders_are_read_with_all_checks_and_not_with_the_nics_alone(
+    places: Places, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    again = NodeHealth(HealthSettings(**asked), [str(tmp_path / "logs")], places=places).repeated()
+    assert again is not None
+    (space,) = [found for found in again.check() if found.check == "space"]
+    assert (f"{tmp_path}/logs" in space.reason) == ("node_health_check_interval" in asked)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.health.plan import Places
+from ft_launcher.health.node_health import NodeHealth, Places
 from ft_launcher.health.reading import Reading, node_state
 from ft_launcher.health.storage import Mount, free_space, is_local, mounts_of
 from rank_monitor.contract.settings.config import HealthSettings
