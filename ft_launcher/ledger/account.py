@@ -201,27 +201,25 @@ def part_as_json(part: CycleTimes, account: Account) -> dict[str, Any]:
 
     Times are in whole microseconds.
     """
-    saved_s = None
-    if part.saved_s is not None:
-        saved_s = round(part.saved_s, 6)
-    return {
-        "cycle": part.cycle,
-        "since": round(part.since, 6),
-        "until": round(part.until, 6),
+    facts = {name: _rounded(value) for name, value in vars(part).items()}
+    return facts | {
         "seconds": seconds_as_json(part.seconds),
-        "steps": part.steps,
-        "iteration": part.iteration,
-        "resumed": part.resumed,
-        "points": [[iteration, round(spent_s, 6)] for iteration, spent_s in part.points],
-        "saved": part.saved,
-        "saved_s": saved_s,
-        "saves": part.saves,
-        "recovery": {phase: round(spent_s, 6) for phase, spent_s in part.recovery.items()},
         "durations": durations_as_json(part.durations),
         "total": seconds_as_json(account.seconds),
         "goodput": round(account.goodput, 6),
         "goodput_saved": round(account.goodput_saved, 6),
     }
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case float():
+            return round(value, 6)
+        case Mapping():
+            return {key: _rounded(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_rounded(part) for part in value]
+    return value
 
 
 def seconds_as_json(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One account of a whole job from the journals of its nodes and of its attempts. Pure.
+"""One account of a whole job from the launches of its nodes and attempts, which `report/collection.py` finds. Pure.
 
 Each journal has its node's time in parts, which are the same on all nodes but for fractions of a second. Every moment
 is taken from one journal: from a node that trains rather than one that waits, from the lowest node rank, and where that
@@ -11,15 +11,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from ft_launcher.ledger.account import Account, CycleTimes, account, cycle_times
+from ft_launcher.ledger.account import Account, CycleTimes, account
 from ft_launcher.ledger.categories import Category
 
 _LAST = 1 << 30
-"""The node rank of a node that took part in no cycle, and the cycle of what follows the last one."""
+"""The cycle of what follows the last one."""
 
 
 @dataclass
@@ -35,8 +34,8 @@ class LaunchTimes:
 
     since: float
     until: float
-    node_rank: int = _LAST
-    parts: list[CycleTimes] = field(default_factory=list)
+    node_rank: int
+    parts: Sequence[CycleTimes]
     attempt: int = 0
 
 
@@ -50,18 +49,8 @@ class _Stretch:
     stage: tuple[int, int]
 
 
-def merge_attempts(journals: Iterable[Iterable[Mapping[str, Any]]]) -> Account:
-    """Returns the account of a job from its first launch to its last event.
-
-    Args:
-        journals: the lines of each journal, in order. A file may hold several launches. Lines that do not fit are
-            ignored.
-    """
-    return account_of(launch for lines in journals for launch in _launches(lines))
-
-
 def account_of(job: Iterable[LaunchTimes]) -> Account:
-    """As `merge_attempts`, of launches whose lines have been read."""
+    """Returns the account of a job, all its launches on all nodes, from the first one to its last event."""
     launches = sorted(job, key=lambda launch: launch.since)
     _number_attempts(launches)
     stretches = _stretches(launches)
@@ -71,34 +60,6 @@ def account_of(job: Iterable[LaunchTimes]) -> Account:
         [stages[stretch.stage] for stretch in stretches],
         [_share(stretch) for stretch in stretches],
     )
-
-
-def _launches(lines: Iterable[Mapping[str, Any]]) -> list[LaunchTimes]:
-    """The launches in one journal."""
-    found: list[LaunchTimes] = []
-    for line in lines:
-        moment = line.get("t")
-        if type(moment) not in (int, float) or not math.isfinite(moment):  # type: ignore[arg-type]
-            continue
-        assert isinstance(moment, (int, float))
-        if line.get("event") == "job_start" or not found:
-            found.append(LaunchTimes(moment, moment))
-        launch = found[-1]
-        # What follows the last cycle ends with the job, and its last line is written a moment later.
-        if not (line.get("event") == "job_end" and launch.parts and launch.parts[-1].cycle is None):
-            launch.until = max(launch.until, moment)
-        if line.get("event") == "cycle_start" and type(line.get("node_rank")) is int:
-            launch.node_rank = min(launch.node_rank, line["node_rank"])
-        elif line.get("event") == "ledger":
-            part = cycle_times(line)
-            if part is not None:
-                # A part that is written again, as of a cycle that runs, stands for the one before.
-                while launch.parts and launch.parts[-1].since >= part.since:
-                    launch.parts.pop()
-                launch.parts.append(part)
-                launch.since = min(launch.since, part.since)
-                launch.until = part.until if part.cycle is None else max(launch.until, part.until)
-    return found
 
 
 def _number_attempts(launches: Sequence[LaunchTimes]) -> None:

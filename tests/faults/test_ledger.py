@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.ledger.attempts import merge_attempts
+from ft_launcher.ledger.attempts import account_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds
 from tests.faults.job import Job, kill
 from tests.faults.ledger_worker import KILLED_IN, SAVED, STEPS
 from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.ft_launcher.report.lines import collected
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
 ROUNDED = 1e-3
@@ -35,7 +36,7 @@ def adds_up(job: Job) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert math.isclose(parts[-1]["until"] - parts[0]["since"], end["wall_s"], abs_tol=ROUNDED)
     assert parts[0]["since"] <= job.journal("job_start")[0]["t"]
     assert parts[-1]["until"] <= end["t"] + ROUNDED
-    merged = merge_attempts([job.journal()])
+    merged = account_of(collected(job.journal()).times())
     for category, spent_s in end["seconds"].items():
         assert merged.seconds[category] == pytest.approx(spent_s, abs=0.02 + 0.01 * spent_s), category
     return parts, end

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ft_launcher.ledger.attempts import merge_attempts
-from ft_launcher.record.journal_reader import Problems, read_journals
+from ft_launcher.ledger.attempts import account_of
+from ft_launcher.record.journal_reader import read_journals
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
 from ft_launcher.report.spares import Spares
 from tests.faults.training import Plan
+from tests.ft_launcher.report.lines import collected
 from tests.nodes.agents import Agents
 from tests.nodes.conftest import StartAgents
 
@@ -37,7 +38,7 @@ def test_a_lost_coordinator_loses_no_time(on_nodes: StartAgents) -> None:
     agents.go()
     agents.end_well()
     journals = [agent.journal() for agent in agents]
-    found = merge_attempts(journals)
+    found = account_of(collected(*journals).times())
     parts = [line for lines in journals for line in lines if line["event"] == "ledger"]
     # A launcher that was killed in its first cycle has no part: its first line says when it began.
     begin = min([*(part["since"] for part in parts), *(lines[0]["t"] for lines in journals)])

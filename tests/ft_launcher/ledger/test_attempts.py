@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.ledger.account import MAX_POINTS, cycle_times, thinned
-from ft_launcher.ledger.attempts import merge_attempts
+from ft_launcher.ledger.account import MAX_POINTS, Account, cycle_times, thinned
+from ft_launcher.ledger.attempts import account_of
+from tests.ft_launcher.report.lines import collected
 
 Line = dict[str, Any]
 
@@ -42,8 +43,13 @@ def steps(cycle: int, since: float, until: float, first: int, last: int, step_s:
     return part(cycle, since, until, seconds=seconds, steps=count, resumed=first - 1, points=points, iteration=last)
 
 
+def merged(journals: list[list[Line]]) -> Account:
+    """The account of a job whose journals have these lines."""
+    return account_of(collected(*([{"v": 1} | line for line in lines] for lines in journals), in_turn=True).times())
+
+
 def rounded(journals: list[list[Line]]) -> dict[str, float]:
-    found = merge_attempts(journals)
+    found = merged(journals)
     assert math.isclose(sum(found.seconds.values()), found.wall_s)
     return {name: round(spent_s, 6) for name, spent_s in found.seconds.items() if round(spent_s, 6)}
 
@@ -51,7 +57,7 @@ def rounded(journals: list[list[Line]]) -> dict[str, float]:
 def test_one_journal() -> None:
     lines = [start(100), begins(105, 0), steps(0, 100, 130, 0, 9), steps(1, 130, 150, 5, 14), part(None, 150, 151)]
     journal = [*lines, end(151)]
-    found = merge_attempts([journal])
+    found = merged([journal])
     assert (found.wall_s, found.steps) == (51, 20)
     assert rounded([journal]) == {"step": 15, "lost_progress": 5, "launch": 31}
     assert found.goodput == pytest.approx(15 / 51)
@@ -68,13 +74,13 @@ def test_two_attempts_and_the_queue_between_them() -> None:
     second = [start(400), steps(0, 400, 420, 8, 12), end(420)]
     expected = {"step": 8 + 5, "lost_progress": 2, "reschedule": 270, "launch": 20 + 15}
     assert rounded([first, second]) == rounded([second, first]) == rounded([[*first, *second]]) == expected
-    assert merge_attempts([first, second]).wall_s == 320
+    assert merged([first, second]).wall_s == 320
 
 
 def test_nodes_that_tell_of_the_same_time_count_once() -> None:
     one = [start(100), begins(105, 0), steps(0, 100, 130, 0, 9), steps(1, 130, 150, 5, 14), end(150)]
     other = [start(101), begins(105, 1), steps(0, 101, 130.2, 0, 9), steps(1, 130.2, 150.5, 5, 14), end(150.5)]
-    found = merge_attempts([other, one])
+    found = merged([other, one])
     assert found.wall_s == 50.5
     assert found.seconds["step"] == pytest.approx(15, abs=0.4)
     assert found.seconds["lost_progress"] == pytest.approx(5, abs=0.1)
@@ -86,13 +92,13 @@ def test_a_lost_coordinator_loses_no_time() -> None:
     other = [start(100), begins(105, 1), steps(0, 100, 130, 0, 9), steps(1, 130, 170, 10, 29), end(170)]
     expected = {"step": 30, "launch": 40}
     assert rounded([lost, other]) == expected
-    assert merge_attempts([lost, other]).wall_s == 70
+    assert merged([lost, other]).wall_s == 70
 
 
 def test_a_spare_that_waits_does_not_stand_for_the_job() -> None:
     spare = [start(99), part(None, 99, 200, seconds={"rendezvous": 100}), end(200)]
     active = [start(100), begins(105, 0), steps(0, 100, 199, 0, 79), end(199)]
-    found = merge_attempts([spare, active])
+    found = merged([spare, active])
     assert found.seconds["step"] == pytest.approx(80)
     assert found.seconds["rendezvous"] == pytest.approx(2, rel=0.02)
 
@@ -109,8 +115,8 @@ def test_a_part_that_was_told_while_its_cycle_ran_is_replaced() -> None:
 
 
 def test_no_journal() -> None:
-    assert merge_attempts([]).wall_s == 0
-    assert merge_attempts([[], [{"event": "x"}, {"t": "now"}]]).goodput == 0
+    assert merged([]).wall_s == 0
+    assert merged([[], [{"event": "x"}, {"t": "now"}]]).goodput == 0
 
 
 WRONG: list[Line] = [
@@ -169,7 +175,7 @@ def journals(draw: st.DrawFn) -> list[Line]:
 
 @given(st.lists(journals(), min_size=1, max_size=3))
 def test_whatever_journals_there_are_no_second_is_lost_or_counts_twice(given_journals: list[list[Line]]) -> None:
-    found = merge_attempts(given_journals)
+    found = merged(given_journals)
     moments = [line["t"] for lines in given_journals for line in lines]
     assert math.isclose(found.wall_s, max(moments) - min(moments), abs_tol=1e-6)
     assert min(found.seconds.values(), default=0) >= -1e-9
