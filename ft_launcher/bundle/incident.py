@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from ft_launcher.status.fault_scene import FaultScene, scene_of
+from ft_launcher.status.fault_scene import scene_of
 from rank_monitor.contract.iterations.barrier import ranges_of
 
 Facts = Mapping[str, Any]
@@ -113,8 +113,8 @@ def stacks(incident: Incident) -> str:
     if incident.live:
         lines += ["Now:", *_groups(incident.live), ""]
     for hang in incident.hangs:
-        groups = [{"ranks": ranks, "frames": first.frames} for ranks, first in _scene(hang).stacks]
-        lines += [f"{_time(hang.t)}, {hang.node}, cycle {hang.facts.get('cycle')}:", *_groups(groups), ""]
+        groups = _groups(_scene(hang)["stacks"])
+        lines += [f"{_time(hang.t)}, {hang.node}, cycle {hang.facts.get('cycle')}:", *groups, ""]
     return "\n".join(lines)
 
 
@@ -160,7 +160,7 @@ def _collectives(incident: Incident) -> list[str]:
     title, found = "Collectives now", list(incident.collectives)
     if not found and incident.hangs:
         title = "Collectives at the last hang"
-        found = [asdict(row) for row in _scene(incident.hangs[-1]).collectives]
+        found = _scene(incident.hangs[-1])["collectives"]
     if not found:
         return []
     rows = []
@@ -194,12 +194,12 @@ def _surroundings(incident: Incident) -> list[str]:
     return lines
 
 
-def _scene(hang: Seen) -> FaultScene:
+def _scene(hang: Seen) -> dict[str, Any]:
     """Returns where the ranks were, an empty scene where a journal does not fit: anyone may have written it."""
     try:
         return scene_of(hang.facts.get("ranks", []))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return FaultScene((), ())
+        return {"stacks": [], "collectives": []}
 
 
 def _numbered(ranks: Any) -> str:

@@ -126,10 +126,9 @@ class Answers:
         readings = [*readings, *(reading for reading in found.readings if reading.rank not in here)]
         if not readings and not found.silent:
             return _text(f"{self._sentence()}: no rank runs\n", 409)
-        groups = [
-            {"ranks": ranks, "frames": list(one.frames), "process": dict(one.process)}
-            for ranks, one in merged_stacks(readings)
-        ]
+        groups = merged_stacks(
+            {"rank": reading.rank, "frames": reading.frames, "process": reading.process} for reading in readings
+        )
         table = summary.collectives(readings, time.monotonic())
         answer: dict[str, Any] = {"v": summary.VERSION, "groups": groups, "collectives": table}
         if of_all_nodes:

@@ -1,5 +1,5 @@
 """Where the ranks of a node were at one moment: those at the same place together, and how far each was in its process
-groups. Pure.
+groups, as JSON values. Pure.
 
 Of bounded size, whatever the ranks have written: it is kept for each of the last faults.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 _MOST_STACKS = 32
 _MOST_FRAMES = 32
@@ -22,89 +21,28 @@ _INNERMOST = 8
 """Frames for a line about one rank: below torch's wrappers they reach the program."""
 
 
-class HasStack(Protocol):
-    """A rank of which the stack is known, or why it is not (`process["stacks"]`)."""
+def scene_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the scene of a fault as `/fault.json` has it: `stacks` (`merged_stacks`), and `collectives` (see there).
 
-    @property
-    def rank(self) -> int:
-        """The global rank."""
-
-    @property
-    def frames(self) -> Sequence[str]:
-        """Of its main thread, the innermost first."""
-
-    @property
-    def process(self) -> Mapping[str, Any]:
-        """Its state in /proc."""
-
-
-_R = TypeVar("_R", bound=HasStack)
-
-
-@dataclass(frozen=True)
-class RankScene:
-    """One rank: `place` is one of the words of the journal's event `stacks`."""
-
-    rank: int
-    place: str
-    frames: Sequence[str]
-    process: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CollectiveRow:
-    """Ranks that have come equally far in one process group.
-
-    Attributes:
-        group: the name that the program gave the group, else torch's.
-        entered: number of the last collective that they have entered, from 1; 0: none.
-        finished: number of the last one that they have finished.
-        operation: name of the first one that they have not finished, else of the last one.
-        shape: sizes and types of its tensors.
-        started: number of the last one that the GPU has begun; 0: the recorder does not know it (gloo).
+    Args:
+        ranks: as the journal's event `stacks` has them.
     """
-
-    group: str
-    ranks: tuple[int, ...]
-    entered: int
-    finished: int
-    operation: str
-    shape: str
-    started: int = 0
-
-
-@dataclass(frozen=True)
-class FaultScene:
-    """All ranks of the node: `stacks` has those at the same place together, the smallest group first."""
-
-    stacks: tuple[tuple[tuple[int, ...], RankScene], ...]
-    collectives: tuple[CollectiveRow, ...]
-
-
-def scene_of(ranks: Sequence[Mapping[str, Any]]) -> FaultScene:
-    """Returns the scene of a fault, of what the journal's event `stacks` has of the ranks."""
     scenes = [
-        RankScene(
-            int(rank["rank"]),
-            str(rank.get("place", "")),
-            [str(frame)[:_MOST_TEXT] for frame in rank["frames"][:_MOST_FRAMES]],
-            {"stacks": str(rank.get("process", {}).get("stacks", ""))[:_MOST_TEXT]},
-        )
+        {
+            "rank": int(rank["rank"]),
+            "place": str(rank.get("place", "")),
+            "frames": [str(frame)[:_MOST_TEXT] for frame in rank["frames"][:_MOST_FRAMES]],
+            "process": {"stacks": str(rank.get("process", {}).get("stacks", ""))[:_MOST_TEXT]},
+        }
         for rank in ranks
     ]
-    stacks = [(tuple(found), first) for found, first in merged_stacks(scenes)[:_MOST_STACKS]]
-    return FaultScene(tuple(stacks), collectives(ranks))
+    return {"stacks": merged_stacks(scenes)[:_MOST_STACKS], "collectives": collectives(ranks)}
 
 
-def packed(scene: FaultScene) -> bytes:
-    """Returns a scene as compressed JSON, as `/fault.json` has it. Seldom is one looked at, and the lists of many ranks
-    for 20 faults, each made beside what is gone soon, held 3 MiB of memory."""
-    stacks = [
-        {"ranks": ranks, "place": first.place, "frames": first.frames, "process": first.process}
-        for ranks, first in scene.stacks
-    ]
-    rows = [asdict(row) for row in scene.collectives]
-    return zlib.compress(json.dumps({"stacks": stacks, "collectives": rows}).encode())
+def packed(scene: Mapping[str, Any]) -> bytes:
+    """Returns a scene as compressed JSON. Seldom is one looked at, and the lists of many ranks for 20 faults, each made
+    beside what is gone soon, held 3 MiB of memory."""
+    return zlib.compress(json.dumps(scene).encode())
 
 
 def unpacked(scene: bytes) -> dict[str, Any]:
@@ -113,20 +51,34 @@ def unpacked(scene: bytes) -> dict[str, Any]:
     return found
 
 
-def merged_stacks(ranks: Iterable[_R]) -> list[tuple[list[int], _R]]:
-    """Returns the ranks with equal frames together, each with the first of them. The smallest group comes first: it is
-    the one to look at."""
-    groups: dict[tuple[tuple[str, ...], str], list[_R]] = {}
+def merged_stacks(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the ranks with equal frames together: `ranks`, and all else that is known of the first of them. The
+    smallest group comes first: it is the one to look at.
+
+    Args:
+        ranks: each with `rank`, `frames` of its main thread (the innermost first), and `process`, whose `stacks` says
+            why there are none.
+    """
+    groups: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
     for rank in ranks:
-        why_none = "" if rank.frames else str(rank.process.get("stacks", ""))
-        groups.setdefault((tuple(rank.frames), why_none), []).append(rank)
-    found = [([rank.rank for rank in group], group[0]) for group in groups.values()]
-    return sorted(found, key=lambda entry: (len(entry[0]), entry[0]))
+        why_none = "" if rank["frames"] else str(rank["process"].get("stacks", ""))
+        first = {"ranks": [], **{key: value for key, value in rank.items() if key != "rank"}}
+        groups.setdefault((tuple(rank["frames"]), why_none), first)["ranks"].append(rank["rank"])
+    return sorted(groups.values(), key=lambda group: (len(group["ranks"]), group["ranks"]))
 
 
-def collectives(ranks: Iterable[Mapping[str, Any]]) -> tuple[CollectiveRow, ...]:
+def collectives(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns how far the ranks are in each process group: groups in which a rank waits first, and of each group those
-    first that have entered the fewest collectives, since the others wait for them."""
+    first that have entered the fewest collectives, since the others wait for them.
+
+    Each row is of the `ranks` that have come equally far in a `group` (the name that the program gave it, else
+    torch's): the number of the last collective that they have `entered`, from 1 (0: none), and `finished`; `operation`
+    and `shape` (sizes and types of its tensors) of the first one that they have not finished, else of the last one; and
+    the number of the last one that the GPU has `started` (0: the recorder does not know it, as with gloo).
+
+    Args:
+        ranks: each with `rank` and its `groups`.
+    """
     rows: dict[tuple[str, int, int, str, str, int], list[int]] = {}
     names: dict[str, str] = {}
     for rank in ranks:
@@ -137,10 +89,11 @@ def collectives(ranks: Iterable[Mapping[str, Any]]) -> tuple[CollectiveRow, ...]
             rows.setdefault((name, entered, finished, operation, shape, started), []).append(int(rank["rank"]))
     waits = {name for name, entered, finished, *_ in rows if entered > finished}
     ordered = sorted(rows.items(), key=lambda row: (row[0][0] not in waits, row[0]))
-    return tuple(
-        CollectiveRow(names[name], tuple(found), entered, finished, operation, shape, started)
-        for (name, entered, finished, operation, shape, started), found in ordered[:_MOST_ROWS]
-    )
+    keys = ("entered", "finished", "operation", "shape", "started")
+    return [
+        {"group": names[name], "ranks": found, **dict(zip(keys, place, strict=True))}
+        for (name, *place), found in ordered[:_MOST_ROWS]
+    ]
 
 
 def innermost(frames: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,21 +160,25 @@ class Facts:
     ended: bool = False
     exit_code: int | None = None
     end_reason: str = ""
-    ends: Mapping[int, str] = field(default_factory=dict)
+    ends: dict[int, str] = field(default_factory=dict)
     frames: Mapping[int, list[str]] = field(default_factory=dict)
     restarts_left: int | None = None
-    faults: tuple[FaultSeen, ...] = ()
-    fault_count: int = 0
-    faults_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    restarts: Mapping[tuple[str, bool], int] = field(default_factory=dict)
-    cycle_ends: Mapping[str, int] = field(default_factory=dict)
-    recoveries: Mapping[str, Recoveries] = field(default_factory=dict)
-    scores: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    faults: deque[FaultSeen] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
+    faults_by: Counter[tuple[str, str]] = field(default_factory=Counter)
+    restarts: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    cycle_ends: Counter[str] = field(default_factory=Counter)
+    recoveries: dict[str, Recoveries] = field(default_factory=dict)
+    scores: dict[int, dict[str, float]] = field(default_factory=dict)
     steps_lost: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
     lines_dropped: int = 0
     monitors_replaced: int = 0
     exit_codes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def fault_count(self) -> int:
+        """How many faults there were, those included that are no longer kept."""
+        return sum(self.faults_by.values())
 
 
 class NodeStatus:
@@ -182,13 +187,7 @@ class NodeStatus:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._facts = Facts()
-        self._faults: deque[FaultSeen] = deque(maxlen=_MOST_FAULTS)
-        self._faults_by: Counter[tuple[str, str]] = Counter()
-        self._restarts: Counter[tuple[str, bool]] = Counter()
-        self._cycle_ends: Counter[str] = Counter()
-        self._recoveries: dict[str, Recoveries] = {}
-        self._scores: dict[int, dict[str, float]] = {}
-        self._ends: dict[int, str] = {}
+        """What it counts and lists is added to in place; `facts` returns copies."""
         self._fault_number = 0
         self._scene: tuple[int, bytes] | None = None
         """Of a cycle that hung: its fault comes next."""
@@ -230,24 +229,16 @@ class NodeStatus:
     def facts(self) -> Facts:
         """What is known now."""
         with self._lock:
-            return replace(
-                self._facts,
-                faults=tuple(self._faults),
-                fault_count=sum(self._faults_by.values()),
-                faults_by=dict(self._faults_by),
-                restarts=dict(self._restarts),
-                cycle_ends=dict(self._cycle_ends),
-                ends=dict(self._ends),
-                recoveries=dict(self._recoveries),
-                scores=dict(self._scores),
-            )
+            copies: dict[str, Any] = {name: copy(value) for name, value in vars(self._facts).items()}
+            return Facts(**copies)
 
     def _after(self, event: events.Event, t: float) -> Facts:
         facts = self._facts
         match event:
             case events.JobStart():
-                restarts = event.max_restarts
-                return Facts(event.run_id, event.node, t, restarts, restarts_left=restarts)
+                limit = event.max_restarts
+                facts = replace(facts, run_id=event.run_id, node=event.node, started=t)
+                return replace(facts, max_restarts=limit, restarts_left=limit)
             case events.JobEnd():
                 code, reason = event.exit_code, _text(event.reason)
                 return replace(facts, ended=True, runs=False, waits=False, exit_code=code, end_reason=reason)
@@ -265,7 +256,7 @@ class NodeStatus:
                 return replace(facts, trouble=self._trouble(event), frames={**facts.frames, **_frames(event)})
             case events.SectionTimes():
                 found = {kind: events.score_of(event.sections, event.gpu, kind) for kind in ("relative", "individual")}
-                self._scores[event.rank] = {kind: score for kind, score in found.items() if score is not None}
+                facts.scores[event.rank] = {kind: score for kind, score in found.items() if score is not None}
             case events.Ledger():
                 return self._after_ledger(event)
             case events.Health():
@@ -283,13 +274,12 @@ class NodeStatus:
         facts = replace(self._facts, cycle=event.cycle)
         if isinstance(event, events.CycleStart):
             self._is_stalled = False
-            self._scores = {}
-            facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={})
+            facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={}, scores={})
             return replace(facts, runs=True, waits=False, trouble="")
-        self._cycle_ends[event.how.partition(":")[0]] += 1
-        self._ends[event.cycle] = event.how
-        if len(self._ends) > _MOST_ENDS:
-            del self._ends[min(self._ends)]
+        facts.cycle_ends[event.how.partition(":")[0]] += 1
+        facts.ends[event.cycle] = event.how
+        if len(facts.ends) > _MOST_ENDS:
+            del facts.ends[min(facts.ends)]
         if event.how == "failed elsewhere":
             return replace(facts, runs=False, trouble=_text(event.why))
         return replace(facts, runs=False)
@@ -307,7 +297,7 @@ class NodeStatus:
                 self._count_fault(event.fault_class or "unknown", IN_PROCESS)
                 return f"rank {event.rank} {_text(event.what)}"
             case events.InProcessRestart():
-                self._restarts[IN_PROCESS, False] += 1
+                self._facts.restarts[IN_PROCESS, False] += 1
                 self._add_recovery("in_process", event.took_s)
         return ""
 
@@ -318,7 +308,7 @@ class NodeStatus:
         if self._scene is not None and self._scene[0] == event.cycle:
             scene = self._scene[1]
         self._scene = None
-        self._faults.append(
+        self._facts.faults.append(
             FaultSeen(
                 self._fault_number,
                 t,
@@ -337,10 +327,11 @@ class NodeStatus:
         return replace(self._facts, runs=False, trouble=f"rank {event.rank} {_text(event.what)}")
 
     def _after_decision(self, event: events.Decision) -> Facts:
-        if self._faults and not self._faults[-1].next and self._faults[-1].cycle == event.cycle:
-            self._faults[-1] = replace(self._faults[-1], next=f"{event.action}: {_text(event.reason)}")
+        faults = self._facts.faults
+        if faults and not faults[-1].next and faults[-1].cycle == event.cycle:
+            faults[-1] = replace(faults[-1], next=f"{event.action}: {_text(event.reason)}")
         if event.action == "restart":
-            self._restarts[RELAUNCH, event.charged] += 1
+            self._facts.restarts[RELAUNCH, event.charged] += 1
         return replace(self._facts, runs=False, restarts_left=event.restarts_left)
 
     def _after_ledger(self, event: events.Ledger) -> Facts:
@@ -356,12 +347,14 @@ class NodeStatus:
         return replace(self._facts, steps_lost=self._facts.steps_lost + lost)
 
     def _count_fault(self, fault_class: str, kind: str) -> None:
-        if (fault_class, kind) in self._faults_by or len(self._faults_by) < _MOST_KINDS:
-            self._faults_by[fault_class, kind] += 1
+        counts = self._facts.faults_by
+        if (fault_class, kind) in counts or len(counts) < _MOST_KINDS:
+            counts[fault_class, kind] += 1
 
     def _add_recovery(self, phase: str, spent_s: float) -> None:
-        if phase in self._recoveries or len(self._recoveries) < _MOST_KINDS:
-            self._recoveries[phase] = self._recoveries.get(phase, Recoveries()).and_one(spent_s)
+        recoveries = self._facts.recoveries
+        if phase in recoveries or len(recoveries) < _MOST_KINDS:
+            recoveries[phase] = recoveries.get(phase, Recoveries()).and_one(spent_s)
 
 
 def _text(value: object) -> str:

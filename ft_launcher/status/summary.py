@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from enum import Enum
 from typing import Any
 
@@ -252,7 +252,7 @@ def collectives(readings: Sequence[RankReading], now: float) -> dict[str, Any] |
     if not moments:
         return None
     rows = fault_scene.collectives({"rank": reading.rank, "groups": reading.groups} for reading in readings)
-    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": [asdict(row) for row in rows]}
+    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": rows}
 
 
 def encoded(found: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ft_launcher.ledger.attempts import account_of
-from ft_launcher.record.journal_reader import read_journals
+from ft_launcher.record.journal_reader import Problems, read_journals
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
 from ft_launcher.report.spares import Spares

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ft_launcher.status.fault_scene import CollectiveRow, collectives, merged_stacks, packed, scene_of, unpacked
-from ft_launcher.status.node_status import RankReading
+from ft_launcher.status.fault_scene import collectives, merged_stacks, packed, scene_of, unpacked
 
 
 def rank(number: int, frames: list[str], **groups: tuple[int, int, str]) -> dict[str, Any]:
@@ -17,20 +16,21 @@ def rank(number: int, frames: list[str], **groups: tuple[int, int, str]) -> dict
 
 
 def test_ranks_at_the_same_place_are_one_group_and_the_smallest_comes_first() -> None:
-    frames = ("all_reduce", "step")
-    readings = [RankReading(rank, rank, rank, frames=frames) for rank in range(4)]
-    readings += [RankReading(4, 4, 4, frames=("read",)), RankReading(5, 5, 5, process={"stacks": "none: stopped"})]
-    assert [ranks for ranks, _ in merged_stacks(readings)] == [[4], [5], [0, 1, 2, 3]]
+    ranks = [rank(number, ["all_reduce", "step"]) for number in range(4)]
+    ranks += [rank(4, ["read"]), rank(5, []) | {"process": {"stacks": "none: stopped"}}]
+    found = merged_stacks(ranks)
+    assert [group["ranks"] for group in found] == [[4], [5], [0, 1, 2, 3]]
+    assert found[2]["frames"] == ["all_reduce", "step"] and found[1]["process"] == {"stacks": "none: stopped"}
 
 
 def test_the_group_in_which_ranks_wait_comes_first_and_in_it_who_has_not_come() -> None:
     ranks = [rank(number, [], a=(9, 9, "broadcast"), b=(5, 4, "all_reduce")) for number in range(3)]
     ranks.append(rank(3, [], a=(9, 9, "broadcast"), b=(4, 4, "all_reduce")))
-    assert collectives(ranks) == (
-        CollectiveRow("b", (3,), 4, 4, "all_reduce", "[[4]]"),
-        CollectiveRow("b", (0, 1, 2), 5, 4, "all_reduce", "[[4]]"),
-        CollectiveRow("a", (0, 1, 2, 3), 9, 9, "broadcast", "[[4]]"),
-    )
+    assert [tuple(row.values()) for row in collectives(ranks)] == [
+        ("b", [3], 4, 4, "all_reduce", "[[4]]", 0),
+        ("b", [0, 1, 2], 5, 4, "all_reduce", "[[4]]", 0),
+        ("a", [0, 1, 2, 3], 9, 9, "broadcast", "[[4]]", 0),
+    ]
 
 
 def test_whatever_ranks_have_written_it_stays_small() -> None:

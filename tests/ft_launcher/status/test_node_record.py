@@ -34,7 +34,8 @@ def test_stacks_and_collectives_of_two_nodes_are_merged() -> None:
     record = stacks_of_record(stacks_as_record(4, 2, there).encode(), 9.0)
     assert record is not None and (record.number, record.cycle) == (4, 2)
     readings = [*here, *record.readings]
-    assert [(ranks, list(first.frames)) for ranks, first in merged_stacks(readings)] == [
+    groups = merged_stacks({"rank": one.rank, "frames": one.frames, "process": one.process} for one in readings)
+    assert [(group["ranks"], list(group["frames"])) for group in groups] == [
         ([3], ["load.py:9 in fetch"]),
         ([0, 1, 2], ["train.py:5 in step"]),
     ]

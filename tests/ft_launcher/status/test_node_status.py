@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from ft_launcher.commands.status import collective_lines
 from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
 from ft_launcher.status import summary
-from ft_launcher.status.fault_scene import CollectiveRow
 from ft_launcher.status.node_status import Facts, JobTime, NodeStatus, RankReading
 from ft_launcher.status.summary import JobState, RankState
 
@@ -241,18 +240,16 @@ def test_collectives_are_those_that_somebody_asked_for() -> None:
     groups = {"0": {"entered": 5, "started": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}}
     asked = (replace(READINGS[0], groups=groups, groups_at=101.0), replace(READINGS[1], groups_at=100.5))
     table = summary.collectives(asked, 103.0)
-    row = {"group": "0", "ranks": (0,), "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
+    row = {"group": "0", "ranks": [0], "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
     assert table == {"age_s": 2.5, "rows": [row | {"started": 5}]}
     found = summary.as_json(Facts(), asked, None, 103.0, 1000.0, "1")
     assert found["collectives"] == table
 
 
 def test_collectives_in_the_terminal() -> None:
-    rows = [
-        CollectiveRow("dp0", (3,), 4, 4, "all_reduce", "[[4]]"),
-        CollectiveRow("dp0", (0, 1, 2), 6, 4, "", "[[4]]", 5),
-    ]
-    assert list(collective_lines({"age_s": 0.0, "rows": [asdict(row) for row in rows]})) == [
+    keys = ("group", "ranks", "entered", "finished", "operation", "shape", "started")
+    rows = [("dp0", [3], 4, 4, "all_reduce", "[[4]]", 0), ("dp0", [0, 1, 2], 6, 4, "", "[[4]]", 5)]
+    assert list(collective_lines({"age_s": 0.0, "rows": [dict(zip(keys, row, strict=True)) for row in rows]})) == [
         "collectives by process group:",
         "  dp0: rank 3 finished all_reduce 4",
         "  dp0: ranks 0-2 in collective 5 of [[4]], entered up to 6, started up to 5",
