@@ -1,11 +1,12 @@
 """Answers GET requests at one listening socket, of TCP or in the file system, by the standard library's HTTP server.
 
 Its threads are few and wait for nobody: a job is never slower because somebody asks. Until the first connection there
-is one sleeping thread, and the HTTP server is not even imported.
+is one sleeping thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
@@ -14,13 +15,13 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from email.message import Message
+from http.server import BaseHTTPRequestHandler
+from socketserver import BaseServer, ThreadingMixIn
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rank_monitor.contract.processes.wait import readable
-
-if TYPE_CHECKING:
-    from email.message import Message
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,17 @@ second."""
 _QUIET_S = 10.0
 """A connection on which nothing arrives for so long is closed."""
 _UCRED = struct.Struct("3i")
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'"
+_ALWAYS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_FREE_S = 2.0
+"""How long a connection waits until another one's answer is over (seconds). That of an ended connection is within it:
+`/events` writes every second, and finds out."""
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,12 @@ def at_port(address: str, port: int) -> socket.socket:
     return listener
 
 
-class StatusServer:
-    """Serves in a thread from the start on.
+class StatusServer(ThreadingMixIn, BaseServer):
+    """Serves in a thread from the start on, and answers each connection in one of its own.
+
+    At `MOST_CONNECTIONS` the oldest is ended for a new one, so that clients that are slow on purpose cannot keep others
+    out. So many threads answer: where all are busy, with connections that may be gone, a new one gets code 503 after
+    `_FREE_S`. As many may wait for that.
 
     Args:
         listener: closed by `close`.
@@ -102,6 +118,9 @@ class StatusServer:
         open_paths: that need no token.
     """
 
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(
         self,
         listener: socket.socket,
@@ -109,36 +128,97 @@ class StatusServer:
         token: str | None = None,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
-        self._listener, self._handler, self._token, self._open_paths = listener, handler, token, open_paths
+        super().__init__(listener.getsockname(), _Handler)
+        listener.setblocking(False)  # who has gone again before it is accepted holds nobody up
+        self.socket = listener
+        self._handler, self._token, self._open_paths = handler, token, open_paths
+        self._lock = threading.Lock()
+        self._connections: list[socket.socket] = []
+        self._free = threading.BoundedSemaphore(2 * MOST_CONNECTIONS)
+        self._may_answer = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._ending, self._ended = os.pipe2(os.O_CLOEXEC)
-        self._server: Any = None
         self._thread = threading.Thread(target=self._run, name="ft_launcher status", daemon=True)
         self._thread.start()
 
     @property
     def port(self) -> int:
         """The port at which it listens."""
-        return int(self._listener.getsockname()[1])
+        return int(self.socket.getsockname()[1])
 
     def close(self) -> None:
         """Ends the server. Answers that are under way are cut off."""
         os.write(self._ended, b".")
         self._thread.join()
-        if self._server is not None:
-            self._server.end_connections()
-        self._listener.close()
+        with self._lock:
+            for connection in self._connections:
+                _end(connection)
+        self.socket.close()
         for descriptor in (self._ending, self._ended):
             os.close(descriptor)
 
     def _run(self) -> None:
-        while self._ending not in readable([self._listener.fileno(), self._ending], None):
-            if self._server is None:
-                from ft_launcher.status.http_server import HttpServer
+        while self._ending not in readable([self.fileno(), self._ending], None):
+            self.handle_request()
 
-                self._server = HttpServer(self._listener, self._answer, MOST_CONNECTIONS, _QUIET_S)
-            self._server.handle_request()
+    def fileno(self) -> int:
+        """The descriptor that is readable when somebody connects."""
+        return self.socket.fileno()
 
-    def _answer(self, target: str, headers: Message, connection: socket.socket) -> Answer:
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Takes one connection."""
+        connection, where = self.socket.accept()
+        with self._lock:
+            self._connections.append(connection)
+            while len(self._connections) > MOST_CONNECTIONS:
+                _end(self._connections.pop(0))
+        return connection, where
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Has a connection answered in a thread, if there is one."""
+        if not self._free.acquire(timeout=_FREE_S):
+            self._refuse(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers a connection. Waits here for its turn, so that the next one is taken meanwhile."""
+        try:
+            if not self._may_answer.acquire(timeout=_FREE_S):
+                self._refuse(request)
+                return
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                self._may_answer.release()
+        finally:
+            self._free.release()
+
+    def _refuse(self, request: Any) -> None:
+        with contextlib.suppress(OSError):
+            request.sendall(_BUSY)
+            request.recv(65536, socket.MSG_DONTWAIT)  # what is left unread would take the answer away
+        self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection that was answered."""
+        with self._lock:
+            if request in self._connections:
+                self._connections.remove(request)
+        _end(request)
+        request.close()
+
+    def close_request(self, request: Any) -> None:
+        """Ends a connection for which there is no thread."""
+        self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Does nothing: the client went away, and nobody else is concerned."""
+
+    def answer(self, target: str, headers: Message, connection: socket.socket) -> Answer:
         """Returns the answer to a request for `target`; an error in it is an answer, too."""
         if connection.family == socket.AF_UNIX and not _is_ours(connection):
             return Answer(b"this job is another user's\n", code=403)
@@ -149,7 +229,7 @@ class StatusServer:
             return Answer(f"{type(error).__name__}\n".encode(), code=500)
 
     def _answer_allowed(self, target: str, headers: Message, connection: socket.socket) -> Answer:
-        """As `_answer`; what a client sends may be anything.
+        """As `answer`; what a client sends may be anything.
 
         Raises:
             ValueError: it is not a path, or not the name of a host.
@@ -168,6 +248,40 @@ class StatusServer:
                 return Answer(b"a token is needed: Authorization: Bearer TOKEN\n", code=401, headers=say)
         query = {name: values[-1] for name, values in parse_qs(split.query, max_num_fields=16).items()}
         return self._handler(split.path, query)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StatusServer
+    server_version, sys_version = "ft_launcher", ""
+
+    def setup(self) -> None:
+        self.request.settimeout(_QUIET_S)
+        super().setup()
+
+    def do_GET(self) -> None:
+        answer = self.server.answer(self.path, self.headers, self.connection)
+        self.send_response(answer.code)
+        self.send_header("Content-Type", answer.kind)
+        if answer.stream is None:
+            self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in (_ALWAYS | dict(answer.headers)).items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+            for piece in answer.stream or ():
+                self.wfile.write(piece)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Writes nothing: what is asked for has no place in the log of a training."""
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_ours(connection: socket.socket) -> bool:
