@@ -17,9 +17,9 @@ from ft_launcher.nodes.node_messages import Members, RankAssigned
 from ft_launcher.nodes.questions import Questions, Topic
 from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.status.asking import NodeSeen, OthersSeen, OtherStacks, SilentNode
 from ft_launcher.status.node_record import RanksRecord, ranks_of_record, stacks_of_record
 from ft_launcher.status.node_status import RankReading
-from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks, SilentNode
 
 _EVERY_S, _READS = 5.0, 2
 """How often nodes are asked while somebody wants to see all of them (seconds), and how often answers are read then."""

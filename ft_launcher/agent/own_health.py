@@ -16,7 +16,7 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.cycle.cycle import Event
 from ft_launcher.health.check import State
 from ft_launcher.health.reading import changes, node_state
-from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.account import Category
 from ft_launcher.record.contained import contained
 
 

@@ -24,7 +24,7 @@ from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.account import Category
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Action, Question, after_request, answer, inputs_of
 from ft_launcher.ranks.devices import Relocation, another_device

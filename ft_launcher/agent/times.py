@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ft_launcher.ledger.account import Account
-from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.account import Account, Category
 from ft_launcher.ledger.job_ledger import JobLedger
 from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.record.contained import contained

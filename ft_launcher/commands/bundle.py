@@ -23,7 +23,7 @@ import click
 from ft_launcher import __version__
 from ft_launcher.bundle import allowed
 from ft_launcher.bundle.incident import Incident, page, stacks
-from ft_launcher.commands.running_jobs import NOBODY, RunningJob, the_one
+from ft_launcher.commands.status import RunningJob, running_job
 from ft_launcher.record.journal_reader import Problems, journals_in, read_journal
 from ft_launcher.record.report import printable
 from ft_launcher.settings.options import UsageError
@@ -61,8 +61,8 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
         raise _exists(output)
     incident, findings, paths, run_id = Incident(), Problems(), [Path(run)], None
     if not Path(run).exists():
-        job = _running(run)
-        paths, run_id = _ask(job, incident)
+        nobody = f"{run} is no file, and no job of this user with such a run id runs on this host"
+        paths, run_id = _ask(running_job(run, nobody), incident)
     with _written_at_once(output, force) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         contents = list(_journals(archive, paths, run_id, incident, findings, with_texts))
         if incident.status:
@@ -76,15 +76,6 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
     for line in findings.warnings():
         print(printable(f"ft_launcher: {line}"), file=sys.stderr)
     print(printable(f"{output}: {output.stat().st_size / 1e6:.1f} MB, {_TEXTS if with_texts else _NO_TEXTS}"))
-
-
-def _running(run: str) -> RunningJob:
-    job = the_one(run)
-    if job is None:
-        text = f"{run} is no file, and no job of this user with such a run id runs on this host"
-        print(printable(f"ft_launcher: {text}"), file=sys.stderr)
-        sys.exit(NOBODY)
-    return job
 
 
 def _ask(job: RunningJob, incident: Incident) -> tuple[list[Path], str]:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import click
 
+from ft_launcher.commands.report import JOURNALS, RUN_ID, found_journals
 from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journal
 from ft_launcher.record.report import printable
 from ft_launcher.replay.replay import Replay
-from ft_launcher.settings.options import UsageError
 
 DIFFERENT = 1
 """The exit code where a decision would be another one, as of `diff`."""
-_HINT = "Give journals, or folders that have journal.*.jsonl"
 
 
 @click.command(
@@ -27,8 +26,8 @@ _HINT = "Give journals, or folders that have journal.*.jsonl"
     "restart in process do, changes of health. JOURNAL is a file, or a folder that is searched for journal.*.jsonl. "
     "Exits with 1 if one would be another now."
 )
-@click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))
-@click.option("--run-id", metavar="ID", help="Takes the events of this job only.")
+@JOURNALS
+@RUN_ID
 def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
     """Prints the findings to stdout and warnings to stderr.
 
@@ -36,13 +35,7 @@ def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
         UsageError: there is no journal.
         SystemExit: with 1 where a decision would be another one now.
     """
-    for path in journals:
-        try:
-            path.stat()
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}", _HINT) from None
-    if not journals_in(journals):
-        raise UsageError(f"{', '.join(map(str, journals))}: no journal.*.jsonl", _HINT)
+    found_journals(journals)
     found, findings = decide_again(journals, run_id)
     for line in findings.warnings():
         print(printable(f"ft_launcher: {line}"), file=sys.stderr)

@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -30,13 +30,15 @@ _SUFFIXES = (".html", ".json", ".png")
 _UNREAD = (Evidence.event, Stacks.event)
 """Where each rank was: a report has nothing of it, and after hangs it is most of what is left of a long journal."""
 _HINT = "Give journals, or folders that have journal.*.jsonl"
+JOURNALS = click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))
+RUN_ID = click.option("--run-id", metavar="ID", help="Takes the events of this job only.")
 
 
 @click.command(
     help="Says what the time of a job went to, what its faults cost, and what could be changed. JOURNAL is a file, or "
     "a folder that is searched for journal.*.jsonl. Give the journals of all nodes and attempts of one job."
 )
-@click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))
+@JOURNALS
 @click.option(
     "-o", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
     help="Writes the report to FILE.html (one page without other files), FILE.json or FILE.png. May be given again.",
@@ -45,7 +47,7 @@ _HINT = "Give journals, or folders that have journal.*.jsonl"
     "--trace", metavar="FILE", type=click.Path(path_type=Path),
     help="Writes cycles and faults as trace events, which https://ui.perfetto.dev shows.",
 )  # fmt: skip
-@click.option("--run-id", metavar="ID", help="Takes the events of this job only.")
+@RUN_ID
 def report(journals: tuple[Path, ...], outputs: tuple[Path, ...], trace: Path | None, run_id: str | None) -> None:
     """Prints the report to stdout and warnings to stderr.
 
@@ -76,16 +78,25 @@ def report(journals: tuple[Path, ...], outputs: tuple[Path, ...], trace: Path | 
     _print(terminal_text.as_lines(findings, advice))
 
 
-def _read(paths: Iterable[Path], run_id: str | None) -> tuple[Collection, JobFindings]:
-    paths = list(paths)
+def found_journals(paths: Sequence[Path]) -> list[list[Path]]:
+    """Returns the files of each journal in files and folders that the user names.
+
+    Raises:
+        UsageError: there is none, or a path cannot be read.
+    """
     for path in paths:
         try:
             path.stat()
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", _HINT) from None
-    files = [pieces[-1] for pieces in journals_in(paths)]
-    if not files:
+    journals = journals_in(paths)
+    if not journals:
         raise UsageError(f"{_named(paths)}: no journal.*.jsonl", _HINT)
+    return journals
+
+
+def _read(paths: Sequence[Path], run_id: str | None) -> tuple[Collection, JobFindings]:
+    files = [pieces[-1] for pieces in found_journals(paths)]
     reading, collection = Problems(), Collection()
     # What is kept holds no circles. To look for them again and again takes a third of the time of a large report; once,
     # when it has all been read, takes half a second.

@@ -1,28 +1,43 @@
 """`ft_launcher status` and `ft_launcher stacks`: what a job that runs on this host does, and where its ranks are.
 
-`cli.py` runs them. They ask the launcher's socket, which only its user can reach.
+`cli.py` runs them. They find the jobs of this user and ask the launcher's socket, which only its user can reach;
+`top.py` and `bundle.py` find and ask a job by this, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import os
+import socket
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from ft_launcher.commands.running_jobs import NOBODY, RunningJob, the_one
 from ft_launcher.record.report import printable
+from ft_launcher.settings.options import UsageError
+from ft_launcher.status.listening import SOCKET
 from ft_launcher.status.summary import JobState, RankState
 from rank_monitor.contract.iterations.barrier import ranges_of
+from rank_monitor.contract.processes import runtime_folder
 
 UNWELL = 3
 """The exit code where a job hangs or restarts."""
 _UNWELL = {JobState.TROUBLED.value, JobState.RESTARTING.value}
 ALL_NODES_S = 60.0
 """For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
+_LIMIT_S = 10.0
+"""For one answer. Stacks take up to 2 s; a launcher that is stopped never answers."""
+_MOST_BYTES = 64 << 20
+NOBODY = 4
+"""The exit code where no such job runs here."""
 _MOST_NAMED = 16
 RUN = click.argument("run", required=False, metavar="[RUN]")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
@@ -94,26 +109,6 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
     return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
 
 
-def running_job(run: str | None) -> RunningJob:
-    """Returns the job that is meant.
-
-    Args:
-        run: a run id, or its beginning; None: the only one.
-
-    Raises:
-        UsageError: several are.
-        SystemExit: with 4 if there is none; a line on stderr says so.
-    """
-    job = the_one(run)
-    if job is None:
-        what = "no job of this user runs on this host"
-        if run is not None:
-            what = f"no job of this user with a run id that begins with {run!r} runs on this host"
-        print(printable(f"ft_launcher: {what}"), file=sys.stderr)
-        sys.exit(NOBODY)
-    return job
-
-
 def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
     """Returns a group of ranks at the same place, as `/stacks` has it, in lines."""
     ranks = group["ranks"]
@@ -180,3 +175,103 @@ def _faults_line(found: Mapping[str, Any]) -> str:
         return f"no fault so far; {left}"
     last = found["faults"][-1]
     return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}; {left}"
+
+
+# The jobs that run here.
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job that answers at a socket; `status` is what it said."""
+
+    socket_path: Path
+    status: dict[str, Any]
+
+    def ask(self, path: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
+        """Returns its answer.
+
+        Raises:
+            OSError: it does not answer within the limit (seconds), or not with JSON.
+        """
+        return _ask(self.socket_path, path, limit_s)
+
+
+def _find(run: str | None) -> list[RunningJob]:
+    """Returns the jobs of this user on this host.
+
+    Args:
+        run: a run id, or its beginning; None: all.
+    """
+    found = []
+    for path in _sockets():
+        with contextlib.suppress(OSError):  # it has just ended
+            job = RunningJob(path, _ask(path, "/status.json"))
+            if run is None or str(job.status.get("run_id", "")).startswith(run):
+                found.append(job)
+    return found
+
+
+def running_job(run: str | None, if_none: str = "") -> RunningJob:
+    """Returns the job that is meant.
+
+    Args:
+        run: a run id, or its beginning; None: the only one.
+        if_none: what to say where there is none, after `ft_launcher: `; by default that none runs.
+
+    Raises:
+        UsageError: several are.
+        SystemExit: with 4 if there is none; a line on stderr says so.
+    """
+    found = _find(run)
+    if len(found) > 1:
+        named = ", ".join(str(job.status.get("run_id")) for job in found[:5])
+        raise UsageError(f"{len(found)} jobs run here: {named}", "Give the run id, or its beginning")
+    if found:
+        return found[0]
+    what = "no job of this user runs on this host"
+    if run is not None:
+        what = f"no job of this user with a run id that begins with {run!r} runs on this host"
+    print(printable(f"ft_launcher: {if_none or what}"), file=sys.stderr)
+    sys.exit(NOBODY)
+
+
+def _sockets() -> Iterator[Path]:
+    parents = dict.fromkeys((os.environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp", "/dev/shm"))
+    for folder in dict.fromkeys(
+        folder.resolve() for parent in parents for folder in Path(parent).glob(f"{runtime_folder.PREFIX}*")
+    ):
+        with contextlib.suppress(OSError):
+            path = folder / SOCKET
+            if path.lstat().st_uid == os.geteuid():
+                yield path
+
+
+def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
+    connection = _Connection(path, limit_s)
+    try:
+        connection.request("GET", target)
+        response = connection.getresponse()
+        body = response.read(_MOST_BYTES)
+        if response.status != 200:
+            raise OSError(body.decode(errors="replace").strip())
+        found = json.loads(body)
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"{path} answered with something else: {error}") from None
+    finally:
+        connection.close()
+    if not isinstance(found, dict):
+        raise OSError(f"{path} answered with something else")
+    return found
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to a socket in the file system."""
+
+    def __init__(self, path: Path, limit_s: float) -> None:
+        super().__init__("localhost", timeout=limit_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))

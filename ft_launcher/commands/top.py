@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ft_launcher.commands.running_jobs import RunningJob
-from ft_launcher.commands.status import ALL_NODES_S, RUN, collective_lines, missing_lines, running_job, stack_lines
+from ft_launcher.commands.status import (
+    ALL_NODES_S,
+    RUN,
+    RunningJob,
+    collective_lines,
+    missing_lines,
+    running_job,
+    stack_lines,
+)
 from ft_launcher.record.report import printable
 from ft_launcher.settings.options import UsageError
 

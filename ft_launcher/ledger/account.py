@@ -1,7 +1,8 @@
-"""The account of a job's time: what each part of it spent, and which of the steps count. Pure.
+"""The account of a job's time: its categories, what each part of it spent, and which of the steps count. Pure.
 
 A part is the time from the end of the last cycle's stop to the end of this one's. A cycle that resumes at an earlier
 iteration than the one before had reached makes the steps between the two `lost_progress`, in whatever cycle they were.
+docs/operations.md explains each category.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from ft_launcher.ledger.categories import Category, add
-from rank_monitor.contract.wire.rank_times import BUCKETS, MAX_NAMES, Durations, time_until
+from rank_monitor.contract.wire.rank_times import BUCKETS, MAX_NAMES, SAVE_SECTIONS, STEP, Durations, time_until
 
 MAX_POINTS = 64
 """Of one cycle, in an account and in the journal: 1 KB. Between two of them steps are taken to be equally long."""
@@ -25,6 +26,61 @@ _NS_PER_S = 1e9
 _MAX_DURATION_S = 1e9
 _MAX_COUNT = 1 << 53
 """Of occurrences: whole numbers up to this one are exact in JSON."""
+
+
+class Category(str, Enum):
+    """A category of time. Beside these there is one for each other section: `custom:NAME`."""
+
+    __hash__ = str.__hash__
+    __str__ = str.__str__
+
+    STEP = "step"
+    LOST_PROGRESS = "lost_progress"
+    CHECKPOINT_SAVE = "checkpoint_save"
+    CHECKPOINT_LOAD = "checkpoint_load"
+    DATA = "data"
+    EVALUATION = "evaluation"
+    LAUNCH = "launch"
+    RENDEZVOUS = "rendezvous"
+    SETUP = "setup"
+    WARMUP = "warmup"
+    DETECTION = "detection"
+    STOP = "stop"
+    HEALTH = "health"
+    BACKOFF = "backoff"
+    RESCHEDULE = "reschedule"
+    MEMBERSHIP = "membership"
+    EXCLUDED = "excluded"
+    UNKNOWN = "unknown"
+
+
+CUSTOM = "custom:"
+_MOST_CUSTOM = 64
+"""Categories of sections with names of their own in one account: as many as one rank's ledger tells apart."""
+_REST = f"{CUSTOM}(others)"
+
+_OF_SECTION = {
+    STEP: Category.STEP,
+    **dict.fromkeys(SAVE_SECTIONS, Category.CHECKPOINT_SAVE),
+    **dict.fromkeys(("checkpoint_load", "load_checkpoint", "restore"), Category.CHECKPOINT_LOAD),
+    **dict.fromkeys(("data", "dataloader", "data_loading"), Category.DATA),
+    **dict.fromkeys(("evaluation", "eval", "validation"), Category.EVALUATION),
+    **dict.fromkeys(("setup", "init", "initialization"), Category.SETUP),
+}
+
+
+def category_of(section: str) -> str:
+    """Returns the category of a section's time."""
+    return _OF_SECTION.get(section, CUSTOM + section)
+
+
+def add(seconds: dict[str, float], category: str, spent_s: float) -> None:
+    """Adds time to a category. Sections that are too many share one, so that an account stays small."""
+    if category not in seconds and category.startswith(CUSTOM):
+        own = sum(name.startswith(CUSTOM) for name in seconds)
+        if own >= _MOST_CUSTOM:
+            category = _REST
+    seconds[str(category)] = seconds.get(category, 0.0) + spent_s
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ft_launcher.ledger.account import Account, CycleTimes, account
-from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.account import Account, Category, CycleTimes, account
 
 _LAST = 1 << 30
 """The cycle of what follows the last one."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ft_launcher.ledger.account import Account, CycleTimes, account, thinned
-from ft_launcher.ledger.categories import Category, add
+from ft_launcher.ledger.account import Account, Category, CycleTimes, account, add, thinned
 from ft_launcher.ledger.training import NS_PER_S, RanksRan, Training, training
 from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, STEP, Durations, RankTimes
 

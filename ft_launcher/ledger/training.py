@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ft_launcher.ledger.categories import Category, add, category_of
+from ft_launcher.ledger.account import Category, add, category_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from rank_monitor.contract.wire.rank_times import SAVE_SECTIONS, UNKNOWN, Durations, Outside, RankTimes
 

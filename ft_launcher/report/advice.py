@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ft_launcher.ledger.account import PRINTED_STEP
-from ft_launcher.ledger.categories import CUSTOM, Category
+from ft_launcher.ledger.account import CUSTOM, PRINTED_STEP, Category
 from ft_launcher.report.job_findings import JobFindings, as_text, counted
 from ft_launcher.report.section_durations import LimitFit, WatchedSection
 from ft_launcher.report.spares import Spares

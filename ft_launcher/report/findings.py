@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ft_launcher.ledger.account import CycleTimes, account
+from ft_launcher.ledger.account import CUSTOM, Category, CycleTimes, account
 from ft_launcher.ledger.attempts import account_of
-from ft_launcher.ledger.categories import CUSTOM, Category
 from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
 from ft_launcher.report.job_findings import ClassFindings, CycleFindings, FaultFindings, JobFindings, Saves, SlowRank
 from ft_launcher.report.spares import find_spares

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ft_launcher.status import summary
-from ft_launcher.status.asking import Asking
+from ft_launcher.status.asking import Asking, OtherStacks
 from ft_launcher.status.fault_scene import merged_stacks
 from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
-from ft_launcher.status.other_nodes import OtherStacks
 from ft_launcher.status.server import Answer
 
 _ASK_S = 0.3

@@ -1,17 +1,87 @@
-"""How a thread that answers a request has the agent's thread ask the monitors, and waits a bounded time for it."""
+"""Where a thread that answers a request asks: the monitors, by the agent's thread, for which it waits a bounded time;
+and the other nodes of the job, for which `agent/job_nodes.py` does it. Knows no store.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from ft_launcher.status.other_nodes import OtherNodes
+from ft_launcher.status.node_status import RankReading
 
 _FRESH_S = 0.2
 """Who asks so soon after another gets what that one got: a thousand clients cost no more than a few."""
 _COLLECTIVES_FRESH_S = 2.0
 """The same for collectives: a full flight recorder of a rank takes 40 ms for its answer."""
+
+
+@dataclass(frozen=True)
+class SilentNode:
+    """A node that did not answer in time."""
+
+    node_rank: int
+    node: str
+
+
+@dataclass(frozen=True)
+class OtherStacks:
+    """Where the ranks of the other nodes are.
+
+    Attributes:
+        problem: why nobody could be asked; empty: they were.
+    """
+
+    readings: Sequence[RankReading] = ()
+    silent: Sequence[SilentNode] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class NodeSeen:
+    """What another node has said of its ranks.
+
+    Attributes:
+        age_s: how long ago that arrived (seconds); None: it has said nothing in this cycle.
+        ranks: as `ranks` of `/status.json`, with the ages of then.
+    """
+
+    node_rank: int
+    node: str
+    age_s: float | None = None
+    ranks: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class OthersSeen:
+    """The other nodes of the cycle by node rank, and the names of those that wait for a place.
+
+    Attributes:
+        old_s: what a node that is well has said is never that old (seconds).
+    """
+
+    nodes: Sequence[NodeSeen] = ()
+    waiting: Sequence[str] = ()
+    old_s: float = 20.0
+
+
+class OtherNodes(Protocol):
+    """Asks the other nodes. Any thread may call its methods. Where a launcher has none, its node is alone, or its
+    rendezvous is not ours."""
+
+    def ask_stacks(self) -> Callable[[], OtherStacks]:
+        """Asks where their ranks are, and returns at once. The function that it returns waits for the answers, for a
+        bounded time."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Returns how many nodes of the job are in which state; empty where `seen` returns None."""
+
+    def seen(self) -> OthersSeen | None:
+        """Returns at once what the other nodes have said last, and has them say more while this is called again and
+        again. None: this node is not the coordinator, or no cycle has begun."""
 
 
 class Asking:

@@ -15,9 +15,9 @@ from typing import Any
 from ft_launcher.ledger.account import CycleTimes
 from ft_launcher.record.journal import finite
 from ft_launcher.status import fault_scene
+from ft_launcher.status.asking import OthersSeen
 from ft_launcher.status.fault_scene import innermost
 from ft_launcher.status.node_status import Facts, FaultSeen, JobTime, RankReading
-from ft_launcher.status.other_nodes import OthersSeen
 from rank_monitor.contract.settings.config import GROUPS, Settings
 from rank_monitor.contract.wire.rank_times import STEP, Durations
 

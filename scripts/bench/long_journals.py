@@ -21,8 +21,7 @@ from ft_launcher.agent.times import WRITE_EVERY_S
 from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.first_failure import find
-from ft_launcher.ledger.account import part_as_json
-from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.account import Category, part_as_json
 from ft_launcher.ledger.job_ledger import JobLedger
 from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in, make_policy

@@ -9,9 +9,9 @@ import pytest
 from ft_launcher.agent.job_nodes import JobNodes
 from ft_launcher.nodes.node_messages import Members
 from ft_launcher.nodes.questions import Topic
+from ft_launcher.status.asking import NodeSeen, SilentNode
 from ft_launcher.status.node_record import ranks_as_record, stacks_as_record
 from ft_launcher.status.node_status import RankReading
-from ft_launcher.status.other_nodes import NodeSeen, SilentNode
 from tests.ft_launcher.agent.asked_nodes import AskedNodes
 from tests.ft_launcher.nodes.site import until
 

@@ -12,7 +12,7 @@ import pytest
 
 from ft_launcher.agent import times
 from ft_launcher.agent.times import NodeTimes
-from ft_launcher.ledger.categories import Category
+from ft_launcher.ledger.account import Category
 from ft_launcher.record.access import Access
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.ledger.account import durations_as_json, durations_of
-from ft_launcher.ledger.categories import Category, add, category_of
+from ft_launcher.ledger.account import Category, add, category_of, durations_as_json, durations_of
 from ft_launcher.ledger.job_ledger import JobLedger
 from rank_monitor.contract.wire.rank_times import UNKNOWN, Durations, Outside, RankTimes
 from rank_monitor.time_ledger import TimeLedger

@@ -12,9 +12,8 @@ import pytest
 
 from ft_launcher.record import events
 from ft_launcher.status.answers import Answers
-from ft_launcher.status.asking import Asking
+from ft_launcher.status.asking import Asking, NodeSeen, OthersSeen, OtherStacks, SilentNode
 from ft_launcher.status.node_status import NodeStatus, RankReading
-from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks, SilentNode
 from rank_monitor.contract.processes.wait import readable
 
 STILL = ("train.py:5 in step",)

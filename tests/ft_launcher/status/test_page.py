@@ -17,9 +17,9 @@ import pytest
 from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
+from ft_launcher.status.asking import NodeSeen, OthersSeen, OtherStacks
 from ft_launcher.status.listening import answering
 from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
-from ft_launcher.status.other_nodes import NodeSeen, OthersSeen, OtherStacks
 from ft_launcher.status.summary import ranks_as_json
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations
