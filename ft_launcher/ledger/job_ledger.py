@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ft_launcher.ledger.account import Account, Category, CycleTimes, account, add, thinned
+from ft_launcher.ledger.account import Account, Category, CycleTimes, account, add
 from ft_launcher.ledger.training import NS_PER_S, RanksRan, Training, training
-from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, STEP, Durations, RankTimes
+from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, Durations, RankTimes
 
 _MOST_PARTS = 256
 """Cycles that are kept apart, with the points of their steps. Of those before only the sums are kept."""
@@ -200,33 +200,21 @@ class JobLedger:
                 times = replace(times, now_ns=max(times.now_ns, round(now * NS_PER_S)))
         before = None
         if self._last is not None and self._last.ran.failed is not None:
-            before = self._last.found.seconds
+            before = self._last.found.times.seconds
         found = training(ran, times)
         return _Ended(self._cycle, self._since, ran, dict(self._spent), found, self._is_membership, before)
 
     def _part(self, ended: _Ended) -> CycleTimes:
-        found, ran = ended.found, ended.ran
+        found, ran = ended.found.times, ended.ran
         seconds = dict(ended.spent)
         for category, spent_s in found.seconds.items():
             if spent_s:
                 add(seconds, category, spent_s)
         if ended.for_membership and ran.failed is None and Category.STOP in seconds:
             add(seconds, Category.MEMBERSHIP, seconds.pop(Category.STOP))
-        return CycleTimes(
-            cycle=ended.cycle,
-            since=ended.since + self._wall_offset,
-            until=ran.stopped + self._wall_offset,
-            seconds=seconds,
-            steps=found.steps,
-            iteration=found.iteration,
-            resumed=found.resumed,
-            points=thinned(found.points),
-            saved=found.saved,
-            saved_s=found.saved_s,
-            saves=found.saves,
-            recovery=_recovery(ended),
-            durations=_by_name(found),
-        )
+        since, until = ended.since + self._wall_offset, ran.stopped + self._wall_offset
+        recovery = _recovery(ended)
+        return replace(found, cycle=ended.cycle, since=since, until=until, seconds=seconds, recovery=recovery)
 
     def _fold(self) -> None:
         """Makes the older half of the parts one, whose steps are settled by what is known now."""
@@ -237,14 +225,10 @@ class JobLedger:
         self._parts[:half] = [CycleTimes(None, first.since, last.until, settled.seconds, settled.steps)]
 
 
-def _by_name(found: Training) -> dict[str, Durations]:
-    return {name: known for name, known in {STEP: found.durations, **found.sections}.items() if known.count}
-
-
 def _joined(before: Mapping[str, Durations], found: Training) -> dict[str, Durations]:
     """Adds those of a cycle. Each has 64 names at most; a program that makes new ones in each cycle has more."""
     joint = dict(before)
-    for name, known in _by_name(found).items():
+    for name, known in found.times.durations.items():
         kept = name
         if name not in joint and len(joint) >= MAX_NAMES:
             kept = OTHERS

@@ -6,12 +6,11 @@ change that the rank reported; what follows is divided by what the agent saw of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ft_launcher.ledger.account import Category, add, category_of
+from ft_launcher.ledger.account import Category, CycleTimes, add, category_of, thinned
 from rank_monitor.contract.wire.messages import NO_ITERATION
-from rank_monitor.contract.wire.rank_times import SAVE_SECTIONS, UNKNOWN, Durations, Outside, RankTimes
+from rank_monitor.contract.wire.rank_times import SAVE_SECTIONS, STEP, UNKNOWN, Outside, RankTimes
 
 NS_PER_S = 1e9
 
@@ -38,32 +37,14 @@ class Training:
     """What a cycle's ranks did with their time.
 
     Attributes:
-        seconds: by category; the sum is the time from their start to the end of their stop.
-        steps: that were completed.
-        iteration: the last one known; None: none was reported.
-        resumed: the iteration that was complete when the ranks began to train; None: unknown.
-        points: iteration, and seconds of `step` until it was reached.
-        saved: the iteration of the last checkpoint; None: unknown.
-        saved_s: seconds of `step` until then; None: no section that saves has ended.
-        saves: how often the training has saved.
+        times: as the part of the job's time from their start to the end of their stop (monotonic seconds).
         first_sign_s: from the start of the ranks to the first message of one; None: none came.
         first_step_s: from then until the first step was done; None: none was.
-        durations: of the steps.
-        sections: of all other sections, by name.
     """
 
-    seconds: Mapping[str, float]
-    steps: int = 0
-    iteration: int | None = None
-    resumed: int | None = None
-    points: tuple[tuple[int, float], ...] = ()
-    saved: int | None = None
-    saved_s: float | None = None
-    saves: int = 0
+    times: CycleTimes
     first_sign_s: float | None = None
     first_step_s: float | None = None
-    durations: Durations = field(default_factory=Durations)
-    sections: Mapping[str, Durations] = field(default_factory=dict)
 
 
 def training(ran: RanksRan, times: RankTimes | None) -> Training:
@@ -73,7 +54,7 @@ def training(ran: RanksRan, times: RankTimes | None) -> Training:
         times: the ledger of one of them; None: no rank was watched, and nothing is known of the time before the end.
     """
     if times is None or not times.since_ns:
-        return Training(_without_ledger(ran))
+        return Training(CycleTimes(None, ran.started, ran.stopped, _without_ledger(ran)))
     since = _between(times.since_ns / NS_PER_S, ran.started, ran.stopped)
     at = _between(times.at_ns / NS_PER_S, since, ran.stopped)
     now = _between(times.now_ns / NS_PER_S, at, ran.stopped)
@@ -85,21 +66,26 @@ def training(ran: RanksRan, times: RankTimes | None) -> Training:
     _add_end(seconds, ran, now)
     warmup_s = min(_first_step_excess_s(times), known_steps_s)
     _divide_steps(seconds, ran, times.lost_ns / NS_PER_S, warmup_s, known_steps_s)
-    return Training(
+    points = [(iteration, max(0.0, spent_ns / NS_PER_S - warmup_s)) for iteration, spent_ns in times.points]
+    found = CycleTimes(
+        cycle=None,
+        since=ran.started,
+        until=ran.stopped,
         seconds=seconds,
         steps=times.step.count,
         iteration=_known(times.iteration, NO_ITERATION),
         resumed=_known(times.resumed, UNKNOWN),
-        points=tuple((iteration, max(0.0, spent_ns / NS_PER_S - warmup_s)) for iteration, spent_ns in times.points),
+        points=thinned(points),
         saved=_known(times.saved, NO_ITERATION),
         saved_s=None if times.saved_ns < 0 else max(0.0, times.saved_ns / NS_PER_S - warmup_s),
         # A section that saves may hold another one: both are of one checkpoint.
         saves=max((times.sections[name].count for name in SAVE_SECTIONS & times.sections.keys()), default=0),
-        first_sign_s=since - ran.started,
-        first_step_s=None if not times.first_done_ns else max(0.0, times.first_done_ns / NS_PER_S - since),
-        durations=times.step,
-        sections=times.sections,
+        durations={name: known for name, known in {STEP: times.step, **times.sections}.items() if known.count},
     )
+    first_step_s = None
+    if times.first_done_ns:
+        first_step_s = max(0.0, times.first_done_ns / NS_PER_S - since)
+    return Training(found, since - ran.started, first_step_s)
 
 
 def _between(moment: float, earliest: float, latest: float) -> float:
