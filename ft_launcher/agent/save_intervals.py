@@ -68,10 +68,9 @@ class SaveIntervals:
                 self._reading = threading.Thread(target=self._find, args=(has_rank0,), name="ft_saves", daemon=True)
                 self._reading.start()
                 self._reading.join(_WAIT_S)
-        chosen = choose_save_interval(self._findings)
+        chosen = choose_save_interval(cycle, self._findings)
         if has_rank0:
-            facts = (chosen.interval_s, chosen.reason, chosen.faults, chosen.save_s, chosen.mtbf_s)
-            self._recorder.save_interval(events.SaveInterval(cycle, *facts))
+            self._recorder.save_interval(chosen)
         return chosen.interval_s
 
     @contained("the journal is not used for --ft-save-interval auto")

@@ -169,33 +169,33 @@ def as_line(event: Event, t: float) -> str:
         t: when it is written (seconds since 1970).
     """
     head = {"v": event.v, "t": round(t, 6), "event": event.event}
-    facts = event.facts()
     try:
-        return _as_json(head | facts)
-    except ValueError:
-        pass  # NaN or an infinity, which are no JSON
-    except (TypeError, RecursionError) as error:
-        return _as_json(head | {"not_written": f"{type(error).__name__}: {error}"})
-    try:
-        return _as_json(head | finite(facts))
+        return json_text(head | event.facts())
     except (TypeError, ValueError, RecursionError) as error:  # a fact that came from a rank and is not JSON
-        return _as_json(head | {"not_written": f"{type(error).__name__}: {error}"})
+        return json_text(head | {"not_written": f"{type(error).__name__}: {error}"})
 
 
-def _as_json(facts: Mapping[str, Any]) -> str:
-    # `default=str`: a value that is not JSON must not cost the event.
-    return json.dumps(facts, default=str, allow_nan=False)
+def json_text(facts: Mapping[str, Any]) -> str:
+    """Returns JSON in ASCII; numbers that JSON does not have are null, and values of other types are texts.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it cannot be written: a key is no text, or it holds itself.
+    """
+    try:
+        return json.dumps(facts, default=str, allow_nan=False)
+    except ValueError:  # seldom: to look at each number first takes longer than to write all of them
+        return json.dumps(_finite(facts), default=str, allow_nan=False)
 
 
-def finite(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     """Returns a value with null for each number that is not finite, which JSON does not have, at any depth."""
     match value:
         case float() if not math.isfinite(value):
             return None
         case Mapping():
-            return {key: finite(part) for key, part in value.items()}
+            return {key: _finite(part) for key, part in value.items()}
         case list() | tuple():
-            return [finite(part) for part in value]
+            return [_finite(part) for part in value]
     return value
 
 

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import TextIO
 
 from ft_launcher.record.console import Console
@@ -242,8 +242,8 @@ class SpooledOutput:
     def __init__(self) -> None:
         self.streams: list[SpoolStream] = []
         """What a pump has to copy to the console."""
-        self._shown: dict[str, Spool] = {}
-        self._unshown: dict[str, Spool] = {}
+        self.spools: dict[str, Spool] = {}
+        """All spools, by path."""
         self._local_ranks: set[int] = set()
         self._thread: threading.Thread | None = None
         self._written: WrittenFiles | None = None
@@ -260,18 +260,14 @@ class SpooledOutput:
         try:
             for local_rank in stdouts:
                 made._replace(local_rank, stdouts, sys.stdout)
-                if same and stdouts[local_rank] in made._shown and stderrs[local_rank] == _CONSOLE:
+                is_shown = stdouts[local_rank] in {stream.path for stream in made.streams}
+                if same and is_shown and stderrs[local_rank] == _CONSOLE:
                     stderrs[local_rank] = stdouts[local_rank]
                 else:
                     made._replace(local_rank, stderrs, sys.stderr)
         except OSError as error:
             logger.warning("what some ranks print cannot be read (--ft-watch-log): %s", error.strerror)
         return made
-
-    @property
-    def spools(self) -> Mapping[str, Spool]:
-        """All spools, by path."""
-        return {**self._shown, **self._unshown}
 
     def of(self, local_rank: int) -> bool:
         """Whether a stream of this rank is spooled."""
@@ -294,7 +290,7 @@ class SpooledOutput:
             self._thread = None
         for spool in self.spools.values():
             spool.close()
-        self._shown, self._unshown = {}, {}
+        self.spools = {}
 
     def _bound(self, written: WrittenFiles) -> None:
         spools = self.spools
@@ -308,11 +304,9 @@ class SpooledOutput:
         if path not in (_CONSOLE, os.devnull):
             return
         spool = Spool(f"ft_output{local_rank}")
+        self.spools[spool.path] = spool
         # Python has no stream where the descriptor was closed at its start.
         if path == _CONSOLE and console is not None:
-            self._shown[spool.path] = spool
             self.streams.append(SpoolStream(spool, console))
-        else:
-            self._unshown[spool.path] = spool
         paths[local_rank] = spool.path
         self._local_ranks.add(local_rank)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ft_launcher.ledger.account import CUSTOM, PRINTED_STEP, Category
+from ft_launcher.record.events import SaveInterval
 from ft_launcher.report.job_findings import JobFindings, as_text, counted
 from ft_launcher.report.section_durations import LimitFit, WatchedSection
 from ft_launcher.report.spares import Spares
@@ -65,25 +66,6 @@ class Advice:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class SaveInterval:
-    """How often a training is to save, and what that was chosen by.
-
-    Attributes:
-        interval_s: seconds of training between two saves.
-        reason: why, in words.
-        faults: how many the job had.
-        save_s: mean time that the training waited for a save; None: unknown.
-        mtbf_s: time of the job per fault; None: there was none.
-    """
-
-    interval_s: float
-    reason: str
-    faults: int = 0
-    save_s: float | None = None
-    mtbf_s: float | None = None
-
-
 def advise(findings: JobFindings) -> list[Advice]:
     """Returns suggestions; none without what is needed to know it."""
     suggestions = [
@@ -107,25 +89,25 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
     return max(0.0, math.sqrt(2 * save_s * mtbf_s) - save_s)
 
 
-def choose_save_interval(findings: JobFindings | None) -> SaveInterval:
+def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterval:
     """Returns how often to save from now on: by `best_interval_s` within bounds; a first value where little is known.
 
     Args:
+        cycle: that begins now.
         findings: on this job so far, all attempts that are known; None: nothing is known.
     """
+    first = f"{as_text(FIRST_SAVE_S)}, the first value"
     if findings is None:
-        return SaveInterval(FIRST_SAVE_S, f"{as_text(FIRST_SAVE_S)}, the first value: nothing is known of the job yet")
+        return SaveInterval(cycle, FIRST_SAVE_S, f"{first}: nothing is known of the job yet", 0, None, None)
     faults, saves = len(findings.faults), findings.saves
     if saves is None or saves.mean_s <= 0:
         why = "no save has been measured yet (a section that saves, docs/client.md)"
-        return SaveInterval(
-            FIRST_SAVE_S, f"{as_text(FIRST_SAVE_S)}, the first value: {why}", faults, None, findings.mtbf_s
-        )
+        return SaveInterval(cycle, FIRST_SAVE_S, f"{first}: {why}", faults, None, findings.mtbf_s)
     save_s, mtbf_s = saves.mean_s, findings.mtbf_s
     if faults < _FEWEST_FAULTS or mtbf_s is None:
         interval_s = max(FIRST_SAVE_S, save_s)
         why = f"{counted(faults, 'fault')} so far, too few to say how often to save; a save takes {as_text(save_s)}"
-        return SaveInterval(interval_s, f"{as_text(interval_s)}, the first value: {why}", faults, save_s, mtbf_s)
+        return SaveInterval(cycle, interval_s, f"{as_text(interval_s)}, the first value: {why}", faults, save_s, mtbf_s)
     best_s = best_interval_s(save_s, mtbf_s)
     interval_s = min(max(best_s, _LEAST_SAVE_S, save_s), max(_MOST_SAVE_S, save_s))
     bounded = ""
@@ -137,7 +119,7 @@ def choose_save_interval(findings: JobFindings | None) -> SaveInterval:
         f"{as_text(interval_s)}, by Young and Daly: a save takes {as_text(save_s)}, and {faults} faults came one in "
         f"{as_text(mtbf_s)}, with an error of {1 / math.sqrt(faults):.0%}: {as_text(best_s)}{bounded}"
     )
-    return SaveInterval(interval_s, reason, faults, save_s, mtbf_s)
+    return SaveInterval(cycle, interval_s, reason, faults, save_s, mtbf_s)
 
 
 def _interval(findings: JobFindings) -> Advice | None:

@@ -42,7 +42,7 @@ def find(collection: Collection) -> JobFindings | None:
         "run_ids": sorted({launch.run_id for launch in launches if launch.run_id}),
         "nodes": sorted({launch.node for launch in launches if launch.node}),
         "node_count": max(len({launch.node for launch in launches}), *map(joined.node_count, cycles), 1),
-        "attempts": max(joined.attempts.values()) + 1,
+        "attempts": len(joined.of_attempt),
         "ranks": max((joined.ranks(key) for key in cycles), default=0),
         "began": min(launch.since for launch in launches),
         "ended": max(launch.until for launch in launches),
@@ -57,7 +57,7 @@ def find(collection: Collection) -> JobFindings | None:
         "slowest": _slowest(collection),
         "sections": collection.sections.found(),
         "cycles": _cycles(joined),
-        "spares": find_spares(launches, joined.attempts),
+        "spares": find_spares(joined.of_attempt),
     }
     if faults:
         nodes = Counter(fault.node for fault in faults if fault.node)
@@ -81,7 +81,7 @@ class _Joined:
 
     Attributes:
         attempts: by the id of a launch, from 0. Launches at the same time, on several nodes, are of one.
-        of_attempt: the launches of each.
+        of_attempt: the launches of each, in the order in which they began.
         recoveries: by the id of a launch; each with the cycle that it led into, in the order of cycles.
         parts: of each cycle that of the lowest node rank, in the order of cycles.
         recovered: those of these keys that a recovery led into.
@@ -110,13 +110,14 @@ class _Joined:
 
 def _join(launches: Sequence[Launch]) -> _Joined:
     """What launches, in the order in which they began, tell together."""
-    attempts: dict[int, int] = {}
+    of_attempt: dict[int, list[Launch]] = {}
     attempt, until = -1, float("-inf")
     for launch in launches:
         if launch.since > until:
             attempt += 1
         until = max(until, launch.until)
-        attempts[id(launch)] = attempt
+        of_attempt.setdefault(attempt, []).append(launch)
+    attempts = {id(launch): attempt for attempt, found in of_attempt.items() for launch in found}
     recoveries: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
     parts: dict[_Key, CycleTimes] = {}
     for launch in sorted(launches, key=lambda launch: launch.node_rank):
@@ -128,11 +129,9 @@ def _join(launches: Sequence[Launch]) -> _Joined:
                     of_launch.append((part.cycle, part.recovery))
         of_launch.sort(key=_cycle_of)
     in_order = {key: parts[key] for key in sorted(parts)}
-    of_attempt: dict[int, list[Launch]] = {}
     sizes: dict[_Key, tuple[int, int]] = {}
     for launch in launches:
         attempt = attempts[id(launch)]
-        of_attempt.setdefault(attempt, []).append(launch)
         for number, cycle in launch.cycles.items():
             nodes, ranks = sizes.get((attempt, number), (0, 0))
             sizes[attempt, number] = (nodes + 1, ranks + cycle.ranks)
@@ -254,7 +253,7 @@ def _with_death(restart: FaultEvent, death: FaultEvent) -> FaultEvent:
 def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
     """Returns each attempt that no launcher ended and that another follows, one launch of it, and the time between."""
     found = []
-    for attempt in range(max(joined.attempts.values())):
+    for attempt in range(len(joined.of_attempt) - 1):
         of_attempt = joined.of_attempt[attempt]
         if all(launch.exit_code is None for launch in of_attempt):
             last = max(of_attempt, key=lambda launch: launch.until)

@@ -73,20 +73,23 @@ class _Gap:
         return max(0.0, self.after.began - self.before.ended)
 
 
-def find_spares(launches: Sequence[Launch], attempts: Mapping[int, int]) -> Spares | None:
+def find_spares(attempts: Mapping[int, Sequence[Launch]]) -> Spares | None:
     """Returns what is known of lost and waiting nodes; None: no cycle of several nodes is known.
 
     Args:
-        attempts: by the id of a launch, from 0.
+        attempts: the launches of each, by its number.
     """
-    groups = _groups(launches, attempts)
+    groups = _groups(attempts)
     if max((group.nodes for group in groups), default=0) < 2:
         return None
     gaps = [_gap(before, after) for before, after in itertools.pairwise(groups)]
     losses = [gap for gap in gaps if gap.is_loss]
-    ran_s = _ran_s(launches, attempts)
+    ran_s = sum(
+        max(launch.until for launch in launches) - min(launch.since for launch in launches)
+        for launches in attempts.values()
+    )
     trained_rank_s = sum(group.ranks * group.length_s for group in groups)
-    idle_rank_s = _idle_rank_s(groups, launches, attempts)
+    idle_rank_s = _idle_rank_s(groups, attempts)
     mtbf_s = back_s = None
     if losses:
         mtbf_s = ran_s / len(losses)
@@ -109,12 +112,13 @@ def find_spares(launches: Sequence[Launch], attempts: Mapping[int, int]) -> Spar
     )
 
 
-def _groups(launches: Sequence[Launch], attempts: Mapping[int, int]) -> list[_Group]:
+def _groups(attempts: Mapping[int, Sequence[Launch]]) -> list[_Group]:
     """The cycles in their order."""
     members: dict[tuple[int, int], dict[int, Launch]] = {}
-    for launch in launches:
-        for cycle in launch.cycles:
-            members.setdefault((attempts[id(launch)], cycle), {})[id(launch)] = launch
+    for attempt, launches in attempts.items():
+        for launch in launches:
+            for cycle in launch.cycles:
+                members.setdefault((attempt, cycle), {})[id(launch)] = launch
     found = []
     for (attempt, number), of_cycle in sorted(members.items(), key=lambda item: item[0]):
         cycles = [launch.cycles[number] for launch in of_cycle.values()]
@@ -182,24 +186,11 @@ def _ran_without_rank_s(groups: Sequence[_Group], gaps: Sequence[_Gap]) -> float
     return found
 
 
-def _ran_s(launches: Sequence[Launch], attempts: Mapping[int, int]) -> float:
-    began: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    for launch in launches:
-        attempt = attempts[id(launch)]
-        began[attempt] = min(began.get(attempt, launch.since), launch.since)
-        ended[attempt] = max(ended.get(attempt, launch.until), launch.until)
-    return sum(ended[attempt] - began[attempt] for attempt in began)
-
-
-def _idle_rank_s(groups: Sequence[_Group], launches: Sequence[Launch], attempts: Mapping[int, int]) -> float:
+def _idle_rank_s(groups: Sequence[_Group], attempts: Mapping[int, Sequence[Launch]]) -> float:
     """Seconds in which nodes were there and took no part, for the ranks that they have room for."""
-    by_attempt: dict[int, list[Launch]] = {}
-    for launch in launches:
-        by_attempt.setdefault(attempts[id(launch)], []).append(launch)
     found = 0.0
     for group in groups:
-        waited = [launch for launch in by_attempt[group.attempt] if id(launch) not in group.members]
+        waited = [launch for launch in attempts[group.attempt] if id(launch) not in group.members]
         waited = [launch for launch in waited if launch.since <= group.began and launch.until >= group.ended]
         found += len(waited) * group.length_s * group.node_ranks
     return found

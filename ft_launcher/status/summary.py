@@ -6,14 +6,13 @@ docs/status.md has the table of its keys.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from typing import Any
 
 from ft_launcher.ledger.account import CycleTimes
-from ft_launcher.record.journal import finite
+from ft_launcher.record.journal import json_text
 from ft_launcher.status import fault_scene
 from ft_launcher.status.asking import OthersSeen
 from ft_launcher.status.fault_scene import innermost
@@ -257,11 +256,7 @@ def collectives(readings: Sequence[RankReading], now: float) -> dict[str, Any] |
 
 def encoded(found: Mapping[str, Any]) -> bytes:
     """Returns JSON in UTF-8; numbers that JSON does not have are null."""
-    try:
-        text = json.dumps(found, default=str, allow_nan=False)
-    except ValueError:  # seldom: to look at each number first takes longer than to write all of them
-        text = json.dumps(finite(found), default=str, allow_nan=False)
-    return text.encode()  # `json` writes ASCII: halves of surrogate pairs are escaped
+    return json_text(found).encode()  # `json` writes ASCII: halves of surrogate pairs are escaped
 
 
 def _rank(reading: RankReading, facts: Facts, now: float) -> dict[str, Any]:

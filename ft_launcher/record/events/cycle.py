@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.record.events.event import ABSENT, Absent, Event
+from ft_launcher.record.events.event import ABSENT, Absent, Event, OfCycle
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,9 @@ class Stacks(Event, name="stacks"):
 
 
 @dataclass(frozen=True)
-class Stall(Event, name="stall"):
+class Stall(OfCycle, Event, name="stall"):
     """Ranks stand still for longer than `--ft-stall-warning`. They are not stopped."""
 
-    cycle: int
-    """The cycle that runs."""
     what: str
     """What is known of it, in words."""
     ranks: Sequence[Mapping[str, Any]]
@@ -174,11 +172,9 @@ class Stall(Event, name="stall"):
 
 
 @dataclass(frozen=True)
-class LimitsCannotAct(Event, name="limits_cannot_act"):
+class LimitsCannotAct(OfCycle, Event, name="limits_cannot_act"):
     """The user set limits, and the training has not asked to be watched."""
 
-    cycle: int
-    """The cycle that runs."""
     why: str
     """Which ranks, and what is missing."""
 
@@ -194,11 +190,9 @@ class LimitDoubled(Event, name="limit_doubled"):
 
 
 @dataclass(frozen=True)
-class FaultOnPurpose(Event, name="fault_on_purpose"):
+class FaultOnPurpose(OfCycle, Event, name="fault_on_purpose"):
     """A fault on purpose (`--ft-inject`) strikes a rank. Written before it happens."""
 
-    cycle: int
-    """The cycle that runs."""
     fault: str
     """The fault, as `--ft-inject` names it."""
     rank: int

@@ -62,11 +62,17 @@ class Event:
 
 
 @dataclass(frozen=True)
-class OfRank:
-    """What an event of one rank begins with."""
+class OfCycle:
+    """What an event begins with that is written while a cycle runs."""
 
     cycle: int
     """The cycle that runs."""
+
+
+@dataclass(frozen=True)
+class OfRank(OfCycle):
+    """What an event of one rank begins with."""
+
     rank: int
     """The rank."""
 

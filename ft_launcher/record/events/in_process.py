@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.record.events.event import Event, OfRank
+from ft_launcher.record.events.event import Event, OfCycle, OfRank
 
 
 @dataclass(frozen=True)
-class InProcessDecision(Event, name="in_process_decision"):
+class InProcessDecision(OfCycle, Event, name="in_process_decision"):
     """What the launcher decides for ranks that restart in process; `ft_launcher replay` decides it again. Written
     before the events of what follows: for each death of a rank there, and for a message or a deadline that calls for
     a step.
     """
 
-    cycle: int
-    """The cycle that runs."""
     happened: Mapping[str, Any]
     """`what`: `heard` (a `message` of the wrapper of `local_rank`), `died` (with `exit_code`), `loss_notified` (the
     others know that it is gone, or the `problem` with that) or `deadline` (one of `known` has passed)."""
@@ -52,11 +50,9 @@ class InProcessFault(OfRank, Event, name="in_process_fault"):
 
 
 @dataclass(frozen=True)
-class InProcessRestart(Event, name="in_process_restart"):
+class InProcessRestart(OfCycle, Event, name="in_process_restart"):
     """The ranks of this node run again, in the same processes."""
 
-    cycle: int
-    """The cycle that runs."""
     iteration: int
     """The iteration of the wrapper that begins."""
     took_s: float
@@ -66,12 +62,10 @@ class InProcessRestart(Event, name="in_process_restart"):
 
 
 @dataclass(frozen=True)
-class InProcessBlame(Event, name="in_process_blame"):
+class InProcessBlame(OfCycle, Event, name="in_process_blame"):
     """Who held up the others when ranks were asked to restart in process because they made no progress. The node that
     hosts the ranks' store says it, for those of all nodes."""
 
-    cycle: int
-    """The cycle that runs."""
     iteration: int
     """The iteration of the wrapper that is interrupted."""
     finding: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.record.events.event import ABSENT, Absent, Event
+from ft_launcher.record.events.event import ABSENT, Absent, Event, OfCycle
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,9 @@ class Health(Event, name="health"):
 
 
 @dataclass(frozen=True)
-class HealthChange(Event, name="health_change"):
+class HealthChange(OfCycle, Event, name="health_change"):
     """While ranks ran, a check of this node found another state than before. They go on; docs/health.md says more."""
 
-    cycle: int
-    """The cycle that runs."""
     check: str
     """The check."""
     before: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.record.events.event import Event, OfRank
+from ft_launcher.record.events.event import Event, OfCycle, OfRank
 from rank_monitor.contract.wire.json_record import real
 
 
@@ -169,11 +169,9 @@ def score_of(sections: Any, gpu: Any, kind: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class ResultInDoubt(Event, name="result_in_doubt"):
+class ResultInDoubt(OfCycle, Event, name="result_in_doubt"):
     """A step gave an unexpected result, possibly because of a device; the job ends for it (docs/rerun.md)."""
 
-    cycle: int
-    """The cycle that runs."""
     finding: str
     """`reproducible` (another device has to compute the step), `same_device` (the next one was the same) or
     `persistent_error` (another device computed something else)."""

@@ -262,6 +262,6 @@ def after(faults: int, hours: float, save_s: float | None) -> JobFindings:
     ],
 )
 def test_the_interval_that_is_chosen(known: JobFindings | None, interval_s: float, said: str) -> None:
-    chosen = choose_save_interval(known)
+    chosen = choose_save_interval(0, known)
     assert round(chosen.interval_s, 1) == interval_s, chosen
     assert said in chosen.reason
