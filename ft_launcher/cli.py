@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from ft_launcher.settings.sources import Resolved
     from ft_launcher.zygote.forked_rank import ForkedRank
 
-SUBCOMMANDS = frozenset({"bundle", "replay", "report", "stacks", "status", "top", "validate"})
+SUBCOMMANDS = {
+    "bundle": "ft_launcher.commands.bundle",
+    "replay": "ft_launcher.commands.replay",
+    "report": "ft_launcher.commands.report",
+    "stacks": "ft_launcher.commands.status",
+    "status": "ft_launcher.commands.status",
+    "top": "ft_launcher.commands.top",
+    "validate": "ft_launcher.commands.validate",
+}
+"""Subcommand -> the module with the command of that name."""
 _PEER = "nvidia_resiliency_ext"
 
 
@@ -166,26 +175,12 @@ def _subcommand(arguments: Sequence[str]) -> int:
     """
     import click
 
-    command: click.Command
-    if arguments[0] == "bundle":
-        from ft_launcher.commands.bundle import bundle as command
-    elif arguments[0] == "replay":
-        from ft_launcher.commands.replay import replay as command
-    elif arguments[0] == "report":
-        from ft_launcher.commands.report import report as command
-    elif arguments[0] == "stacks":
-        from ft_launcher.commands.status import stacks as command
-    elif arguments[0] == "status":
-        from ft_launcher.commands.status import status as command
-    elif arguments[0] == "top":
-        from ft_launcher.commands.top import top as command
-    else:
-        from ft_launcher.commands.validate import validate as command
-    name = f"ft_launcher {arguments[0]}"
+    name = arguments[0]
+    command: click.Command = getattr(importlib.import_module(SUBCOMMANDS[name]), name)
     try:
-        command.main(args=list(arguments[1:]), prog_name=name, standalone_mode=False)
+        command.main(args=list(arguments[1:]), prog_name=f"ft_launcher {name}", standalone_mode=False)
     except click.ClickException as error:
-        raise UsageError(error.format_message(), f"See {name} --help") from None
+        raise UsageError(error.format_message(), f"See ft_launcher {name} --help") from None
     return int(ExitCode.OK)
 
 

@@ -30,7 +30,6 @@ from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks import function_rank
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.settings import rank_program
-from ft_launcher.settings.command_line import ValueErrors
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers, named_signals
 from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.settings.rendezvous_keys import Settled
@@ -235,22 +234,21 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
 
 def _check(config: LaunchConfig, resolved: Resolved) -> Settled:
     keywords = config.keywords()
-    blame = ValueErrors(keywords)
-    check_numbers(keywords.namespace, blame)
-    check_event_handler(keywords.namespace, blame)
+    check_numbers(keywords)
+    check_event_handler(keywords)
     if config.nproc_per_node < 1:
-        raise blame.error("nproc_per_node", "at least one rank is needed")
+        raise keywords.error("nproc_per_node", "at least one rank is needed")
     if config.start_method not in function_rank.START_METHODS:
-        raise blame.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
+        raise keywords.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
     check_members(config, resolved.settings.members, resolved.sources)
-    return check_rendezvous(config, config.rdzv_configs, blame)
+    return check_rendezvous(config, config.rdzv_configs, keywords)
 
 
 def _named_signals(config: LaunchConfig) -> frozenset[int]:
     """Returns the signals that a configuration names, if they are not torch's default."""
     default: Any = {field.name: field.default for field in fields(config)}.get(SIGNALS, "")
     asked = getattr(config, SIGNALS, default)
-    with ValueErrors(config.keywords()).of(SIGNALS):
+    with config.keywords().errors_of(SIGNALS):
         if asked == default:
             return frozenset()
         return named_signals(asked)

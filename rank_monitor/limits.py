@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -66,18 +65,6 @@ class WatchLimits:
             _checked("out_of_section", message.out_of_section),
             frozenset(message.learned),
         )
-
-    @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> WatchLimits:
-        """The limits of a `LimitsSet` whose fields are `values`.
-
-        Raises:
-            ProtocolError: they do not fit.
-        """
-        try:
-            return cls.of_message(LimitsSet(**values))
-        except (TypeError, AttributeError) as error:
-            raise ProtocolError(f"limits: {error}") from None
 
     @property
     def any_section(self) -> bool:

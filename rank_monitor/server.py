@@ -1,6 +1,6 @@
 """The monitor's process: one loop that receives messages, asks the detector, acts, and sleeps until the next deadline.
 
-`template.py` and `__main__.py` run it. Decisions are made in `hang_detector.py`. A monitor must never stop the training
+`template.py` runs it. Decisions are made in `hang_detector.py`. A monitor must never stop the training
 that it protects: no message, whatever it holds, ends the loop.
 """
 

@@ -10,6 +10,8 @@ the launcher has: the kernel closes that however the launcher ends.
 Before the first monitor is forked, the template runs one itself through one cycle, on sockets of its own (`warm_up`).
 What the interpreter writes into its memory at first use (specialised code, caches of types) is then written once, in
 pages that all monitors share, rather than in each of them: a quarter of a MiB less per monitor.
+
+Where there is no template, `main` runs a single monitor.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import json
 import os
 import signal
 import socket
@@ -247,3 +250,22 @@ def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
     if not goodbye:
         log.name = "Sweeper"
         job.end(log)
+
+
+def main() -> None:
+    """Runs the template, or a monitor without one: whichever the last argument describes.
+
+    It is a JSON object, as `contract/processes/spawn.py` writes it.
+    """
+    order = json.loads(sys.argv[-1])
+    job = MonitoredJob(order["tag"], order["runtime_dir"])
+    ignore_signals()
+    if "launcher" in order:
+        proc.name_this_process("ft_template")
+        TemplateProcess(order["launcher"], job, order.get("sweeper")).run()
+    else:
+        settings = from_json(MonitorSettings, order["settings"], "the launcher")
+        proc.name_this_process(f"ft_monitor{order['local_rank']}")
+        listener, agent = socket.socket(fileno=order["listener"]), socket.socket(fileno=order["agent"])
+        log, lease = Log(""), order.get("lease")
+        RankMonitorServer(listener, agent, settings, order["local_rank"], job, log, lease).run()

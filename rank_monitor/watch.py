@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.launcher_messages import CycleStart, LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
@@ -52,10 +53,10 @@ class RankWatch:
         self.start = start
         self.limits = WatchLimits.configured(settings)
         if start is not None and start.limits is not None:
-            self.limits = WatchLimits.of_json(start.limits)
+            self.limits = WatchLimits.of_message(from_json(LimitsSet, start.limits))
         self.ended = self._over = start is None
-        self.replaced = start is not None and start.reconnect
-        self.attached = self.replaced and start is not None and start.attached
+        is_replaced = start is not None and start.reconnect
+        self.attached = is_replaced and start is not None and start.attached
         self.detached = False
         self.connected = False
         self.client_pid = 0
@@ -65,7 +66,7 @@ class RankWatch:
         self.iteration = NO_ITERATION
         self.sections: dict[str, int] = {}
         self.wrapper = WatchedWrapper()
-        self._connect_armed = not self.replaced
+        self._connect_armed = not is_replaced
         if start is None:
             self._connect_since_ns = 0
         else:

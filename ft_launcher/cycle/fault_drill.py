@@ -18,6 +18,7 @@ from pathlib import Path
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import Injection, StrikeReport
 from rank_monitor.contract.wire import channel
@@ -91,7 +92,7 @@ class Injected:
             try:
                 strike = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
                 yield strike, injection.parse(strike.fault)
-            except ValueError as error:
+            except (ProtocolError, ValueError) as error:
                 logger.warning("a report of a fault on purpose cannot be read: %s", error)
             except OSError:
                 return

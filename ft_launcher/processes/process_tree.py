@@ -184,15 +184,13 @@ class ProcessTree:
                 if stat is not None:
                     stats[int(name)] = stat
         own = os.getpid()
-        found = {pid for pid in stats if pid != own and self._is_meant(pid, stats, own)}
+        others = (pid for pid in stats if pid != own)
+        found = {pid for pid in others if self._belongs(pid, stats, own) and self._among(pid, stats[pid].session)}
         for pid in found - self._ranks:
             if stats[pid].state == "Z" and stats[pid].parent == own:
                 with contextlib.suppress(OSError):  # one whose threads live on has no code yet
                     os.waitpid(pid, os.WNOHANG)
         return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
-
-    def _is_meant(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
-        return self._belongs(pid, stats, own) and self._among(pid, stats[pid].session)
 
     def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
         ancestor = pid

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from ft_launcher.settings import nvrx_flags, options
+from ft_launcher.settings import options
 from ft_launcher.settings.options import UsageError
 from rank_monitor.contract.errors import ConfigError, one_line
 from rank_monitor.contract.settings import kinds
@@ -67,17 +67,10 @@ class Parsed:
             arguments.insert(0, "-m")
         return arguments
 
-
-class ValueErrors:
-    """Turns an error of torch about a value into a ConfigError with the value's name and source."""
-
-    def __init__(self, parsed: Parsed) -> None:
-        self._parsed = parsed
-
     def error(self, dest: str, problem: str, hint: str = "See ft_launcher --help") -> ConfigError:
         """Makes the error about the value of an option of torch."""
-        value = getattr(self._parsed.namespace, dest)
-        return ConfigError(dest, value, self._parsed.source_of(dest), problem.removesuffix("."), hint)
+        value = getattr(self.namespace, dest)
+        return ConfigError(dest, value, self.source_of(dest), problem.removesuffix("."), hint)
 
     def read(self, dest: str, reader: Callable[[Any], _T]) -> _T:
         """Returns `reader` of an option's value.
@@ -85,12 +78,12 @@ class ValueErrors:
         Raises:
             ConfigError: the reader refuses it.
         """
-        with self.of(dest):
-            return reader(getattr(self._parsed.namespace, dest))
+        with self.errors_of(dest):
+            return reader(getattr(self.namespace, dest))
 
     @contextmanager
-    def of(self, dest: str) -> Iterator[None]:
-        """Context in which an error is reported as one of this option's value."""
+    def errors_of(self, dest: str) -> Iterator[None]:
+        """Context in which an error of torch is reported as one of this option's value, with its name and source."""
         try:
             yield
         except (ValueError, RuntimeError, AssertionError) as error:
@@ -127,7 +120,7 @@ def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> Split
         if not joined:
             value, taken = _value(key, flag, arguments[at:])
             at += taken
-        if key in nvrx_flags.DONE_INSTEAD:
+        if key in options.DONE_INSTEAD:
             accepted[key] = flag
         else:
             spelled[key] = flag

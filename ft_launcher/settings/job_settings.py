@@ -24,7 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher.policy.restart_policy import about_policy
 from ft_launcher.settings import options, rank_program
-from ft_launcher.settings.command_line import Parsed, ValueErrors
+from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.prescan import Scan, settle_threads
 from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.settings.sources import Resolved
@@ -87,26 +87,25 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         ConfigError: an option of torch is wrong, or the script cannot be run.
     """
     namespace = parsed.namespace
-    blame = ValueErrors(parsed)
     _check_what_runs(namespace, environ)
-    check_numbers(namespace, blame)
-    check_event_handler(namespace, blame)
-    ranks: int = blame.read("nproc_per_node", torch_run.determine_local_world_size)
+    check_numbers(parsed)
+    check_event_handler(parsed)
+    ranks: int = parsed.read("nproc_per_node", torch_run.determine_local_world_size)
     if ranks < 1:
-        raise blame.error("nproc_per_node", "at least one rank is needed")
-    redirects = blame.read("redirects", _std_map)
-    tee = blame.read("tee", _std_map)
-    shown = blame.read("local_ranks_filter", _local_ranks)
-    warnings = [*_about_standalone(namespace, blame), *resolved.warnings]
+        raise parsed.error("nproc_per_node", "at least one rank is needed")
+    redirects = parsed.read("redirects", _std_map)
+    tee = parsed.read("tee", _std_map)
+    shown = parsed.read("local_ranks_filter", _local_ranks)
+    warnings = [*_about_standalone(namespace), *resolved.warnings]
     if resolved.settings.start.alias_nvrx:
         warnings += _take_nvidias_backend(parsed)
     if namespace.logs_specs is not None and resolved.settings.record.per_cycle_applog_prefix:
         warnings.append("--ft-per-cycle-applog-prefix wins: --logs-specs is not used")
     warnings += about_names(getattr(namespace, SIGNALS, ""))
     threads = settle_threads(seen, ranks, environ)
-    conf = blame.read("rdzv_conf", _parse_rendezvous_config)
+    conf = parsed.read("rdzv_conf", _parse_rendezvous_config)
     config, entrypoint, args = _from_torch(_with_free_port(parsed), ranks)
-    settled = check_rendezvous(config, conf, blame)
+    settled = check_rendezvous(config, conf, parsed)
     config.rdzv_configs = {
         **settled.conf,
         **{key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf},
@@ -134,7 +133,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         logs_specs_name=namespace.logs_specs,
         script=script,
         no_python=not by_python,
-        named_signals=_named_signals(parsed, blame),
+        named_signals=_named_signals(parsed),
     )
 
 
@@ -152,10 +151,10 @@ def _take_nvidias_backend(parsed: Parsed) -> list[str]:
     return ["--rdzv-backend=c10d, the default of NVIDIA's launcher, holds under --ft-alias-nvrx"]
 
 
-def _named_signals(parsed: Parsed, blame: ValueErrors) -> frozenset[int]:
+def _named_signals(parsed: Parsed) -> frozenset[int]:
     if not parsed.is_from_user(SIGNALS):
         return frozenset()
-    named: frozenset[int] = blame.read(SIGNALS, named_signals)
+    named: frozenset[int] = parsed.read(SIGNALS, named_signals)
     return named
 
 
@@ -210,42 +209,43 @@ def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
         rank_program.check_script(namespace.training_script)
 
 
-def check_numbers(namespace: Namespace, blame: ValueErrors) -> None:
+def check_numbers(parsed: Parsed) -> None:
     """Checks the numbers among torch's options.
 
     Raises:
         ConfigError: one of them is wrong.
     """
-    min_nodes, max_nodes = blame.read("nnodes", torch_run.parse_min_max_nnodes)
+    namespace = parsed.namespace
+    min_nodes, max_nodes = parsed.read("nnodes", torch_run.parse_min_max_nnodes)
     if not 1 <= min_nodes <= max_nodes:
-        raise blame.error("nnodes", "must be at least 1, and MIN not above MAX", "Write N or MIN:MAX")
+        raise parsed.error("nnodes", "must be at least 1, and MIN not above MAX", "Write N or MIN:MAX")
     if namespace.max_restarts < 0:
-        raise blame.error("max_restarts", "must not be negative")
+        raise parsed.error("max_restarts", "must not be negative")
     if not namespace.monitor_interval > 0:
-        raise blame.error("monitor_interval", "must be above 0")
+        raise parsed.error("monitor_interval", "must be above 0")
     if namespace.master_port is not None and not 0 <= namespace.master_port <= 65535:
-        raise blame.error("master_port", "ports lie between 0 and 65535")
+        raise parsed.error("master_port", "ports lie between 0 and 65535")
     if namespace.rdzv_backend == "static" and not 0 <= namespace.node_rank < max_nodes:
-        raise blame.error("node_rank", f"must be below the number of nodes, {max_nodes}")
+        raise parsed.error("node_rank", f"must be below the number of nodes, {max_nodes}")
     if namespace.standalone and min_nodes > 1:
-        raise blame.error("nnodes", "--standalone is for one node", "Leave out one of the two")
+        raise parsed.error("nnodes", "--standalone is for one node", "Leave out one of the two")
 
 
-def check_event_handler(namespace: Namespace, blame: ValueErrors) -> None:
+def check_event_handler(parsed: Parsed) -> None:
     """Checks `--event-log-handler`, which torch looks up only when the job ends.
 
     Raises:
         ConfigError: torch has no handler of that name.
     """
-    name = getattr(namespace, "event_log_handler", _NO_EVENTS)
+    name = getattr(parsed.namespace, "event_log_handler", _NO_EVENTS)
     try:
         get_logging_handler(name)
     except KeyError:
         hint = "Torch's own are null and console"
-        raise blame.error("event_log_handler", "is not a handler that torch knows", hint) from None
+        raise parsed.error("event_log_handler", "is not a handler that torch knows", hint) from None
 
 
-def _about_standalone(namespace: Namespace, blame: ValueErrors) -> list[str]:
+def _about_standalone(namespace: Namespace) -> list[str]:
     """Returns a warning about options that `--standalone` overrides, as it does in torch without a warning."""
     if not namespace.standalone:
         return []

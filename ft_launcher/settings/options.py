@@ -1,8 +1,9 @@
 """Our options: which exist, their spellings, and their help.
 
 The command line, YAML, environment and `LaunchConfig` look their names up here. Knows neither torch nor where a command
-line ends. Values stay text: `rank_monitor.contract.settings.declaration` reads
-them.
+line ends. Values stay text: `rank_monitor.contract.settings.declaration` reads them. Options of NVIDIA's launcher that
+have no meaning here, and keys of YAML files that other programs read, are accepted, so that batch scripts run
+unchanged, with one warning that says what is done instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterable
 from typing import Any
 
-from ft_launcher.settings import nvrx_flags
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings import config, kinds
 from rank_monitor.contract.settings.declaration import Declaration, declarations, default_of
@@ -43,6 +43,74 @@ _WITHOUT_PREFIX = {
 _OURS = ("--ft-", "--fault-tol")
 
 
+_NO_LOG_SERVER = "there is no log server: each node writes its own files, see --log-dir, --tee and --redirects"
+_NO_SERVICE = "faults are attributed by the launcher itself, without a service or a language model"
+
+DONE_INSTEAD: dict[str, str] = {
+    "skip_section_response": "a rank never waits for an answer of its monitor",
+    "rdzv_impl": "--rdzv-backend chooses the rendezvous, and each backend has one implementation",
+    "use_infra_group_rank": "the rendezvous gives nodes their ranks; the static one takes --node-rank",
+    "restart_check_interval": "the launcher waits for events, and polls for nothing at a restart",
+    **dict.fromkeys(
+        (
+            "enable_log_server",
+            "log_server_port",
+            "log_aggregator_count",
+            "log_leaf_max_queue_chunks",
+            "log_server_log_prefix",
+            "log_server_graceful_shutdown_timeout",
+        ),
+        _NO_LOG_SERVER,
+    ),
+    **dict.fromkeys(
+        (
+            "attribution_endpoint",
+            "attribution_llm_api_key_file",
+            "attribution_llm_base_url",
+            "attribution_llm_model",
+            "attribution_log_level",
+            "attribution_export_url",
+            "attribution_startup_timeout",
+            "attribution_analysis_backend",
+            "attribution_stop_action",
+            "attribution_compute_timeout",
+            "attrsvc_host",
+            "attrsvc_port",
+        ),
+        _NO_SERVICE,
+    ),
+}
+"""Key -> what is done instead."""
+
+_SIMULATED = "the training reads it, as before; --ft-inject does the same from outside"
+
+OF_OTHERS: dict[str, str] = {
+    # `exp_manager.fault_tolerance` of NeMo, which its experiment manager and its writer of batch scripts read.
+    "calculate_timeouts": "the training reads it and gives it to its callback, which learns the limits",
+    "max_rank_restarts": "the batch script passes it on; --max-restarts counts",
+    "max_subsequent_job_failures": "the batch script reads it; MAX_FAILURES of scripts/slurm/ is the same",
+    "additional_ft_launcher_args": "the batch script passes it on; what is on the command line counts",
+    "simulated_fault": _SIMULATED,
+    # `FaultToleranceConfig` of Megatron Bridge.
+    "enable_ft_package": "the training reads it, and then calls the client",
+    "calc_ft_timeouts": "the training reads it, and then has the client learn the limits",
+    **dict.fromkeys(
+        ("simulate_fault", "simulated_fault_type", "simulated_fault_rank", "simulated_fault_base_delay"), _SIMULATED
+    ),
+    # `FaultTolerance` of NeMo-Run and the plugins that fill it in.
+    "max_restarts": "--max-restarts of the command line counts",
+    "num_in_job_restarts": "--max-restarts of the command line counts",
+    "num_job_retries_on_failure": "the batch script reads it; MAX_FAILURES of scripts/slurm/ is one more",
+    "finished_flag_file": "the training writes the file that FAULT_TOL_FINISHED_FLAG_FILE names",
+    "job_results_file": "the batch script writes it",
+    **dict.fromkeys(("rdzv_backend", "rdzv_port", "rdzv_id"), "the option of that name on the command line counts"),
+}
+"""Key of a YAML file -> how it is handled: programs around the launcher read these from the same mapping."""
+
+SWITCHES = frozenset({"skip_section_response", "use_infra_group_rank", "enable_log_server"})
+"""Those whose value is true or false, and may be left out; all others take a value."""
+
+
 class UsageError(ConfigError):
     """The command line as a whole is wrong, not one value of it."""
 
@@ -69,7 +137,7 @@ def canonical(name: str, in_yaml: bool = False) -> str | None:
     """
     key = name.strip().lower().replace("-", "_")
     key = ALIASES.get(key, key)
-    known = key in GROUP_OF or key in nvrx_flags.DONE_INSTEAD or (in_yaml and key in nvrx_flags.OF_OTHERS)
+    known = key in GROUP_OF or key in DONE_INSTEAD or (in_yaml and key in OF_OTHERS)
     if known:
         return key
     return None
@@ -94,7 +162,7 @@ def key_of(flag: str) -> str | None:
 
 def is_switch(key: str) -> bool:
     """Whether the value is true or false, and may be left out."""
-    return key in nvrx_flags.SWITCHES or (key in GROUP_OF and declaration_of(key).kind is kinds.BOOLEAN)
+    return key in SWITCHES or (key in GROUP_OF and declaration_of(key).kind is kinds.BOOLEAN)
 
 
 def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
@@ -102,32 +170,18 @@ def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
     dashed = flag.replace("_", "-").replace("--ft-param-", "--ft-")
     known = [*torch_flags, *_WITHOUT_PREFIX]
     if dashed.startswith(_OURS):
-        known += [flag_of(key) for key in (*GROUP_OF, *ALIASES, *nvrx_flags.DONE_INSTEAD)]
+        known += [flag_of(key) for key in (*GROUP_OF, *ALIASES, *DONE_INSTEAD)]
     return UsageError(f"unknown option {flag}{nearest(dashed, known)}")
 
 
-def looks_like(name: str, known: Iterable[str], most: int) -> list[str]:
-    """Returns the names of `known` at an edit distance of at most `most` from `name`, the nearest first."""
-    distances = {other: _edit_distance(name, other) for other in known if abs(len(name) - len(other)) <= most}
-    return sorted((other for other, distance in distances.items() if distance <= most), key=distances.__getitem__)
+def about_accepted(source: str, key: str) -> str:
+    """The one line about an option or key that is accepted and does nothing."""
+    return f"{source} is accepted and does nothing here: {DONE_INSTEAD.get(key) or OF_OTHERS[key]}"
 
 
-def _edit_distance(name: str, known: str) -> int:
-    """Returns the Levenshtein distance, computed row by row."""
-    row = list(range(len(known) + 1))
-    for at, letter in enumerate(name, start=1):
-        before, row = row, [at]
-        for place, another in enumerate(known, start=1):
-            replaced = before[place - 1]
-            if letter != another:
-                replaced += 1
-            row.append(min(before[place] + 1, row[-1] + 1, replaced))
-    return row[-1]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ` (did you mean X?)`, or an empty text."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
+    """Returns ` (did you mean X?)`, or an empty text where no name has the similarity `cutoff` (0 to 1, of difflib)."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     if close:
         return f" (did you mean {close[0]}?)"
     return ""

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.settings import options
-from ft_launcher.settings.command_line import ValueErrors
+from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.rendezvous_keys import BACKENDS, Settled, settle
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import MemberSettings
@@ -25,7 +25,7 @@ _PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd")
 _FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
 
 
-def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: ValueErrors) -> Settled:
+def check_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed) -> Settled:
     """Checks the rendezvous of a configuration of torch. Returns the keys of `conf`, the backend's own, that apply.
 
     Raises:
@@ -34,18 +34,18 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], blame: ValueErrors) -
     backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *BACKENDS}
     if backend not in known:
         hint = f"There are {', '.join(sorted(known))}"
-        raise blame.error("rdzv_backend", f"is not a rendezvous backend{options.nearest(backend, known)}", hint)
+        raise parsed.error("rdzv_backend", f"is not a rendezvous backend{options.nearest(backend, known)}", hint)
     package, module = _PACKAGES.get(backend, ("", ""))
     if module and importlib.util.find_spec(module) is None:
-        raise blame.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
+        raise parsed.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
     if backend in BACKENDS and not is_file_store(conf):
         endpoints = [config.rdzv_endpoint]
         if backend == "etcd-v3":
             endpoints = config.rdzv_endpoint.split(",")
-        with blame.of("rdzv_endpoint"):
+        with parsed.errors_of("rdzv_endpoint"):
             for endpoint in endpoints:
                 parse_rendezvous_endpoint(endpoint, default_port=-1)
-    with blame.of("rdzv_conf"):
+    with parsed.errors_of("rdzv_conf"):
         _check_reserved(conf)
         settled = settle(backend, conf, several_nodes=config.max_nodes > 1)
         if backend in BACKENDS:

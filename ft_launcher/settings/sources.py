@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ft_launcher.settings import nvrx_flags, options
+from ft_launcher.settings import options
 from ft_launcher.settings.command_line import Parsed
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, one_line
@@ -25,9 +25,9 @@ DEFAULT = "default"
 SECTION = "fault_tolerance"
 """The name of our mapping in a YAML file."""
 _STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-_MISTYPED = 2
-"""The edit distance up to which a variable is taken for a mistyped name of a setting. Other programs have variables
-with the same prefix, so a larger one would warn about these."""
+_MISTYPED = 0.85
+"""The similarity from which on a variable is taken for a mistyped name of a setting: one or two letters differ. Other
+programs have variables with the same prefix, and a lower one would warn about these."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     """
     command_line = [RawSetting(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
     environment, warnings = from_environment(environ)
-    warnings = [*notes, *(nvrx_flags.warning(flag, key) for key, flag in parsed.accepted.items()), *warnings]
+    warnings = [*notes, *(options.about_accepted(flag, key) for key, flag in parsed.accepted.items()), *warnings]
     # The settings that name the YAML file come first, from environment and command line only.
     where, _ = _read_all(
         setting for setting in (*environment, *command_line) if options.GROUP_OF[setting.key] is SourceSettings
@@ -122,12 +122,12 @@ def from_environment(environ: Mapping[str, str]) -> tuple[list[RawSetting], list
             continue
         key = options.canonical(name.removeprefix(env.SETTING_PREFIX))
         if key is None:
-            known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *nvrx_flags.DONE_INSTEAD))
-            meant = options.looks_like(name.upper(), known, _MISTYPED)
+            known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *options.DONE_INSTEAD))
+            meant = options.nearest(name.upper(), known, _MISTYPED)
             if meant:  # other programs have variables with this prefix, too: FT_BIN, FT_HOME
-                warnings.append(f"the variable {name} is not a setting and does nothing (did you mean {meant[0]}?)")
-        elif key in nvrx_flags.DONE_INSTEAD:
-            warnings.append(nvrx_flags.warning(name, key))
+                warnings.append(f"the variable {name} is not a setting and does nothing{meant}")
+        elif key in options.DONE_INSTEAD:
+            warnings.append(options.about_accepted(name, key))
         else:
             found.append(RawSetting(key, text, name))
     paths = [RawSetting("cfg_path", environ[name], name) for name in env.CFG_PATH_SPELLINGS if environ.get(name)]
@@ -162,7 +162,7 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], 
             else:
                 errors.append(ConfigError(str(name), value, source.cfg_path, problem, hint))
         elif key not in options.GROUP_OF:
-            warnings.append(nvrx_flags.warning(f"{name} in {source.cfg_path}", key))
+            warnings.append(options.about_accepted(f"{name} in {source.cfg_path}", key))
         else:
             found.append(RawSetting(key, value, source.cfg_path))
     return found, warnings, errors

@@ -8,6 +8,7 @@ characters, of Python code that other threads interrupt. Lines without the longe
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _PLACES = {
     sre.AT_BOUNDARY: r"\b",
     sre.AT_NON_BOUNDARY: r"\B",
 }
+_MOST_KNOWN = 1000
+"""Characters whose answer is kept: a line of any text has fewer."""
 
 
 class _Kind(Enum):
@@ -177,20 +180,12 @@ def _between(line: str, saved: Mapping[int, int], group: int) -> str | None:
 def _test(operation: Any, value: Any, flags: int) -> Callable[[str], bool]:
     """Returns what says whether a character is one of these."""
     pattern = re.compile(_one_character(operation, value), flags & ~re.VERBOSE)
-    known: dict[str, bool] = {}
 
+    @functools.lru_cache(_MOST_KNOWN)
     def test(character: str) -> bool:
-        if character not in known:
-            if len(known) > _MOST_KNOWN:
-                known.clear()
-            known[character] = pattern.match(character) is not None
-        return known[character]
+        return pattern.match(character) is not None
 
     return test
-
-
-_MOST_KNOWN = 1000
-"""Characters whose answer is kept: a line of any text has fewer."""
 
 
 def _one_character(operation: Any, value: Any) -> str:

@@ -93,12 +93,12 @@ def reader(watch_log: str) -> Reader:
         case "nanogpt":
             return _nanogpt
         case "lightning":
-            return Lightning().read
+            return _lightning
         case "huggingface":
             return HuggingFace().read
         case "tqdm":
             return Bars().read
-    return Expression(watch_log).read
+    return _of_expression(watch_log)
 
 
 def _megatron(line: str) -> LogLine | None:
@@ -211,26 +211,23 @@ class Bars:
         return LogLine(steps=steps, step_s=bar.step_s, loss=bar.loss, is_complete=bar.is_complete)
 
 
-class Lightning:
-    """The bars of `TQDMProgressBar`. The iteration counts through all epochs, which have the same length."""
-
-    def read(self, line: str) -> LogLine | None:
-        """Reads one line."""
-        bar = _progress_bar(line)
-        if bar is None:
-            if "`Trainer.fit` stopped" in line:
-                return LogLine(is_complete=True)
-            return None
-        epoch = _LIGHTNING_EPOCH.match(bar.title)
-        if epoch is None:  # of a validation or a check before the training
-            return LogLine(is_complete=bar.is_complete)
-        iteration, number_of_epoch = NO_ITERATION, _whole_number(epoch[1])
-        # With 0 done it may be the bar of the epoch before, which is shown once more when it is set back.
-        if bar.done and number_of_epoch != NO_ITERATION and (number_of_epoch == 0 or bar.total):
-            iteration = number_of_epoch * bar.total + bar.done
-        if iteration >= _TOO_MANY:
-            iteration = NO_ITERATION
-        return LogLine(iteration, step_s=bar.step_s, loss=bar.loss, is_complete=bar.is_complete)
+def _lightning(line: str) -> LogLine | None:
+    """Reads the bars of `TQDMProgressBar`. The iteration counts through all epochs, which have the same length."""
+    bar = _progress_bar(line)
+    if bar is None:
+        if "`Trainer.fit` stopped" in line:
+            return LogLine(is_complete=True)
+        return None
+    epoch = _LIGHTNING_EPOCH.match(bar.title)
+    if epoch is None:  # of a validation or a check before the training
+        return LogLine(is_complete=bar.is_complete)
+    iteration, number_of_epoch = NO_ITERATION, _whole_number(epoch[1])
+    # With 0 done it may be the bar of the epoch before, which is shown once more when it is set back.
+    if bar.done and number_of_epoch != NO_ITERATION and (number_of_epoch == 0 or bar.total):
+        iteration = number_of_epoch * bar.total + bar.done
+    if iteration >= _TOO_MANY:
+        iteration = NO_ITERATION
+    return LogLine(iteration, step_s=bar.step_s, loss=bar.loss, is_complete=bar.is_complete)
 
 
 class HuggingFace:
@@ -272,15 +269,12 @@ class HuggingFace:
         return bar.total == max(self._done.keys() - self._began_anew, default=0)
 
 
-class Expression:
-    """An expression of the user's, searched for in each line."""
+def _of_expression(text: str) -> Reader:
+    """Returns the reader for an expression of the user's, which is searched for in each line."""
+    pattern = LinePattern(text)
 
-    def __init__(self, text: str) -> None:
-        self._pattern = LinePattern(text)
-
-    def read(self, line: str) -> LogLine | None:
-        """Reads one line."""
-        found = self._pattern.search(line)
+    def read(line: str) -> LogLine | None:
+        found = pattern.search(line)
         if found is None:
             return None
         return LogLine(
@@ -288,3 +282,5 @@ class Expression:
             step_s=_seconds(found.get("step_time")),
             loss=_number(found.get("loss")),
         )
+
+    return read

@@ -283,7 +283,7 @@ class Zygote:
 
         def make() -> bootstrap.Rank:
             program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare())
-            start_again.watch(order, report_to, channel, program.act_on_loaded)
+            start_again.FirstImport(order, report_to, channel, program.act_on_loaded).begin()
             return program
 
         return ForkedRank(make)

@@ -122,7 +122,14 @@ class Beginning:
 
 
 class FirstImport:
-    """Decides at the script's first import of torch, and at that of a preloaded module; see `watch`."""
+    """Decides at the script's first import of torch, and at that of a preloaded module.
+
+    Args:
+        order: the order of this rank.
+        report_to: descriptor of the pipe to the agent.
+        kept: the channel of a function's rank to the agent.
+        given_back: called when hidden modules were given to the script.
+    """
 
     def __init__(self, order: ForkOrder, report_to: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
         self._given_back = given_back
@@ -131,7 +138,10 @@ class FirstImport:
         self._decided = False
 
     def begin(self) -> None:
-        """Starts to watch for the script's first import of a hidden module, and for forks."""
+        """Has this process start again, from now until its script ends, if a fork is not what its script needs.
+
+        Watches for the script's first import of a hidden module, and for forks.
+        """
         if self._kept:
             sealed_pickle.hold()
         imports.watch(self._decide, self._given_back)
@@ -185,18 +195,6 @@ class FirstImport:
         """Reports to the agent, which starts all ranks by exec from then on."""
         with suppress(OSError):
             os.write(self._report_to, why.encode(errors="replace")[:_MAX_REPORT] + b"\n")
-
-
-def watch(order: ForkOrder, report_to: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
-    """Has this process start again, from now until its script ends, if a fork is not what its script needs.
-
-    Args:
-        order: the order of this rank.
-        report_to: descriptor of the pipe to the agent.
-        kept: the channel of a function's rank to the agent.
-        given_back: called when hidden modules were given to the script.
-    """
-    FirstImport(order, report_to, kept, given_back).begin()
 
 
 def c_environment() -> dict[bytes, bytes]:

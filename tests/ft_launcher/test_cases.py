@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ft_launcher.commands import dry_run
-from ft_launcher.settings import nvrx_flags, options
+from ft_launcher.settings import options
 from ft_launcher.settings.job_settings import Job
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -78,15 +78,15 @@ def test_an_option_with_a_meaning_is_a_setting_in_all_spellings(flag: str) -> No
 
 @pytest.mark.parametrize("flag", NVRX["accept"])
 def test_an_option_without_meaning_is_taken_with_one_warning(flag: str, job_of: JobOf) -> None:
-    switch = flag.replace("-", "_") in nvrx_flags.SWITCHES
+    switch = flag.replace("-", "_") in options.SWITCHES
     for spelling in spellings(flag):
         for words in ([f"{spelling}=false"], [spelling, "false"], *([[spelling]] if switch else [])):
             job = job_of(*words, "train.py", "false")
             assert (job.script, script_args(job)) == ("train.py", ["false"])
             assert len(job.warnings) == 1
-            assert spelling in job.warnings[0] and nvrx_flags.DONE_INSTEAD[flag.replace("-", "_")] in job.warnings[0]
+            assert spelling in job.warnings[0] and options.DONE_INSTEAD[flag.replace("-", "_")] in job.warnings[0]
 
 
 def test_the_table_of_options_without_meaning_is_complete() -> None:
-    assert set(nvrx_flags.DONE_INSTEAD) == {flag.replace("-", "_") for flag in NVRX["accept"]}
-    assert set(nvrx_flags.DONE_INSTEAD) >= nvrx_flags.SWITCHES
+    assert set(options.DONE_INSTEAD) == {flag.replace("-", "_") for flag in NVRX["accept"]}
+    assert set(options.DONE_INSTEAD) >= options.SWITCHES

@@ -37,7 +37,7 @@ _GOODBYE_S = 1.0
 # A 64-bit number has at most this many digits.
 _MAX_DIGITS = 20
 # Appended, so that a file of another package can never stand in for a module of the standard library.
-_START = "import sys; sys.path.append({root!r}); from rank_monitor.__main__ import main; main()"
+_START = "import sys; sys.path.append({root!r}); from rank_monitor.template import main; main()"
 
 
 @dataclass

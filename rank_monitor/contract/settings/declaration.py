@@ -7,6 +7,7 @@ the client's alias both.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,8 @@ def parse(group: type, key: str, raw: object, source: str) -> Any:
 
 def to_json(settings: Any) -> dict[str, Any]:
     """A dataclass of settings as plain JSON values (signals as numbers, tuples as lists)."""
-    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+    values: dict[str, Any] = json.loads(json.dumps(vars(settings)))
+    return values
 
 
 def from_json(group: type, values: Mapping[str, Any], source: str) -> Any:
@@ -85,13 +87,3 @@ def from_json(group: type, values: Mapping[str, Any], source: str) -> Any:
     """
     known = declarations(group)
     return group(**{key: parse(group, key, value, source) for key, value in values.items() if key in known})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, dict):
-        return dict(value)
-    return value

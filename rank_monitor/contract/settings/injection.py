@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings import kinds
 from rank_monitor.contract.wire.json_record import read_record
 
@@ -252,9 +251,6 @@ class StrikeReport:
         """Reads the datagram that `encode` made.
 
         Raises:
-            ValueError: it is not such a one.
+            ProtocolError: it is not such a one.
         """
-        try:
-            return read_record(cls, data)
-        except ProtocolError as error:
-            raise ValueError(str(error)) from None
+        return read_record(cls, data)

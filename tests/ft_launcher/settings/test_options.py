@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from ft_launcher.settings import nvrx_flags, options
+from ft_launcher.settings import options
 from ft_launcher.settings.options import UsageError
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.declaration import declarations
@@ -17,7 +17,7 @@ def spellings(key: str) -> list[str]:
     return [f"{prefix}{form}" for prefix in ("--ft-", "--ft-param-", "--ft_", "--ft_param_") for form in (key, dashed)]
 
 
-@pytest.mark.parametrize("key", [*options.GROUP_OF, *nvrx_flags.DONE_INSTEAD])
+@pytest.mark.parametrize("key", [*options.GROUP_OF, *options.DONE_INSTEAD])
 def test_every_spelling_means_the_key(key: str) -> None:
     assert {options.key_of(flag) for flag in spellings(key)} == {key}
     assert options.canonical(key.upper()) == options.canonical(key.replace("_", "-")) == key
@@ -74,5 +74,5 @@ def test_help_shows_every_setting_with_its_default() -> None:
 
 def test_keys_are_unique_over_all_groups() -> None:
     assert len(options.GROUP_OF) == sum(len(declarations(group)) for group in config.GROUPS.values())
-    assert not set(options.GROUP_OF) & set(nvrx_flags.DONE_INSTEAD)
+    assert not set(options.GROUP_OF) & set(options.DONE_INSTEAD)
     assert not set(options.GROUP_OF) & set(options.ALIASES)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.errors import ConfigError, ProtocolError
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.config import StartSettings
 from rank_monitor.contract.settings.declaration import parse as parse_setting
@@ -132,5 +132,5 @@ def test_what_a_rank_tells_arrives() -> None:
     ],
 )
 def test_what_is_nothing_told(data: bytes) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ProtocolError):
         StrikeReport.decode(data)
