@@ -39,14 +39,18 @@ class AttemptEnded(Exception):
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A node that may become the coordinator, with the rules, the restart policy and the times (seconds) for that."""
+class NodeSettings:
+    """The rules of one job, for the node and for the coordinator on it.
 
-    node: str
+    In seconds: `beat_s` is the period of beats, `timeout_s` the time without a beat after which a node is lost, and
+    `close_s` how long the rendezvous may take to close.
+    """
+
     rules: Rules
     policy: Policy
     beat_s: float
     timeout_s: float
+    close_s: float = 5.0
 
 
 def enter_current(store: JobStore) -> bool:
@@ -72,8 +76,10 @@ def check(store: JobStore) -> None:
     _must_be_of(store.attempt, _record(store.head()))
 
 
-def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> CoordinatorService | None:
+def become_coordinator(node: str, settings: NodeSettings, store: JobStore, lost_term: int) -> CoordinatorService | None:
     """Tries to become the coordinator: of a new attempt (`lost_term` 0), or as successor of the one of that term.
+
+    On a connection that the link of this `node` shares.
 
     Returns:
         The coordination, whose threads run; None if another node is the coordinator.
@@ -87,20 +93,22 @@ def become_coordinator(me: Candidate, store: JobStore, lost_term: int) -> Coordi
     if lost_term == 0:
         if found is not None and not found.over:
             return None
-        return _open_attempt(me, store, head, found)
+        return _open_attempt(node, settings, store, head, found)
     former = _must_be_of(store.attempt, found)
     if former.term != lost_term:
         if former.term > lost_term:  # its coordinator may have died before it wrote that
             store.publish({TERM: str(former.term)})
         return None
-    coordination = _write(me, store, head, former, former.before)
+    coordination = _write(node, settings, store, head, former, former.before)
     if coordination is not None and coordination.take_over(store, former):
         coordination.start()
         return coordination
     return None
 
 
-def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Formed | None) -> CoordinatorService | None:
+def _open_attempt(
+    node: str, settings: NodeSettings, store: JobStore, head: Head | None, last: Formed | None
+) -> CoordinatorService | None:
     """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first."""
     # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
@@ -110,7 +118,11 @@ def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Forme
         before = {}
     else:
         before = {last.attempt: last.over}
-    coordination = _write(me, store, head, None, before)
+    other = store.other_job()
+    if other:
+        hint = f"the store holds the job {other!r}, this one is {store.run_id!r}: is --rdzv-id right?"
+        settings = replace(settings, rules=replace(settings.rules, hint=hint))
+    coordination = _write(node, settings, store, head, None, before)
     if coordination is None:
         store.drop_attempt()
         return None
@@ -130,26 +142,32 @@ def _open_attempt(me: Candidate, store: JobStore, head: Head | None, last: Forme
 
 
 def _write(
-    me: Candidate, store: JobStore, head: Head | None, former: Formed | None, before: dict[str, Any]
+    node: str,
+    settings: NodeSettings,
+    store: JobStore,
+    head: Head | None,
+    former: Formed | None,
+    before: dict[str, Any],
 ) -> CoordinatorService | None:
     """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between."""
+    rules = settings.rules
+    beats = node
+    if store.hosted_here:  # nobody can take over where the coordinator's node hosts the store: nothing to watch for
+        rules = replace(rules, hosts=True, deputies=0)
+        beats = HOST
     try:
-        machine = Coordinator(me.node, me.rules, me.policy, time.monotonic(), former)
+        machine = Coordinator(node, rules, settings.policy, time.monotonic(), former)
     except ProtocolError as error:
         raise StoreLost(f"the job's record cannot be read: {error}") from None
     formed = replace(machine.formed(), attempt=store.attempt, before=before)
     written = store.set_head(encode(formed), head)
     if written is None:
         return None
-    if store.hosted_here:
-        beats = HOST
-    else:
-        beats = me.node
     texts = {TERM: str(formed.term), BEAT: beats}
     if former is None:  # so that a look for questions is one operation from the beginning
         texts |= dict.fromkeys(COUNTERS, "0")
     store.publish(texts)
-    return CoordinatorService(me.node, store, written, machine, me.beat_s, me.timeout_s)
+    return CoordinatorService(node, store, written, machine, settings.beat_s, settings.timeout_s)
 
 
 def _record(head: Head | None) -> Formed | None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ft_launcher.nodes.beat_schedule import BeatReader, look_every
+from ft_launcher.nodes.connections import Failures
 from ft_launcher.nodes.coordinator import Coordinator, Phase
-from ft_launcher.nodes.failures import Failures
 from ft_launcher.nodes.job_store import MOST_SENT, ForeignCounter, Head, JobStore
 from ft_launcher.nodes.node_messages import (
     NO_CYCLE,

@@ -169,16 +169,6 @@ class FaultDecision:
         return answer
 
     @property
-    def relocates(self) -> bool:
-        """Whether another node is to take the place of `faulty_node`."""
-        return self.answer is not None and self.answer.relocates
-
-    @property
-    def may_swap(self) -> bool:
-        """Whether a member may change places with `faulty_node`."""
-        return self.answer is not None and self.answer.swap
-
-    @property
     def decision(self) -> dict[str, Any]:
         """The decision as JSON; empty when there is none."""
         if self.answer is not None:

@@ -180,10 +180,9 @@ class Formation:
     def _chosen(self) -> list[JoinRequest]:
         """The members of the next cycle; where ranks are to move, on other hardware."""
         arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
-        if self._fault_decision.relocates:
-            return choose_relocated(
-                arrivals, former, size, self._fault_decision.faulty_node, self._fault_decision.may_swap
-            )
+        answer = self._fault_decision.answer
+        if answer is not None and answer.relocates:
+            return choose_relocated(arrivals, former, size, self._fault_decision.faulty_node, answer.swap)
         return choose(arrivals, former, size)
 
     def _too_few(self) -> JobOver:

@@ -63,7 +63,7 @@ class JobStore:
         backend: has the job's record.
         store: torch's store, or one with the same methods.
         connect: makes a new connection; returns both of these.
-        prefix: of all keys of this job.
+        run_id: the job's id, of which all its keys begin.
         hosted_here: whether this process is the store's server.
         lease_s: seconds after its last write at which the backend removes the record; 0: never.
 
@@ -72,17 +72,18 @@ class JobStore:
     """
 
     def __init__(
-        self, backend: Any, store: Any, connect: Connect, prefix: str, hosted_here: bool, lease_s: float = 0.0
+        self, backend: Any, store: Any, connect: Connect, run_id: str, hosted_here: bool, lease_s: float = 0.0
     ) -> None:
         self.raw = store
         self._backend = backend
         self._connect = connect
-        self._prefix = prefix
+        self.run_id = run_id
+        self._prefix = f"ft_launcher/{run_id}/"
         self.hosted_here = hosted_here
         self.lease_s = lease_s
         self.may_have_host = isinstance(store, TCPStore) and not hosted_here
         self.attempt = ""
-        self._store = PrefixStore(prefix, store)
+        self._store = PrefixStore(self._prefix, store)
         self._seen: set[str] = set()
 
     def enter(self, attempt: str) -> None:
@@ -100,7 +101,7 @@ class JobStore:
             StoreLost: the store cannot be reached.
         """
         with _lost():
-            other = type(self)(*self._connect(), self._connect, self._prefix, self.hosted_here)
+            other = type(self)(*self._connect(), self._connect, self.run_id, self.hosted_here)
         other.lease_s = self.lease_s
         other.enter(self.attempt)
         return other
@@ -237,16 +238,16 @@ class JobStore:
         with _lost():
             return self.hosted_here or (self.may_have_host and bool(self.raw.check([HOSTED])))
 
-    def other_job(self, run_id: str) -> str:
+    def other_job(self) -> str:
         """Writes the job's id to a key that all jobs of this store read. Returns the id of another that was first; else
         empty."""
         with _lost():
             is_etcd = hasattr(self.raw, "hold") or hasattr(self._backend, "remove")  # it serves many jobs
             if is_etcd:
-                first = run_id.encode()
+                first = self.run_id.encode()
             else:
-                first = bytes(self.raw.compare_set(_JOB, "", run_id))
-        if first == run_id.encode():
+                first = bytes(self.raw.compare_set(_JOB, "", self.run_id))
+        if first == self.run_id.encode():
             return ""
         return first.decode(errors="replace")
 

@@ -10,11 +10,17 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.nodes.attempt import AttemptEnded, CoordinatorWatch, check, enter_current
+from ft_launcher.nodes.attempt import (
+    AttemptEnded,
+    CoordinatorWatch,
+    NodeSettings,
+    become_coordinator,
+    check,
+    enter_current,
+)
 from ft_launcher.nodes.beat_schedule import BeatSchedule, look_every, own_limit_s
 from ft_launcher.nodes.connections import Connections
 from ft_launcher.nodes.coordinator_service import BEAT, HOST, CoordinatorService, end_key, host_key, reply_key
@@ -66,26 +72,16 @@ class NodeLink:
     Args:
         node: its id.
         store: a connection to begin with.
-        coordinate: becomes the coordinator in place of the one of the given term (0: of a new attempt), if it can, on
-            a connection that it shares with this link.
+        settings: the rules and times of the job, which this node follows if it becomes the coordinator.
         lease: renewed by each beat that is answered.
-        beat_s, timeout_s: period of beats, and when a silent node is lost.
     """
 
-    def __init__(
-        self,
-        node: str,
-        store: JobStore,
-        coordinate: Callable[[int, JobStore], CoordinatorService | None],
-        lease: Lease,
-        beat_s: float,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, node: str, store: JobStore, settings: NodeSettings, lease: Lease) -> None:
         self.coordination: CoordinatorService | None = None
         self._node = node
-        self._coordinate = coordinate
-        self._beat_s = beat_s
-        self._timeout_s = timeout_s
+        self._settings = settings
+        self._beat_s = settings.beat_s
+        self._timeout_s = settings.timeout_s
         self._lease = lease
         self._leased_at = lease.now()
         self.attended = False
@@ -94,13 +90,13 @@ class NodeLink:
         self._quiet = threading.Event()
         self._outbox: queue.SimpleQueue[NodeMessage | dict[str, str] | None] = queue.SimpleQueue()
         self._heard_at = self._checked_at = time.monotonic()
-        self._next_look = self._heard_at + _LOOK_EVERY * timeout_s
+        self._next_look = self._heard_at + _LOOK_EVERY * self._timeout_s
         self._watches = False
-        self._watch = CoordinatorWatch(beat_s, timeout_s)
+        self._watch = CoordinatorWatch(self._beat_s, self._timeout_s)
         self._beat_schedule = BeatSchedule()
         self._find_coordinator(store)
-        self._connections = Connections(store, min(beat_s, 1.0))
-        self.questions = Questions(self._connections, _QUESTIONS_EVERY * beat_s)
+        self._connections = Connections(store, min(self._beat_s, 1.0))
+        self.questions = Questions(self._connections, _QUESTIONS_EVERY * self._beat_s)
         self._answers = Box(ours=True)
         self._hosts_of_cycles = Box()
         self._ends = RingingBox()
@@ -122,7 +118,7 @@ class NodeLink:
             time.sleep(_LOOK_S)
             entered = enter_current(store)
         while not entered:
-            self.coordination = self._coordinate(0, store)
+            self.coordination = become_coordinator(self._node, self._settings, store, 0)
             entered = enter_current(store)
         self._watches = store.receive(BEAT, _FIRST_S) != HOST.encode()
 
@@ -364,7 +360,8 @@ class NodeLink:
         if term is None:
             return
         try:
-            self.coordination = self._coordinate(term, store) or self.coordination
+            found = become_coordinator(self._node, self._settings, store, term)
+            self.coordination = found or self.coordination
         except AttemptEnded as ended:
             self._hear(store, ended.over)
 

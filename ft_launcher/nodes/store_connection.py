@@ -63,7 +63,7 @@ def open_job_store(
     Raises:
         RendezvousConnectionError: it cannot be reached.
     """
-    prefix = f"ft_launcher/{parameters.run_id}/"
+    run_id = parameters.run_id
     if backend in ("etcd-v2", "etcd-v3"):
         check(False)
         connect = _etcd(backend, parameters)
@@ -71,8 +71,7 @@ def open_job_store(
         lease_s = 0.0
         if backend == "etcd-v2":  # v3 refreshes its lease by itself
             lease_s = float(parameters.get_as_int("ttl") or _V2_TTL_S)
-        return JobStore(holder, store, connect, prefix, False, lease_s)
-    run_id = parameters.run_id
+        return JobStore(holder, store, connect, run_id, False, lease_s)
     may_host, limit_s = _may_host(backend, parameters)
     check(may_host)
     if not may_host:
@@ -84,12 +83,12 @@ def open_job_store(
     else:
         holder, store = _c10d_store(parameters)
     if isinstance(store, FolderStore):
-        return JobStore(holder, store, lambda: _with_record(FolderStore(store.folder), run_id), prefix, False)
+        return JobStore(holder, store, lambda: _with_record(FolderStore(store.folder), run_id), run_id, False)
     host, port = store.host, store.port
     hosts = may_host and _listens(port)
     if hosts:
         store.set(HOSTED, run_id)
-    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), prefix, hosts)
+    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), run_id, hosts)
 
 
 def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,11 +23,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from ft_launcher.nodes.attempt import Candidate, become_coordinator
+from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.beat_schedule import lease_s
-from ft_launcher.nodes.coordinator_service import CoordinatorService
-from ft_launcher.nodes.fault_decision import Policy
-from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.node_link import NodeLink
@@ -59,21 +56,6 @@ class NoPlace(RendezvousClosedError):  # type: ignore[misc]
     def __init__(self, over: JobOver) -> None:
         super().__init__(over.reason)
         self.over = over
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """The rules of one job, for the node and for the coordinator on it.
-
-    In seconds: `beat_s` is the period of beats, `timeout_s` the time without a beat after which a node is lost, and
-    `close_s` how long the rendezvous may take to close.
-    """
-
-    rules: Rules
-    policy: Policy
-    beat_s: float
-    timeout_s: float
-    close_s: float = 5.0
 
 
 class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
@@ -154,16 +136,12 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """
         try:
             if self._link is None:
-                settings = self._settings
-                store = self._open_store()
-                self._link = NodeLink(
-                    self._me.node, store, self._coordinate, self.lease, settings.beat_s, settings.timeout_s
-                )
+                self._link = NodeLink(self._me.node, self._open_store(), self._settings, self.lease)
                 self._link.questions.heard = self.heard
                 self._link.questions.waits = lambda: self.waiting(True)
                 # A signal may have ended the agent meanwhile: the thread with this call was left behind.
                 if self._closed:  # by another thread, while this one connected
-                    self._link.close(Left(self._me.node, "its launcher ends"), settings.beat_s)
+                    self._link.close(Left(self._me.node, "its launcher ends"), self._settings.beat_s)
                     raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
             while True:
                 place = self._ask_to_join(self._link)
@@ -249,20 +227,6 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
                 self._link.close(Left(self._me.node, reason), limit_s)
 
     # Becoming a member.
-
-    def _coordinate(self, lost_term: int, store: JobStore) -> CoordinatorService | None:
-        settings, hosts = self._settings, store.hosted_here
-        rules = replace(settings.rules, hosts=hosts)
-        if hosts:
-            # Nobody can take over where the coordinator's node hosts the store: there is nothing to watch for.
-            rules = replace(rules, deputies=0)
-        if lost_term == 0:
-            other = store.other_job(self._run_id)
-            if other:
-                hint = f"the store holds the job {other!r}, this one is {self._run_id!r}: is --rdzv-id right?"
-                rules = replace(rules, hint=hint)
-        me = Candidate(self._me.node, rules, settings.policy, settings.beat_s, settings.timeout_s)
-        return become_coordinator(me, store, lost_term)
 
     def _ask_to_join(self, link: NodeLink) -> RankAssigned:
         self._is_joining = True

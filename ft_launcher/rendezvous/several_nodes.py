@@ -21,13 +21,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.node_messages import NO_RANK, JoinRequest
 from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
 from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
+from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
 BACKEND = "ft-nodes"

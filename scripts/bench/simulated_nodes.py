@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
@@ -34,7 +35,7 @@ from ft_launcher.nodes.node_messages import EndReason, JoinRequest
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
+from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.processes.wait import readable
 
 HOST = "127.0.0.1"
@@ -93,7 +94,7 @@ class OurNode:
 
         def connected() -> JobStore:
             store = open_job_store("c10d", parameters)
-            return CountedJobStore(store._backend, store.raw, store._connect, store._prefix, hosts)
+            return CountedJobStore(store._backend, store.raw, store._connect, store.run_id, hosts)
 
         rules = Rules(Size(nodes, nodes), join_s=PATIENT_S)
         me = JoinRequest(f"n{index:05d}", 0, f"n{index}", HOST, RANKS, f"{index:05d}")

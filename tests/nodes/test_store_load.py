@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.nodes.questions import Topic
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
+from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.processes.wait import readable
 from scripts.bench import simulated_nodes
 from tests.etcd_server import EtcdServer, running_etcd

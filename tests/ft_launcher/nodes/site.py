@@ -12,12 +12,13 @@ from typing import Any, ClassVar, TypeVar
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
+from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.node_messages import CycleEnd
 from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous, NodeSettings
+from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.processes import resolver
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.patience import patient
@@ -67,7 +68,7 @@ class Site:
         def open_store() -> JobStore:
             parameters = RendezvousParameters("c10d", f"127.0.0.1:{self.port}", "job", 1, 2, is_host="0")
             found = open_job_store("c10d", parameters)  # which holds this process for the host
-            return self.store_kind(found._backend, found.raw, found._connect, found._prefix, hosts)
+            return self.store_kind(found._backend, found.raw, found._connect, found.run_id, hosts)
 
         ports = PortHolder("127.0.0.1", None, None)
         self.nodes[name] = NodeRendezvous("ft-nodes", "job", open_store, node(name, seq=0, **fields), settings, ports)

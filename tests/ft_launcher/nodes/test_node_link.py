@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import TCPStore
 
+from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.coordinator_service import BEAT, end_key, reply_key
+from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.node_link import NodeLink
 from ft_launcher.nodes.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from rank_monitor.contract.processes.wait import readable
-from tests.ft_launcher.nodes.nodes_of_a_test import node
+from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
 
 __all__ = ["server"]
@@ -33,7 +35,7 @@ def link(store: JobStore, lease: Lease) -> Iterator[NodeLink]:
     """Of node `a`; somebody else coordinates."""
     store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
     store.publish({BEAT: "b"})
-    link = NodeLink("a", store.another(), lambda term, store: None, lease, beat_s=0.2, timeout_s=60.0)
+    link = NodeLink("a", store.another(), NodeSettings(Rules(Size(2, 2)), judge, 0.2, 60.0), lease)
     yield link
     link.close(Left("a", "the test ends"), 5.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.nodes.failures import Failures
+from ft_launcher.nodes.connections import Failures
 
 
 @pytest.mark.parametrize(
