@@ -10,7 +10,7 @@ from __future__ import annotations
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.launcher_messages import CycleStart, LogOverdue, LogStep
+from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Attach,
@@ -272,7 +272,7 @@ class RankWatch:
         limit_s = self._settings.stall_warning
         if limit_s is None or self.wrapper.is_restarting:
             return None
-        return self._deadline("stall", limit_s, max(self._stamp_ns, self.wrapper.since_ns))
+        return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
     def _deadlines(self) -> list[Deadline]:
         if self.ended or self.start is None or self.wrapper.is_restarting:

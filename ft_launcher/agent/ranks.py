@@ -30,18 +30,18 @@ from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.process_tree import Ending, ProcessTree
 from ft_launcher.ranks.devices import Relocation
 from ft_launcher.ranks.environment import cycle_environment, rank_environment
+from ft_launcher.ranks.found import Replaced
 from ft_launcher.ranks.function_context import FunctionContext
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
 from ft_launcher.record.contained import contained
 from ft_launcher.record.cycle_files import application_log
-from ft_launcher.record.monitor_events import STALL, MonitorEvent
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
-from rank_monitor.contract.wire.launcher_messages import Fenced, Suspected, Verdict
-from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Restarter
+from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
+from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, Restarter
 
 logger = logging.getLogger(__name__)
 
@@ -273,8 +273,11 @@ class Ranks:
         events: list[Event] = []
         stall: Verdict | None = None
         for local_rank, message in self.monitors.handle():
-            stack_file = self.monitors.stack_file(local_rank)
-            self.parts.recorder.heard(self.cycle, local_rank, self.global_rank(local_rank), message, stack_file)
+            rank, stack_file = self.global_rank(local_rank), self.monitors.stack_file(local_rank)
+            if isinstance(message, Replaced):
+                self.parts.recorder.monitor_replaced(self.cycle, rank, message.why)
+                continue
+            self.parts.recorder.heard(self.cycle, local_rank, rank, message, stack_file)
             if (
                 isinstance(message, Verdict)
                 and message.limit == STALL
@@ -287,7 +290,7 @@ class Ranks:
             events += self.hear(is_over)  # what arrived meanwhile
         return events
 
-    def _events_of(self, local_rank: int, message: MonitorEvent) -> list[Event]:
+    def _events_of(self, local_rank: int, message: Message) -> list[Event]:
         """Passes on one message of a monitor; returns the events that it is for the cycle."""
         match message:
             case Verdict(condemned=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 import zipfile
@@ -25,7 +24,7 @@ from ft_launcher.bundle import allowed
 from ft_launcher.bundle.incident import Incident, page, stacks
 from ft_launcher.commands.status import RunningJob, running_job
 from ft_launcher.record.journal_reader import Problems, journals_in, read_journal
-from ft_launcher.record.report import printable
+from ft_launcher.record.report import printable, say
 from ft_launcher.settings.options import UsageError
 
 _MOST_BYTES = 64 << 20
@@ -74,7 +73,7 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
             contents.append(("stacks.txt", "where ranks were: main threads, the innermost frame first"))
         archive.writestr(_PAGE, page(incident, time.time(), __version__, contents))
     for line in findings.warnings():
-        print(printable(f"ft_launcher: {line}"), file=sys.stderr)
+        say(line)
     print(printable(f"{output}: {output.stat().st_size / 1e6:.1f} MB, {_TEXTS if with_texts else _NO_TEXTS}"))
 
 

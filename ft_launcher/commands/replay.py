@@ -14,7 +14,7 @@ import click
 
 from ft_launcher.commands.report import JOURNALS, RUN_ID, found_journals
 from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journal
-from ft_launcher.record.report import printable
+from ft_launcher.record.report import printable, say
 from ft_launcher.replay.replay import Replay
 
 DIFFERENT = 1
@@ -38,7 +38,7 @@ def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
     found_journals(journals)
     found, findings = decide_again(journals, run_id)
     for line in findings.warnings():
-        print(printable(f"ft_launcher: {line}"), file=sys.stderr)
+        say(line)
     for line in as_lines(found, findings):
         print(printable(line))
     if found.differences:

@@ -16,7 +16,7 @@ import click
 
 from ft_launcher.record.events import Evidence, Stacks
 from ft_launcher.record.journal_reader import Problems, journals_in, read_in_turn
-from ft_launcher.record.report import printable
+from ft_launcher.record.report import printable, say
 from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import advise
 from ft_launcher.report.collection import Collection
@@ -111,7 +111,7 @@ def _read(paths: Sequence[Path], run_id: str | None) -> tuple[Collection, JobFin
     if findings is None:
         raise _nothing(paths, reading, run_id)
     for line in [*reading.warnings(), *_warnings(files, collection, findings, run_id)]:
-        print(printable(f"ft_launcher: {line}"), file=sys.stderr)
+        say(line)
     return collection, findings
 
 

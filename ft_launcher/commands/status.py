@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from ft_launcher.record.report import printable
+from ft_launcher.record.report import printable, say
 from ft_launcher.settings.options import UsageError
 from ft_launcher.status.listening import SOCKET
 from ft_launcher.status.summary import JobState, RankState
@@ -87,7 +87,7 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
         else:
             found = job.ask("/stacks")
     except OSError as error:
-        print(printable(f"ft_launcher: {error}"), file=sys.stderr)
+        say(str(error))
         sys.exit(NOBODY)
     if as_json:
         print(json.dumps(found, indent=1))
@@ -231,7 +231,7 @@ def running_job(run: str | None, if_none: str = "") -> RunningJob:
     what = "no job of this user runs on this host"
     if run is not None:
         what = f"no job of this user with a run id that begins with {run!r} runs on this host"
-    print(printable(f"ft_launcher: {if_none or what}"), file=sys.stderr)
+    say(if_none or what)
     sys.exit(NOBODY)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from ft_launcher.record.monitor_events import STALL, MonitorEvent
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.launcher_messages import (
+    STALL,
     Connected,
     CycleStart,
     Fenced,
@@ -36,6 +36,13 @@ from rank_monitor.contract.wire.messages import (
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A monitor was lost and another took its place."""
+
+    why: str
 
 
 @dataclass
@@ -63,7 +70,7 @@ class Found:
     reading: Snapshot | None = None
     reading_at: float | None = None
 
-    def take(self, message: Message, sent_ns: int, now: float) -> MonitorEvent | None:
+    def take(self, message: Message, sent_ns: int, now: float) -> Message | None:
         """Notes a message of this cycle; returns it if the launcher must act on it or record it.
 
         Args:

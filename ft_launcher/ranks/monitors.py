@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from ft_launcher.processes.process_tree import is_stopped
-from ft_launcher.ranks.found import Found
+from ft_launcher.ranks.found import Found, Replaced
 from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record.monitor_events import MonitorEvent, Replaced
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.processes.spawn import Monitor
 from rank_monitor.contract.processes.wait import readable
@@ -89,7 +88,7 @@ class NodeMonitors:
         self._sequence = 0
         self._reading_token = 0
         self._slots: list[_Slot] = []
-        self._not_passed_on: list[tuple[int, MonitorEvent]] = []
+        self._not_passed_on: list[tuple[int, Message | Replaced]] = []
         for local_rank in range(nprocs):
             listener = channel.listen(self.socket_path(local_rank))
             self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
@@ -184,7 +183,7 @@ class NodeMonitors:
         found = {rank: slot.found.suspect_result for rank, slot in enumerate(self._slots)}
         return {rank: result for rank, result in found.items() if result is not None}
 
-    def handle(self) -> list[tuple[int, MonitorEvent]]:
+    def handle(self) -> list[tuple[int, Message | Replaced]]:
         """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
         events, self._not_passed_on = self._not_passed_on, []
         for local_rank, slot in enumerate(self._slots):
@@ -197,7 +196,7 @@ class NodeMonitors:
             why = self._why_lost(slot)
             if why:
                 self._replace(local_rank, slot)
-                events.append((local_rank, Replaced(local_rank, why)))
+                events.append((local_rank, Replaced(why)))
         return events
 
     def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
@@ -283,7 +282,7 @@ class NodeMonitors:
             if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
                 yield heard
 
-    def _note(self, slot: _Slot, message: Message, sent_ns: int) -> MonitorEvent | None:
+    def _note(self, slot: _Slot, message: Message, sent_ns: int) -> Message | None:
         """Stores a message; returns it if the launcher must act on it or record it."""
         match message:
             case Connected():

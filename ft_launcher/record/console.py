@@ -123,7 +123,9 @@ class Console:
             try:
                 written = os.write(self._descriptor, data[:_PIECE])
             except BlockingIOError:  # somebody who shares the pipe made it so
-                self._await_descriptor()
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll()
                 continue
             except OSError:  # nobody reads it any more
                 written = len(data)
@@ -132,11 +134,6 @@ class Console:
                 self._bytes -= written
                 self._moved_at = time.monotonic()
                 self._changed.notify_all()
-
-    def _await_descriptor(self) -> None:
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLOUT)
-        poll.poll()
 
 
 def install() -> None:

@@ -81,11 +81,6 @@ class Problems:
     newer: dict[str, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def count_unknown(self, event: str) -> None:
-        """Counts an event that this release does not know."""
-        if event in self.unknown or len(self.unknown) < _MAX_UNKNOWN:
-            self.unknown[event] += 1
-
     def warnings(self) -> list[str]:
         """Returns one line for each kind of finding that a user should hear of.
 
@@ -122,7 +117,8 @@ def parse(lines: Iterable[bytes], findings: Problems, source: str = "") -> Itera
         event, v, t = facts.pop("event"), facts.pop("v"), facts.pop("t")
         known = EVENTS.get(event)
         if known is None:
-            findings.count_unknown(event)
+            if event in findings.unknown or len(findings.unknown) < _MAX_UNKNOWN:
+                findings.unknown[event] += 1
         elif v > known.v:
             findings.newer[event] = max(v, findings.newer.get(event, 0))
         place.move(event, t, facts)

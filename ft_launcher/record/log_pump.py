@@ -192,15 +192,12 @@ class LogPump:
         # From now on `_has_room` gives up on a console that does not read.
         self._stop_by = time.monotonic() + limit_s
         self._written.end()
-        self._thread.join(self._join_limit_s(limit_s))
+        join_s: float | None = limit_s + STALLED_S
+        if all(_is_file(stream.to) for stream in self._streams):
+            join_s = None  # files take what they are given
+        self._thread.join(join_s)
         self._is_given_up = self._thread.is_alive()
         self._thread = None
-
-    def _join_limit_s(self, limit_s: float) -> float | None:
-        """How long to wait for the last lines (seconds; None: without limit). Files take what they are given."""
-        if all(_is_file(stream.to) for stream in self._streams):
-            return None
-        return limit_s + STALLED_S
 
     def _run(self, written: WrittenFiles) -> None:
         try:

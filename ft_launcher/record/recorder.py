@@ -33,14 +33,14 @@ from ft_launcher.record import console, events, report, surroundings
 from ft_launcher.record.contained import contained
 from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.logs import KeptFiles, RunFolder
-from ft_launcher.record.monitor_events import STALL, MonitorEvent, Replaced
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
-from rank_monitor.contract.wire.launcher_messages import Verdict
+from rank_monitor.contract.wire.launcher_messages import STALL, Verdict
 from rank_monitor.contract.wire.messages import (
     ControlRequest,
     InterruptedAgain,
     LimitsSet,
+    Message,
     RankException,
     ResultInDoubt,
     SectionTimes,
@@ -90,7 +90,7 @@ class Recorder:
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
         if self.in_process.counts["restarts_in_process"]:
-            report.show(f"ft_launcher: {report.of_rung_one(**self.in_process.counts)}")
+            report.say(f"{report.of_rung_one(**self.in_process.counts)}")
         dropped = console.dropped() or events.ABSENT
         facts: dict[str, Any] = {**self.in_process.counts, "console_lines_dropped": dropped}
         if account is not None:
@@ -123,7 +123,7 @@ class Recorder:
                 logger.warning("health check %s: %s; the node takes part", reading.check, reading.reason)
         if not node.healthy:
             self.files.begin()
-            report.show(f"ft_launcher: this node is unhealthy and takes no part: {node.reason}")
+            report.say(f"this node is unhealthy and takes no part: {node.reason}")
         if notable:
             self.journal.write(events.Health(cycle, node.healthy, notable))
 
@@ -133,12 +133,12 @@ class Recorder:
         self.journal.write(events.HealthChange.of(change, cycle=cycle))
         if change.state == "unhealthy":
             self.files.begin()
-            report.show(
-                f"ft_launcher: this node is unhealthy: {change.check}: {change.reason}. The ranks go on; it is checked "
+            report.say(
+                f"this node is unhealthy: {change.check}: {change.reason}. The ranks go on; it is checked "
                 "again before the next cycle"
             )
         elif change.before == "unhealthy":
-            report.show(f"ft_launcher: health check {change.check} is {change.state} again")
+            report.say(f"health check {change.check} is {change.state} again")
 
     def memory_kept(self, cycle: int, why: str) -> None:
         """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
@@ -153,7 +153,7 @@ class Recorder:
     @contained("an event cannot be recorded")
     def on_purpose(self, cycle: int, strike: StrikeReport) -> None:
         """A fault on purpose strikes a rank."""
-        report.show(f"ft_launcher: a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
+        report.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
         self.journal.write(events.FaultOnPurpose.of(strike, cycle=cycle))
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
@@ -161,7 +161,7 @@ class Recorder:
         self.journal.write(events.RankExit(cycle, rank, exit_code))
 
     @contained("an event cannot be recorded")
-    def heard(self, cycle: int, local_rank: int, rank: int, message: MonitorEvent, stack_file: Path) -> None:
+    def heard(self, cycle: int, local_rank: int, rank: int, message: Message, stack_file: Path) -> None:
         """A message of a monitor."""
         match message:
             case Verdict():
@@ -170,22 +170,19 @@ class Recorder:
                     self.journal.write(events.Verdict.of(message, stacks=stacks))
                 else:
                     self.journal.write(events.Interruption.of(message, stacks=stacks))
-                    line = f"ft_launcher: rank {rank} {message.reason}"
+                    line = f"rank {rank} {message.reason}"
                     if stacks:
                         line += f"; stacks: {stacks}"
-                    report.show(line)
+                    report.say(line)
             case RankException():
                 # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
                 self.journal.report(events.UncaughtException.of(message, cycle=cycle, rank=rank))
-            case Replaced():
-                logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, message.why)
-                self.journal.write(events.MonitorReplaced(cycle, rank, message.why))
             case LimitsSet():
                 self.journal.report(events.Limits.of(message, cycle=cycle, rank=rank))
             case InterruptedAgain():
                 self.journal.report(events.InterruptedAgain.of(message, cycle=cycle, rank=rank))
-                report.show(
-                    f"ft_launcher: rank {rank} has not ended {message.waited_s:.1f} s after its interruption "
+                report.say(
+                    f"rank {rank} has not ended {message.waited_s:.1f} s after its interruption "
                     f"({message.why}): interrupted again (--ft-interrupt-grace)"
                 )
             case SectionTimes():
@@ -195,6 +192,11 @@ class Recorder:
             case ControlRequest():
                 logger.warning("rank %d asks for %s (%s)", rank, message.action, message.description)
                 self.journal.report(events.ControlRequest.of(message, cycle=cycle, rank=rank))
+
+    def monitor_replaced(self, cycle: int, rank: int, why: str) -> None:
+        """The monitor of a rank was lost, and another took its place."""
+        logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, why)
+        self.journal.write(events.MonitorReplaced(cycle, rank, why))
 
     @contained("an event cannot be recorded")
     def bad_loss(self, cycle: int, rank: int, iteration: int, loss: str, is_fault: bool) -> None:
@@ -235,7 +237,7 @@ class Recorder:
             stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
         else:
             stacks = ""
-        report.show(f"ft_launcher: {text}. They are not stopped (--ft-stall-warning){stacks}")
+        report.say(f"{text}. They are not stopped (--ft-stall-warning){stacks}")
 
     @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
@@ -243,7 +245,7 @@ class Recorder:
         told_nothing = (Whereabouts.COLLECTIVE, Whereabouts.WRAPPER, Whereabouts.UNKNOWN)
         missing = [rank.scene for rank in ranks if rank.scene.place not in told_nothing]
         if missing:
-            report.show(f"ft_launcher: on {self.files.node}, where no rank failed: {listed(missing)}")
+            report.say(f"on {self.files.node}, where no rank failed: {listed(missing)}")
 
     @contained("an event cannot be recorded")
     def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
@@ -262,7 +264,7 @@ class Recorder:
         """A rank's request and the decision about it; `inputs`: as for `failed`."""
         self._decided(cycle, decision, inputs)
         self.cycle_ended(cycle, f"asked for: {request.action}")
-        report.show(f"ft_launcher: {report.next_step(decision)}")
+        report.say(f"{report.next_step(decision)}")
 
     def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
         """Writes a decision to the journal, before it is carried out."""
@@ -329,12 +331,12 @@ class Recorder:
         """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
         step = report.next_step(decision)
         self.journal.write(events.CycleEnd(cycle, "failed elsewhere", why=headline, next=step))
-        report.show(f"ft_launcher: {headline}")
+        report.say(f"{headline}")
         report.show(f"  cycle {cycle}; {step}")
 
     def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
         """The job ends on this node without a fault of its ranks; `cycle`: the last one, if any."""
-        report.show(f"ft_launcher: the job ends here: {why}; exit code {exit_code}")
+        report.say(f"the job ends here: {why}; exit code {exit_code}")
         if cycle is not None:
             self.journal.write(events.CycleEnd(cycle, "job over", why=why))
 
@@ -346,15 +348,15 @@ class Recorder:
     @contained("an event cannot be recorded")
     def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
         """This launcher stood still, and its monitors ended the ranks."""
-        report.show(
-            f"ft_launcher: this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
+        report.say(
+            f"this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
             f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
         )
         self.journal.write(events.Fenced(cycle, list(ranks), round(silent_s, 3), limit_s))
 
     def preempted_elsewhere(self, cycle: int, why: str) -> None:
         """Another node got a signal to end, and the ranks of this node end with it."""
-        report.show(f"ft_launcher: {why}; the ranks here are told to end too")
+        report.say(f"{why}; the ranks here are told to end too")
         self.journal.write(events.PreemptedElsewhere(cycle, why))
 
     def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
@@ -372,12 +374,12 @@ class Recorder:
             why = "--ft-linger is over"
         else:
             why = f"got {signal_name(number)}"
-        report.show(f"ft_launcher: {why}; ends what the ranks left running: {_named(commands)}")
+        report.say(f"{why}; ends what the ranks left running: {_named(commands)}")
         self.journal.write(events.BackgroundEnded(cycle, sorted(commands), number))
 
     def signalled(self, number: int) -> None:
         """A signal ends the launcher."""
-        report.show(f"ft_launcher: got {signal_name(number)}; the ranks are told to end")
+        report.say(f"got {signal_name(number)}; the ranks are told to end")
         self.journal.write(events.Signal(number))
 
     def store_silent(self, error: Exception) -> None:

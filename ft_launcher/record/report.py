@@ -167,6 +167,11 @@ class LineFormatter(logging.Formatter):
         return printable(super().formatException(ei), "\t\n")
 
 
+def say(text: str) -> None:
+    """Writes one line to standard error, with the launcher's name before it, escaped. Never raises."""
+    show(f"ft_launcher: {text}")
+
+
 def show(text: str) -> None:
     """Writes one line to standard error, escaped. Never raises."""
     show_lines(printable(text), escape=False)

@@ -124,7 +124,7 @@ class Answers:
         here = {reading.rank for reading in readings}
         readings = [*readings, *(reading for reading in found.readings if reading.rank not in here)]
         if not readings and not found.silent:
-            return _text(f"{self._sentence()}: no rank runs\n", 409)
+            return _text(f"{summary.sentence(self._status.facts(), self._times())}: no rank runs\n", 409)
         groups = merged_stacks(
             {"rank": reading.rank, "frames": reading.frames, "process": reading.process} for reading in readings
         )
@@ -134,9 +134,6 @@ class Answers:
             answer["silent"] = [asdict(node) for node in found.silent]
             answer["problem"] = found.problem
         return Answer(summary.encoded(answer), _JSON)
-
-    def _sentence(self) -> str:
-        return summary.sentence(self._status.facts(), self._times())
 
     def _found(self, with_collectives: bool = False) -> dict[str, Any]:
         if with_collectives:

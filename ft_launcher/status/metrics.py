@@ -62,7 +62,8 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
         yield _gauge("cycle", "The present or last cycle, from 0.", [({}, facts.cycle)])
     if facts.restarts_left is not None:
         yield _gauge("restarts_left", "What is left of --max-restarts.", [({}, facts.restarts_left)])
-    yield _counter("cycles", "Cycles that have ended, by how.", _by("end", facts.cycle_ends))
+    ends = [({"end": how}, count) for how, count in facts.cycle_ends.items()]
+    yield _counter("cycles", "Cycles that have ended, by how.", ends)
     faults = [({"fault_class": of, "kind": kind}, count) for (of, kind), count in facts.faults_by.items()]
     yield _counter("faults", "Faults of ranks of this node.", faults)
     restarts = [({"rung": rung, "charged": str(charged).lower()}, n) for (rung, charged), n in facts.restarts.items()]
@@ -138,10 +139,6 @@ def _filled(made: Metric, name: str, samples: Iterable[_Value]) -> Metric:
     # and with them among all objects of torch: that doubles the time.
     made.samples = (Sample(name, labels, number) for labels, number in samples)  # type: ignore[assignment]
     return made
-
-
-def _by(label: str, counts: Mapping[str, int]) -> list[_Value]:
-    return [({label: value}, count) for value, count in counts.items()]
 
 
 def _histogram(name: str, text: str, durations: Durations) -> Metric:

@@ -11,6 +11,9 @@ from typing import Any
 
 from rank_monitor.contract.wire.messages import Message
 
+STALL = "stall"
+"""The limit that only warns. A `Verdict` of another limit that does not condemn asks for a restart in process."""
+
 # Agent to monitor.
 
 

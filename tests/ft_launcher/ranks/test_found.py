@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ft_launcher.ranks.found import Found
-from ft_launcher.record.monitor_events import STALL
-from rank_monitor.contract.wire.launcher_messages import CycleStart, Snapshot, Times, Verdict
+from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, Snapshot, Times, Verdict
 from rank_monitor.contract.wire.messages import RankException
 from rank_monitor.contract.wire.rank_times import RankTimes
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ft_launcher.ranks.found import Replaced
 from ft_launcher.ranks.monitors import STOPPED_GRACE_S, NodeMonitors
 from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record.monitor_events import Replaced
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
