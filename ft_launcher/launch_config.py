@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
 from ft_launcher.settings import options, sources
 from ft_launcher.settings.command_line import Parsed
+from rank_monitor.contract.errors import nearest
 from rank_monitor.contract.settings.config import GROUPS
 
 _SOURCE = "LaunchConfig"
@@ -50,7 +51,7 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         ours = {key: keywords.pop(name) for name, key in keys.items() if key is not None}
         for name in keywords:
             if name not in _FIELDS:
-                near = options.nearest(name, (*_FIELDS, *options.GROUP_OF, *options.ALIASES))
+                near = nearest(name, (*_FIELDS, *options.GROUP_OF, *options.ALIASES))
                 raise TypeError(f"LaunchConfig has no option {name!r}{near}")
         values = {**dict(zip(_FIELDS, args, strict=False)), **keywords}
         least = {"min_nodes": 1, "max_nodes": values.get("min_nodes", 1), "nproc_per_node": 1, "rdzv_backend": "c10d"}

@@ -113,8 +113,9 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
     if outcome.error is None and outcome.code == 0:
         return dict(outcome.values)
     error = outcome.error or LaunchError(outcome.reason)
+    error.exit_code = outcome.code  # type: ignore[attr-defined]
     # Without our frames: they hold the launcher's sockets for as long as somebody keeps the error.
-    raise _with_code(error.with_traceback(None), outcome.code) from _cause(error)
+    raise error.with_traceback(None) from _cause(error)
 
 
 def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: Sequence[Any]) -> composition.Outcome:
@@ -170,11 +171,6 @@ def _as_found() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _with_code(error: BaseException, code: int) -> BaseException:
-    error.exit_code = code  # type: ignore[attr-defined]
-    return error
 
 
 def _cause(error: BaseException) -> BaseException | None:

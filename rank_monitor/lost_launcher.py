@@ -6,6 +6,7 @@ Monitors, the template and the sweeper call it.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,18 +28,19 @@ class MonitoredJob:
 
     def end_cycle(self, cycle: int, log: Log) -> None:
         """Kills the ranks of a cycle on this machine and every process they started. Blocks for up to 10 s."""
-        left = sweep(self.tag, _SWEEP_S, {env.CYCLE: str(cycle)})
-        if left:
-            log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
+        self._sweep(log, {env.CYCLE: str(cycle)})
 
     def end(self, log: Log) -> None:
         """Kills every process of the job on this machine and removes its runtime folder. Blocks for up to 10 s.
 
         The other monitors do the same; one that was stopped is continued, so that it can.
         """
-        left = sweep(self.tag, _SWEEP_S)
-        if left:
-            log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")
+        self._sweep(log)
         runtime_folder.remove(Path(self.runtime_dir))
         for pid in processes_of(self.tag, key=env.SIDECAR_OF):
             kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
+
+    def _sweep(self, log: Log, also: Mapping[str, str] | None = None) -> None:
+        left = sweep(self.tag, _SWEEP_S, also)
+        if left:
+            log.warning(f"Not ended {_SWEEP_S:g} s after SIGKILL: {left}")

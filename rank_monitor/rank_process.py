@@ -10,9 +10,9 @@ import signal
 import time
 from typing import Any
 
+from rank_monitor import stacks
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
-from rank_monitor.stacks import beside_main_thread, is_whole, main_thread_file, main_thread_frames
 
 _ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
@@ -121,7 +121,7 @@ class RankProcess:
                 quiet = quiet + 1
             else:
                 quiet = 0
-            if quiet >= _QUIET_POLLS or (quiet and is_whole(_read_from(self._file, self._offset))):
+            if quiet >= _QUIET_POLLS or (quiet and stacks.is_whole(_read_from(self._file, self._offset))):
                 break
             time.sleep(_POLL_S)
         return self.frames()
@@ -132,18 +132,17 @@ class RankProcess:
             return []
         while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _ANSWERS_S:
             time.sleep(_POLL_S)
-        text = _read_from(self._file, self._offset)
-        found = main_thread_frames(text)
-        if found:
+        found = stacks.read(_read_from(self._file, self._offset))
+        if found.frames:
             self._no_stacks = ""
-            self._around = {"file": main_thread_file(text), "other_threads": beside_main_thread(text)}
-        return found
+            self._around = {"file": found.file, "other_threads": found.others}
+        return found.frames
 
     def facts(self) -> dict[str, Any]:
         """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`.
 
         Of a rank that was just asked for its stacks `state` and `wchan` are those before the signal, and there are
-        `file`, the path of the main thread's innermost frame, and `other_threads`, as `beside_main_thread` has them.
+        `file` and `other_threads`: `file` and `others` of `stacks.StackDump`.
         """
         status, wchan = self._at_rest()
         state = status.get("State", "gone")

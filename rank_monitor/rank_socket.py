@@ -184,36 +184,32 @@ class RankSocket:
         """The first message of a connection decides whether it is the rank's."""
         try:
             taken = channel.receive(connection)
-            if taken and taken[0]:
-                received = codec.decode(taken[0])
-            else:
-                received = None
+            if taken is None:
+                return
+            if not taken[0]:
+                self._close(connection)
+                return
+            self._must_be_hello(connection, codec.decode(taken[0]))
         except OSError:
-            taken, received = (b"", []), None
+            self._close(connection)
         except ProtocolError as error:
             self._refuse(connection, str(error), close=True)
-            return
-        if taken is None:
-            return
-        if received is None:
-            self._close(connection)
-        elif self._client is not None:
-            self._refuse(connection, "the rank is connected already", close=True)
-        elif not isinstance(received.message, Hello):
-            self._refuse(connection, "the first message must be a hello", close=True)
-        elif received.sent_ns < (self._oldest_hello_ns or 0):
-            self._refuse(connection, "this hello is of an earlier cycle", close=True)
         else:
-            try:
-                self._greeted(self._ungreeted[connection])
-            except ProtocolError as error:
-                self._refuse(connection, str(error), close=True)
-                return
             del self._ungreeted[connection]
             self._client = connection
             self._loop.watch(connection.fileno(), self._on_client)
             self._take(connection, taken[0])
             self.drain()
+
+    def _must_be_hello(self, connection: socket.socket, received: Received) -> None:
+        """Raises ProtocolError if a first message does not make the connection the rank's."""
+        if self._client is not None:
+            raise ProtocolError("the rank is connected already")
+        if not isinstance(received.message, Hello):
+            raise ProtocolError("the first message must be a hello")
+        if received.sent_ns < (self._oldest_hello_ns or 0):
+            raise ProtocolError("this hello is of an earlier cycle")
+        self._greeted(self._ungreeted[connection])
 
     def _refuse(self, connection: socket.socket, reason: str, close: bool = False) -> None:
         self._complain(reason)

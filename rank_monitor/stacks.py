@@ -11,6 +11,7 @@ signal to a process.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 # The innermost, which show where a rank waits. With 300 characters each they fit into a message of 60,000 bytes.
 MAX_FRAMES = 40
@@ -31,33 +32,38 @@ _SOURCE_TREE = re.compile(r"^.*/((?:torch/(?:distributed|nn|autograd|utils|_\w+)
 """torch built from source and our own package under development lie in no folder of packages."""
 
 
-def main_thread_frames(text: str) -> list[str]:
-    """The frames of the main thread, innermost first, as `train.py:42 in step`; empty when `text` holds none."""
+@dataclass(frozen=True)
+class StackDump:
+    """What a dump says of the threads of a rank.
+
+    `frames`: of the main thread, innermost first, as `train.py:42 in step`; empty when the dump holds none. `file`: the
+    path of the innermost one; empty where it is not known for certain. `others`: where the other threads are, each
+    place once: the innermost frame in `file`, else the innermost of all. `?`: a thread has no frame, or not all are
+    known.
+    """
+
+    frames: list[str]
+    file: str
+    others: list[str]
+
+
+def read(text: str) -> StackDump:
+    """Reads what a dump of faulthandler, or the beginning of one, says."""
     blocks, current, cut = _threads(text)
     if not blocks:
-        return []
+        return StackDump([], "", ["?"])
+    main = blocks[-1]
     if cut and current is not None:
-        return [_frame(frame) for frame in blocks[current][:MAX_FRAMES]]
-    return [_frame(frame) for frame in blocks[-1][:MAX_FRAMES]]
+        main = blocks[current]
+    frames = [_frame(frame) for frame in main[:MAX_FRAMES]]
+    if cut or current != len(blocks) - 1 or not main:
+        return StackDump(frames, "", ["?"])
+    return StackDump(frames, main[0][0], _places(blocks[:-1], main[0][0]))
 
 
-def main_thread_file(text: str) -> str:
-    """The path of the file of the main thread's innermost frame; empty where it is not known for certain."""
-    blocks, current, cut = _threads(text)
-    if cut or not blocks or current != len(blocks) - 1 or not blocks[-1]:
-        return ""
-    return blocks[-1][0][0]
-
-
-def beside_main_thread(text: str) -> list[str]:
-    """Where the other threads are, each place once: the innermost frame in the file of the main thread's innermost one,
-    else the innermost of all. `?`: a thread has no frame, or not all are known."""
-    file = main_thread_file(text)
-    if not file:
-        return ["?"]
-    *others, _ = _threads(text)[0]
+def _places(threads: list[list[tuple[str, str, str]]], file: str) -> list[str]:
     found = set()
-    for frames in others:
+    for frames in threads:
         shown = [_frame(frame) for frame in frames if frame[0] == file] or [_frame(frame) for frame in frames[:1]]
         found.add((shown or ["?"])[0])
     if len(found) > _MOST_PLACES:
@@ -89,7 +95,7 @@ def _threads(text: str) -> tuple[list[list[tuple[str, str, str]]], int | None, b
 def is_whole(text: str) -> bool:
     """Whether a dump that is being written is complete and holds the main thread: the current one is written last."""
     *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
-    return last.startswith("Current") and text.endswith("\n") and bool(main_thread_frames(text))
+    return last.startswith("Current") and text.endswith("\n") and bool(read(text).frames)
 
 
 def _frame(frame: tuple[str, str, str]) -> str:

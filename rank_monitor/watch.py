@@ -318,28 +318,24 @@ class RankWatch:
 
     def _of_sections(self) -> list[Deadline]:
         if self.sections:
-            found = (self._of_section(name, since_ns) for name, since_ns in self.sections.items())
-            return [deadline for deadline in found if deadline is not None]
+            return [found for name, since_ns in self.sections.items() for found in self._of_section(name, since_ns)]
         if self._out_since_ns is None or not self.limits.any_section:
             return []
         return self._if_set("out_of_section", self.limits.out_of_section, self._out_since_ns)
 
-    def _of_section(self, name: str, since_ns: int) -> Deadline | None:
+    def _of_section(self, name: str, since_ns: int) -> list[Deadline]:
         by = name
         if name == STEP and self._steps <= self._warmup_steps:
             if self.limits.sections.get(WARMUP) is not None:
                 by = WARMUP
             elif SECTION + STEP in self.limits.learned:
-                return None
-        limit_s = self.limits.sections.get(by)
-        if limit_s is None:
-            return None
-        return self._deadline(SECTION + by, limit_s, since_ns, name)
+                return []
+        return self._if_set(SECTION + by, self.limits.sections.get(by), since_ns, name)
 
-    def _if_set(self, limit: str, limit_s: float | None, since_ns: int) -> list[Deadline]:
+    def _if_set(self, limit: str, limit_s: float | None, since_ns: int, section: str = "") -> list[Deadline]:
         if limit_s is None:
             return []
-        return [self._deadline(limit, limit_s, since_ns)]
+        return [self._deadline(limit, limit_s, since_ns, section)]
 
     def _deadline(self, limit: str, limit_s: float, since_ns: int, section: str = "", sign: str = "") -> Deadline:
         at_ns = since_ns + nanoseconds(limit_s) + self.paused_since(since_ns)

@@ -28,6 +28,7 @@ from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.prescan import Scan, settle_threads
 from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
 from ft_launcher.settings.sources import Resolved
+from rank_monitor.contract.errors import nearest
 from rank_monitor.contract.settings.config import Settings
 
 StdMap: TypeAlias = "Std | dict[int, Std]"
@@ -176,7 +177,7 @@ def about_names(names: str) -> list[str]:
     """Returns a warning about each name in `--signals-to-handle` that is not a signal of this system."""
     known = signal.Signals.__members__
     unknown = [name for name in map(str.strip, names.split(",")) if name and name not in known]
-    return [f"--signals-to-handle: {name} is not a signal, left out{options.nearest(name, known)}" for name in unknown]
+    return [f"--signals-to-handle: {name} is not a signal, left out{nearest(name, known)}" for name in unknown]
 
 
 def numbers_of(names: str) -> tuple[int, ...]:

@@ -8,12 +8,11 @@ unchanged, with one warning that says what is done instead.
 
 from __future__ import annotations
 
-import difflib
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterable
 from typing import Any
 
-from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.errors import ConfigError, nearest
 from rank_monitor.contract.settings import config, kinds
 from rank_monitor.contract.settings.declaration import Declaration, declarations, default_of
 
@@ -177,14 +176,6 @@ def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
 def about_accepted(source: str, key: str) -> str:
     """The one line about an option or key that is accepted and does nothing."""
     return f"{source} is accepted and does nothing here: {DONE_INSTEAD.get(key) or OF_OTHERS[key]}"
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
-    """Returns ` (did you mean X?)`, or an empty text where no name has the similarity `cutoff` (0 to 1, of difflib)."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    if close:
-        return f" (did you mean {close[0]}?)"
-    return ""
 
 
 def add_group(parser: ArgumentParser) -> None:

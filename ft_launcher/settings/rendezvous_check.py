@@ -15,10 +15,9 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from ft_launcher.settings import options
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.rendezvous_keys import BACKENDS, Settled, settle
-from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.errors import ConfigError, nearest
 from rank_monitor.contract.settings.config import MemberSettings
 
 _PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd"), "etcd-v3": ("etcd3gw", "etcd3gw")}
@@ -34,7 +33,7 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed) -> Se
     backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *BACKENDS}
     if backend not in known:
         hint = f"There are {', '.join(sorted(known))}"
-        raise parsed.error("rdzv_backend", f"is not a rendezvous backend{options.nearest(backend, known)}", hint)
+        raise parsed.error("rdzv_backend", f"is not a rendezvous backend{nearest(backend, known)}", hint)
     package, module = _PACKAGES.get(backend, ("", ""))
     if module and importlib.util.find_spec(module) is None:
         raise parsed.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")

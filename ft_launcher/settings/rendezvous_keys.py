@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ft_launcher.settings.options import nearest
+from rank_monitor.contract.errors import nearest
 
 _FORMATION = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"})
 _BEATS = frozenset({"keep_alive_interval", "keep_alive_max_attempt"})
@@ -35,7 +35,6 @@ BACKENDS = tuple({**_READ_BY_TORCH, **_READ_HERE_TOO})
 
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
 _CHOICES = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
-_ALL_KEYS = frozenset().union(*_READ_BY_TORCH.values(), *_READ_HERE_TOO.values())
 
 
 @dataclass(frozen=True)

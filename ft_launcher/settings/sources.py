@@ -16,7 +16,7 @@ import yaml
 from ft_launcher.settings import options
 from ft_launcher.settings.command_line import Parsed
 from rank_monitor.contract import env
-from rank_monitor.contract.errors import ConfigError, one_line
+from rank_monitor.contract.errors import ConfigError, nearest, one_line
 from rank_monitor.contract.settings import config, kinds
 from rank_monitor.contract.settings.config import Settings, SourceSettings
 from rank_monitor.contract.settings.declaration import parse
@@ -123,7 +123,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[list[RawSetting], list
         key = options.canonical(name.removeprefix(env.SETTING_PREFIX))
         if key is None:
             known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *options.DONE_INSTEAD))
-            meant = options.nearest(name.upper(), known, _MISTYPED)
+            meant = nearest(name.upper(), known, _MISTYPED)
             if meant:  # other programs have variables with this prefix, too: FT_BIN, FT_HOME
                 warnings.append(f"the variable {name} is not a setting and does nothing{meant}")
         elif key in options.DONE_INSTEAD:
@@ -155,7 +155,7 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], 
     for name, value in mapping.items():
         key = options.canonical(str(name), in_yaml=True)
         if key is None or key == "cfg_path":
-            problem = f"is not a setting{options.nearest(str(name), options.GROUP_OF)}"
+            problem = f"is not a setting{nearest(str(name), options.GROUP_OF)}"
             hint = "Remove it; --ft-allow-unknown-keys makes this a warning"
             if tolerant:
                 warnings.append(f"{name} in {source.cfg_path} {problem}")

@@ -109,37 +109,33 @@ def read_by_imports(changed: Collection[str], read: Collection[str]) -> list[str
     return sorted(name for name in changed if name in read or name.startswith(_READ_BY_C))
 
 
-class FolderLook:
-    """The folder that comes first in a script's `sys.path`."""
+def against_folder(arguments: Sequence[str], loaded: Mapping[str, str | None]) -> str:
+    """Returns why a script cannot be forked: a module in the folder that comes first in its `sys.path` hides one that
+    is loaded. Empty when it can.
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        if arguments[0] == "-m":
-            folder = Path.cwd()
-        else:
-            folder = Path(arguments[0]).resolve().parent
-        if Path(arguments[0]).is_dir():
-            self._folder = Path(arguments[0])
-        else:
-            self._folder = folder
-
-    def against(self, loaded: Mapping[str, str | None]) -> str:
-        """Returns why a script with this folder cannot be forked: a module in it hides one that is loaded.
-
-        Args:
-            loaded: the modules of the zygote that are in no package, with their files.
-        """
-        try:
-            with os.scandir(self._folder) as entries:
-                modules = (entry for entry in entries if entry.name.endswith(".py") or entry.is_dir())
-                names = {module.name.removesuffix(".py") for module in modules}
-        except OSError:
-            return ""
-        hidden = sorted(name for name in names & loaded.keys() - _OURS if not self._is_there(name, loaded[name]))
-        if hidden:
-            return f"{self._folder} has a {hidden[0]} of its own"
+    Args:
+        arguments: `[-m] SCRIPT ARGS`.
+        loaded: the modules of the zygote that are in no package, with their files.
+    """
+    if arguments[0] == "-m":
+        folder = Path.cwd()
+    elif Path(arguments[0]).is_dir():
+        folder = Path(arguments[0])
+    else:
+        folder = Path(arguments[0]).resolve().parent
+    try:
+        with os.scandir(folder) as entries:
+            modules = (entry for entry in entries if entry.name.endswith(".py") or entry.is_dir())
+            names = {module.name.removesuffix(".py") for module in modules}
+    except OSError:
         return ""
+    hidden = sorted(name for name in names & loaded.keys() - _OURS if _has_another(folder, name, loaded[name]))
+    if hidden:
+        return f"{folder} has a {hidden[0]} of its own"
+    return ""
 
-    def _is_there(self, name: str, file: str | None) -> bool:
-        """Whether the loaded module is the one in the folder, or the folder's is only a folder."""
-        own = [self._folder / f"{name}.py", self._folder / name / "__init__.py"]
-        return not any(path.exists() for path in own) or any(file and path == Path(file) for path in own)
+
+def _has_another(folder: Path, name: str, file: str | None) -> bool:
+    """Whether a module in a folder is not the loaded one. One that is only a folder is none."""
+    own = [folder / f"{name}.py", folder / name / "__init__.py"]
+    return any(path.exists() for path in own) and not any(file and path == Path(file) for path in own)

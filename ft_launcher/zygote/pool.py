@@ -51,7 +51,8 @@ class ZygotePool:
         self._tag = ""
         self._why_not = "no warm start was prepared"
         self._logged = ""
-        self._look: warm_start.FolderLook | None = None
+        self._arguments: Sequence[str] = ()
+        """Of the script; empty for a function."""
         self._respawns = 0
         self._apart, self._first = apart, False
         self._reports: tuple[int, int] | None = None
@@ -134,13 +135,8 @@ class ZygotePool:
             return str(unfit)
         except ZygoteLost as lost:
             if modules:
-                code = self._zygote.reap()
+                problem = f"the process that imported it ended ({_how_ended(self._zygote.reap())})"
                 self._zygote = None
-                if code < 0:
-                    reason = f"signal {-code}"
-                else:
-                    reason = f"code {code}"
-                problem = f"the process that imported it ended ({reason})"
                 raise _not_preloaded(",".join(modules), problem) from None
             return f"the zygote was lost: {lost}"
         took_s = time.monotonic() - began
@@ -171,14 +167,14 @@ class ZygotePool:
         why = warm_start.against_command(arguments, os.environ, sys.orig_argv)
         if why or function:
             return why
-        self._look = warm_start.FolderLook(arguments)
+        self._arguments = arguments
         return ""
 
     def _against_loaded(self) -> str:
         """Returns why the script cannot run with the zygote's modules loaded; empty: it can, or it is a function."""
-        if self._look is None or self._zygote is None:
+        if not self._arguments or self._zygote is None:
             return ""
-        return self._look.against(self._zygote.loaded)
+        return warm_start.against_folder(self._arguments, self._zygote.loaded)
 
     def _insist(self, source: str) -> None:
         self._source = source
@@ -279,13 +275,9 @@ class ZygotePool:
     def _lose(self, lost: ZygoteProcess, why: str) -> None:
         """Ends a zygote and starts another in the background, unless several were lost in a row."""
         self._zygote = None
-        code = lost.reap()
-        reason = why
+        reason, code = why, lost.reap()
         if why == "it ended":
-            if code < 0:
-                reason = f"it ended (signal {-code})"
-            else:
-                reason = f"it ended (code {code})"
+            reason = f"it ended ({_how_ended(code)})"
         if self._respawns >= _RESPAWNS:
             self._why_not = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {reason}"
             logger.warning("No more zygotes: %s. Ranks start by exec.", self._why_not)
@@ -368,6 +360,12 @@ class ZygotePool:
         if self._zygote and self._zygote.ready:
             return self._zygote
         return None
+
+
+def _how_ended(code: int) -> str:
+    if code < 0:
+        return f"signal {-code}"
+    return f"code {code}"
 
 
 def _not_preloaded(module: str, problem: str) -> ConfigError:

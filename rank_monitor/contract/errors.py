@@ -5,6 +5,8 @@ All three import it. A bug is no class of these: it is an assertion.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rank_monitor.contract.exit_codes import ExitCode
 
 
@@ -52,6 +54,16 @@ def one_line(error: BaseException) -> str:
     if lines:
         return lines[0]
     return type(error).__name__
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
+    """Returns ` (did you mean X?)`, or an empty text where no name has the similarity `cutoff` (0 to 1, of difflib)."""
+    import difflib  # only at an error: monitors are lean
+
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    if close:
+        return f" (did you mean {close[0]}?)"
+    return ""
 
 
 def text_of(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.stacks import MAX_FRAMES, beside_main_thread, is_whole, main_thread_file, main_thread_frames
+from rank_monitor.stacks import MAX_FRAMES, is_whole, read
 from tests.program import run
 
 TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
@@ -52,7 +52,7 @@ BY_OUR_COMMAND = """Current thread 0x1 (most recent call first):
     ],
 )
 def test_the_main_threads_frames(text: str, frames: list[str]) -> None:
-    assert main_thread_frames(text) == frames
+    assert read(text).frames == frames
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_main_threads_frames(text: str, frames: list[str]) -> None:
 )
 def test_a_librarys_file_is_shown_with_its_path_there(path: str, shown: str) -> None:
     text = f'Current thread 0x1 (most recent call first):\n  File "{path}", line 7 in f\n'
-    assert main_thread_frames(text) == [f"{shown}:7 in f"]
+    assert read(text).frames == [f"{shown}:7 in f"]
 
 
 @pytest.mark.parametrize(("text", "whole"), [(TWO_THREADS, True), (OTHER_CURRENT, False), (CUT, False), ("", False)])
@@ -103,17 +103,17 @@ def thread(*frames: str, is_current: bool = False) -> str:
 def test_where_the_other_threads_are(others: list[tuple[str, ...]], places: list[str]) -> None:
     """One that has called something from the main thread's file is there, wherever it waits."""
     text = "".join(thread(*frames) for frames in others) + thread("/a/train.py", "/b/main.py", is_current=True)
-    assert (main_thread_file(text), beside_main_thread(text)) == ("/a/train.py", places)
+    assert (read(text).file, read(text).others) == ("/a/train.py", places)
 
 
 @pytest.mark.parametrize("text", [OTHER_CURRENT, CUT, "", "Current thread 0x1 (most recent call first):\n"])
 def test_where_not_all_threads_are_known_nothing_is_certain(text: str) -> None:
-    assert (main_thread_file(text), beside_main_thread(text)) == ("", ["?"])
+    assert (read(text).file, read(text).others) == ("", ["?"])
 
 
 def test_a_deep_stack_is_cut() -> None:
     text = "Thread 0x1 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * 1000
-    assert len(main_thread_frames(text)) == MAX_FRAMES
+    assert len(read(text).frames) == MAX_FRAMES
 
 
 STACKS_OF_ITS_OWN = """
@@ -134,7 +134,7 @@ def test_as_this_interpreter_writes_it(tmp_path: Path) -> None:
     script.write_text(STACKS_OF_ITS_OWN)
     run([sys.executable, script, stacks], check=True)
     text = stacks.read_text()
-    assert main_thread_frames(text) == ["own_stacks.py:5 in dump", "own_stacks.py:9 in <module>"]
-    assert main_thread_file(text) == str(script)
-    (other,) = beside_main_thread(text)
+    assert read(text).frames == ["own_stacks.py:5 in dump", "own_stacks.py:9 in <module>"]
+    assert read(text).file == str(script)
+    (other,) = read(text).others
     assert re.fullmatch(r"python3[.\dt]*/threading\.py:\d+ in wait", other)

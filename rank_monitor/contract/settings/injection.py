@@ -7,10 +7,11 @@ in the rank, the launcher those of the system.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rank_monitor.contract.errors import nearest
 from rank_monitor.contract.settings import kinds
 from rank_monitor.contract.wire.json_record import read_record
 
@@ -123,7 +124,7 @@ def kind_of(name: str) -> str:
     kind = OTHER_NAMES.get(normalized, normalized)
     if kind not in (*KINDS, RANDOM):
         known = (*KINDS, RANDOM, *OTHER_NAMES)
-        raise ValueError(f"no kind is named {name!r}{_nearest(normalized, known)}; kinds: {', '.join(known)}")
+        raise ValueError(f"no kind is named {name!r}{nearest(normalized, known)}; kinds: {', '.join(known)}")
     return kind
 
 
@@ -135,7 +136,7 @@ def _parts(text: str) -> dict[str, str]:
         if not colon or not value:
             raise ValueError(f"{part.strip()!r} is not PART:VALUE")
         if name not in _READERS:
-            raise ValueError(f"there is no part {name!r}{_nearest(name, _READERS)}; parts: {', '.join(_READERS)}")
+            raise ValueError(f"there is no part {name!r}{nearest(name, _READERS)}; parts: {', '.join(_READERS)}")
         if name in found:
             raise ValueError(f"{name} is given twice")
         found[name] = value
@@ -200,15 +201,6 @@ _READERS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "interface": ("interface", str, ""),
 }
 """Part -> field, reader, and the description of its value for an error."""
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    import difflib  # only at an error: monitors are lean
-
-    close = difflib.get_close_matches(name, list(known), n=1)
-    if close:
-        return f" (did you mean {close[0]}?)"
-    return ""
 
 
 def _read(raw: object) -> tuple[str, ...]:

@@ -90,4 +90,4 @@ def test_a_module_beside_the_script_that_hides_one_in_use(name: str, hides: bool
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("")
     loaded = {"json": json.__file__, "socket": socket.__file__, "sys": None}
-    assert bool(warm_start.FolderLook([str(file)]).against(loaded)) == hides
+    assert bool(warm_start.against_folder([str(file)], loaded)) == hides

@@ -81,6 +81,6 @@ def test_a_sweep_leaves_nothing(tag: str) -> None:
     assert {breeder.wait(), stopped.wait()} == {-signal.SIGKILL}
 
 
-def test_the_one_that_sweeps_stays() -> None:
-    script = "from rank_monitor.contract.processes.sweep import *; print(processes_of('t'), sweep('t'))"
-    assert python(script, environ=os.environ | {env.JOB_TAG: "t"}).stdout == "[] []\n"
+def test_the_one_that_sweeps_stays(tag: str) -> None:
+    script = f"from rank_monitor.contract.processes.sweep import *; print(processes_of({tag!r}), sweep({tag!r}))"
+    assert python(script, environ=os.environ | {env.JOB_TAG: tag}).stdout == "[] []\n"
