@@ -315,13 +315,11 @@ class HangDetector:
         wakes = []
         first = self.watch.first_deadline()
         if first is not None:
-            if self._alarm is DetectorState.INTERRUPTED:
-                after_ns = self.watch.wrapper.slack_ns
-            else:
-                after_ns = 0
-            wake_ns = first.at_ns + after_ns
+            wake_ns = first.at_ns
             if self._alarm is None:
                 wake_ns -= _lead(first)
+            elif self._alarm is DetectorState.INTERRUPTED:
+                wake_ns += self.watch.wrapper.slack_ns
             wakes.append(wake_ns)
         stall = self.watch.stall()
         if stall is not None:

@@ -36,20 +36,16 @@ from rank_monitor.contract.wire.launcher_messages import (
 )
 from rank_monitor.contract.wire.messages import (
     FIRST_PERIOD_S,
+    FROM_RANK,
     FROM_RANK_TO_LAUNCHER,
     Attach,
     Detach,
     Guard,
-    Heartbeat,
     Hello,
     InterruptAsked,
-    IterationReached,
     LimitsSet,
     LogTo,
-    Ping,
-    Progress,
     Restarter,
-    Sections,
     Welcome,
 )
 from rank_monitor.flight_recorder import FlightRecorder
@@ -67,7 +63,6 @@ _RECORDER_WAIT_S = 0.3
 """The flight recorder answers in 10 ms at most; on a busy machine, where all ranks answer at once, later. The launcher
 waits 1 s for stacks and this together."""
 _READ_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
-_OF_THE_WATCH = (Heartbeat, Sections, IterationReached, Progress, Ping, Hello, Attach, Detach)
 
 
 class RankMonitorServer:
@@ -164,7 +159,7 @@ class RankMonitorServer:
         if isinstance(message, LogTo):
             self._copy_log_to(message.path)
             return
-        if not isinstance(message, _OF_THE_WATCH + FROM_RANK_TO_LAUNCHER):
+        if message.kind not in FROM_RANK:
             raise ProtocolError(f"{type(message).__name__} is not for a rank to send")
         self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch

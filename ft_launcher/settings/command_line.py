@@ -110,12 +110,10 @@ def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> Split
         at += 1
         # The argument after an option of torch is the script, unless the option takes a value.
         if key is None:
+            found.append(argument)
             if value_follows(argument):
-                taken = 2
-            else:
-                taken = 1
-            found += arguments[at - 1 : at - 1 + taken]
-            at += taken - 1
+                found += arguments[at : at + 1]
+                at += 1
             continue
         if not joined:
             value, taken = _value(key, flag, arguments[at:])

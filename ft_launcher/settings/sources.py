@@ -6,7 +6,7 @@ YAML file one mapping is ours, at any depth; programs around the launcher read o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,35 +198,33 @@ def yaml_section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any,
 
 def _find_section(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:
     hint = f"Put the settings under `{SECTION}:`"
+    if isinstance(document, list):
+        raise ConfigError("cfg_path", path, named_by, "is a list, not a mapping", hint)
     if document is not None and not isinstance(document, Mapping):
-        if isinstance(document, list):
-            kind = "list"
-        else:
-            kind = "single value"
-        raise ConfigError("cfg_path", path, named_by, f"is a {kind}, not a mapping", hint)
-    others = []
-    # `seen`, since an anchor in YAML can make a mapping contain itself.
-    waiting: list[Any] = [document]
-    seen: set[int] = set()
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, (Mapping, list)) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Mapping) and SECTION in node:
-            ours = node[SECTION]
-            if isinstance(ours, Mapping):
-                return ours
-            others.append(ours)
-        if isinstance(node, Mapping):
-            waiting += reversed(list(node.values()))
-        else:
-            waiting += reversed(node)
-    if others and others[0] is not None:
+        raise ConfigError("cfg_path", path, named_by, "is a single value, not a mapping", hint)
+    found = list(_all_sections(document, set()))
+    for ours in found:
+        if isinstance(ours, Mapping):
+            return ours
+    if found and found[0] is not None:
         raise ConfigError("cfg_path", path, named_by, f"`{SECTION}` in it is not a mapping of keys to values", hint)
-    if others or ignore_missing:
+    if found or ignore_missing:
         return {}
     raise ConfigError("cfg_path", path, named_by, f"has no mapping named `{SECTION}`", hint)
+
+
+def _all_sections(node: Any, seen: set[int]) -> Iterator[Any]:
+    """Yields what has our name. `seen`, since an anchor in YAML can make a mapping contain itself."""
+    if not isinstance(node, (Mapping, list)) or id(node) in seen:
+        return
+    seen.add(id(node))
+    inner = node
+    if isinstance(node, Mapping):
+        inner = list(node.values())
+        if SECTION in node:
+            yield node[SECTION]
+    for part in inner:
+        yield from _all_sections(part, seen)
 
 
 def _yaml_problem(error: Exception) -> str:

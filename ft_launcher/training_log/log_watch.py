@@ -121,7 +121,7 @@ class LogWatch:
         self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_watch")
 
     def start(self) -> None:
-        """Starts the thread; the files need not exist yet."""
+        """Starts the thread. The files must exist."""
         self._thread.start()
 
     def fileno(self) -> int:

@@ -31,6 +31,8 @@ class Message:
 
 KINDS: dict[int, type[Message]] = {}
 """Number -> class, of all modules with messages that were imported."""
+FROM_RANK = range(32)
+"""Numbers of the messages that a rank may send: the packed records, and those from client to monitor."""
 
 
 # Client to monitor, small and often.
