@@ -92,7 +92,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_client.inprocess.exception": set(),
     "ft_client.inprocess.state": set(),
     "ft_client.inprocess.assignment": {"inprocess.exception", "inprocess.state"},
-    "ft_client.inprocess.rank_assignment": {"inprocess.assignment"},
+    "ft_client.inprocess.rank_assignment": {"inprocess.assignment", "inprocess.exception", "inprocess.state"},
     "ft_client.inprocess.rank_filter": {"inprocess.assignment", "inprocess.rank_assignment", "inprocess.state"},
     "ft_client.inprocess": {
         *("inprocess.assignment", "inprocess.exception", "inprocess.rank_assignment"),

@@ -33,7 +33,7 @@ from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import EVER, release
 from rank_monitor.contract.iterations.iteration import Iteration
-from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.foreign import parse_json, parse_object
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import Restarter
 
@@ -81,19 +81,19 @@ class BlameOfInterruption:
 
     Args:
         monitors: of this node.
-        make_exchange: returns the exchange with the other nodes.
+        exchange: with the other nodes.
         gather: returns the evidence of the ranks of this node.
     """
 
     def __init__(
         self,
         monitors: NodeMonitors,
-        make_exchange: Callable[[], BlameExchange],
+        exchange: BlameExchange,
         gather: Callable[[], Sequence[RankEvidence]],
     ) -> None:
-        self._monitors, self._exchange, self._gather = monitors, make_exchange(), gather
-        self._exchange.listen()
-        self._iteration = BlameQuestion("", 0)
+        self._monitors, self._exchange, self._gather = monitors, exchange, gather
+        self._iteration: BlameQuestion | None = None
+        """Where the wrapper of a rank is; None: no rank is in one, and nobody asks."""
         self._next_number = 0
         self._ask_again_at = 0.0
         self._open: tuple[int, int] | None = None
@@ -104,12 +104,14 @@ class BlameOfInterruption:
         return self._exchange.news.fileno()
 
     def heard(self, message: Restarter) -> None:
-        """Takes where the wrapper is: which call, and which iteration of it."""
+        """Takes where the wrapper is: which call, and which iteration of it. Listens to questions from the first on."""
+        if self._iteration is None:
+            self._exchange.listen()
         self._iteration = BlameQuestion(message.prefix, message.iteration)
 
     def suspected(self, now: float) -> None:
         """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
-        if now >= self._ask_again_at:
+        if self._iteration is not None and now >= self._ask_again_at:
             self._ask_again_at = now + _ASKED_FOR_S
             self._exchange.ask(self._next_number, self._iteration)
 
@@ -231,8 +233,8 @@ class BlameExchange:
         until = time.monotonic() + _OTHERS_S
         while _counted(keys, number) < self._nodes and time.monotonic() < until and not self._threads.is_over:
             time.sleep(_LOOKS_EVERY_S)
-        first = parse_json(next(iter(iteration.records()), "{}"))
-        return isinstance(first, dict) and first.get("interruption") == _SOFT_TIMEOUT
+        first = parse_object(next(iter(iteration.records()), ""))
+        return first.get("interruption") == _SOFT_TIMEOUT
 
     def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, iteration: Iteration) -> None:
         """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""

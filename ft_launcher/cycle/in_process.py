@@ -50,9 +50,8 @@ from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.zygote.pool import NoWarmStart
 from rank_monitor.contract import env
-from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.iterations.iteration import Iteration, depart, withdraw
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
-from rank_monitor.contract.iterations.rank_departure import depart, withdraw
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.wire.foreign import parse_json
 from rank_monitor.contract.wire.messages import Restarter
@@ -105,17 +104,12 @@ class InProcess:
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
         members = partial(_members, group.workers, ranks, monitors, self._rungs)
         is_host, started_at = store.server is not None, ranks.started_ns / 1e9
-        exchange = partial(BlameExchange, self._threads, group.group_world_size, started_at, is_host)
-        self._make_blames = partial(BlameOfInterruption, monitors, exchange, members)
-        self._blames: BlameOfInterruption | None = None
-        """Only where ranks are in a wrapper."""
+        exchange = BlameExchange(self._threads, group.group_world_size, started_at, is_host)
+        self._blames = BlameOfInterruption(monitors, exchange, members)
 
     def descriptors(self) -> set[int]:
         """Readable when `attend` has something to do."""
-        found = {self._loss_notifier.notified.fileno()}
-        if self._blames is not None:
-            found.add(self._blames.fileno())
-        return found
+        return {self._loss_notifier.notified.fileno(), self._blames.fileno()}
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
@@ -126,15 +120,13 @@ class InProcess:
         if message.prefix and message.prefix not in self._servers and self._ports is not None:
             self._serve_iterations(message.prefix, self._ports)
         if message.prefix:
-            self._blames = self._blames or self._make_blames()
             self._blames.heard(message)
         self._do(self._decide(Heard(local_rank, message)) or [])
 
     def suspected(self) -> None:
         """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all
         are where they are."""
-        if self._blames is not None:
-            self._blames.suspected(time.monotonic())
+        self._blames.suspected(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Takes the end of a rank's process; returns the event that it is for the cycle."""
@@ -186,8 +178,7 @@ class InProcess:
         """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
         self._threads.close()
         self._loss_notifier.notified.close()
-        if self._blames is not None:
-            self._blames.close()
+        self._blames.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
@@ -262,8 +253,6 @@ class InProcess:
 
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
-        if self._blames is None:
-            return
         for found in self._blames.attend(time.monotonic()):
             blame = found.blame
             self._recorder.blamed(self._store.cycle, found.iteration, blame.finding.value, blame.ranks, found.text)

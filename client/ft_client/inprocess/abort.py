@@ -21,8 +21,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ft_client.inprocess import gloo_connections
-from ft_client.inprocess.bounded_call import in_thread
-from ft_client.inprocess.callback import Callback
+from ft_client.inprocess.callback import Callback, in_thread
 from ft_client.inprocess.state import FrozenState
 
 if TYPE_CHECKING:

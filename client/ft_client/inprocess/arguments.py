@@ -1,12 +1,14 @@
-"""The arguments of `Wrapper`, checked when it is created. Pure: files and stores are opened elsewhere.
+"""The arguments of `Wrapper` with their defaults, checked when it is created. Pure: nothing is opened or awaited here.
 
-`wrapper.py` makes them; what runs a call (`restart/`) reads them.
+`wrapper.py` makes them; what runs a call (`restart/`) reads them. The durations are a class of their own, `Timeouts`,
+which `restart_config.py` makes as well; the link to the monitor and the companion read it. Its defaults are NVIDIA's.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,10 @@ from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.finalize import Finalize
 from ft_client.inprocess.health_check import HealthCheck
 from ft_client.inprocess.initialize import Initialize
-from ft_client.inprocess.rank_assignment import ActivateAllRanks, ShiftRanks
+from ft_client.inprocess.rank_assignment import ActivateAllRanks, ShiftRanks, at_least
 from ft_client.inprocess.rank_filter import FilteredAssignment, RankFilter
 from ft_client.inprocess.state import FrozenState, State
 from ft_client.inprocess.terminate import Terminate
-from ft_client.inprocess.timeouts import Timeouts
 
 OnState = Callable[[FrozenState], FrozenState]
 
@@ -36,6 +37,70 @@ _KINDS: Mapping[str, type] = {
     "rank_assignment": RankAssignment,
     "rank_filter": RankFilter,
 }
+_RELATIONS = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("monitor_process_interval", "barrier_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+"""The first of each pair must be below the second."""
+_SECOND = datetime.timedelta(seconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Every duration of the wrapper; intervals are upper bounds.
+
+    Raises:
+        TypeError: a value is not a timedelta; the text names the argument.
+        ValueError: a value is below zero, or a relation is violated; the text names both arguments and values.
+    """
+
+    monitor_thread_interval: datetime.timedelta = _SECOND
+    monitor_process_interval: datetime.timedelta = _SECOND
+    heartbeat_interval: datetime.timedelta = _SECOND
+    progress_watchdog_interval: datetime.timedelta = _SECOND
+    soft_timeout: datetime.timedelta = 60 * _SECOND
+    hard_timeout: datetime.timedelta = 90 * _SECOND
+    heartbeat_timeout: datetime.timedelta = 30 * _SECOND
+    barrier_timeout: datetime.timedelta = 120 * _SECOND
+    completion_timeout: datetime.timedelta = 120 * _SECOND
+    last_call_wait: datetime.timedelta = _SECOND
+    termination_grace_time: datetime.timedelta = 5 * _SECOND
+    interrupt_grace: datetime.timedelta | None = None
+    """How long the cleanup of an interrupted function may take before it is interrupted again. None: the launcher's
+    setting, else half the time between soft_timeout and hard_timeout."""
+
+    def __post_init__(self) -> None:
+        for duration in fields(Timeouts):
+            value = getattr(self, duration.name)
+            if value is None and duration.default is None:
+                continue
+            if not isinstance(value, datetime.timedelta):
+                raise TypeError(f"{duration.name}={value!r} is not a timedelta")
+            if value < datetime.timedelta(0):
+                raise ValueError(f"{_named(self, duration.name)} is below zero")
+        for lower, upper in _RELATIONS:
+            if getattr(self, lower) >= getattr(self, upper):
+                raise ValueError(f"{_named(self, lower)} must be below {_named(self, upper)}")
+
+    def interrupt_grace_s(self, of_launcher: float | None) -> float:
+        """`interrupt_grace` in seconds. `of_launcher`: the value of `--ft-interrupt-grace`; None: not set."""
+        if self.interrupt_grace is not None:
+            return self.interrupt_grace.total_seconds()
+        if of_launcher is not None:
+            return of_launcher
+        return (self.hard_timeout - self.soft_timeout).total_seconds() / 2
+
+    @property
+    def restart_limit_s(self) -> float:
+        """Seconds from a fault to the next start, at most: last call, a hard hang, the barriers of end and start."""
+        return (self.last_call_wait + self.hard_timeout + 2 * self.barrier_timeout).total_seconds()
 
 
 def _default_assignment() -> Callable[[RankAssignmentCtx], RankAssignmentCtx]:
@@ -83,7 +148,7 @@ class Arguments(Timeouts):
         for name, kind in _KINDS.items():
             _check_callback(name, kind, getattr(self, name))
         for name in ("same_error_limit", "no_progress_limit", "soft_timeout_limit"):
-            _check_limit(name, getattr(self, name))
+            at_least(0, name, getattr(self, name))
         for name in ("monitor_process_logfile", "monitor_process_pidfile"):
             _check_path(name, getattr(self, name))
 
@@ -108,15 +173,6 @@ def _check_callback(name: str, kind: type, value: object) -> None:
         raise TypeError(f"{name}={value!r} is not an instance of {kind.__name__}")
 
 
-def _check_limit(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is not a whole number")
-    if value < 0:
-        raise ValueError(f"{name}={value!r} is below 0")
-
-
 def _check_path(name: str, value: object) -> None:
     if value is None:
         return
@@ -124,3 +180,7 @@ def _check_path(name: str, value: object) -> None:
         raise TypeError(f"{name}={value!r} is not a text")
     if not Path(value).is_absolute():
         raise ValueError(f"{name}={value!r} is not an absolute path")
+
+
+def _named(timeouts: Timeouts, name: str) -> str:
+    return f"{name}={getattr(timeouts, name).total_seconds():g} s"

@@ -10,10 +10,9 @@ import enum
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rank_monitor.contract.iterations.escalation import COLLATERAL
-from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.foreign import parse_object
 
 
 class Interruption(enum.Enum):
@@ -99,11 +98,11 @@ def last_interruption(records: Sequence[str], blame: str) -> LastInterruption:
         records: JSON of `InterruptionRecord`, in the order in which they were written.
         blame: JSON of who held up the others; empty: no launcher has seen it.
     """
-    seen = _parsed(blame)
+    seen = parse_object(blame)
     named = seen.get("ranks")
     if isinstance(named, list) and named and all(isinstance(rank, int) for rank in named):
         return LastInterruption(tuple(named), str(seen.get("text", "")), str(seen.get("finding", "")))
-    faults = [one for one in map(_parsed, records) if one.get("interruption") and not one.get(COLLATERAL)]
+    faults = [one for one in map(parse_object, records) if one.get("interruption") and not one.get(COLLATERAL)]
     parts, ranks = [], []
     for one in faults:
         kind, rank = str(one["interruption"]), one.get("member", one.get("rank"))
@@ -111,13 +110,3 @@ def last_interruption(records: Sequence[str], blame: str) -> LastInterruption:
         if kind not in _NOT_TO_BLAME and isinstance(rank, int):
             ranks.append(rank)
     return LastInterruption(tuple(dict.fromkeys(ranks)), "; ".join(dict.fromkeys(parts)))
-
-
-def _parsed(written: str) -> dict[str, Any]:
-    try:
-        found = parse_json(written)
-    except ValueError:
-        return {}
-    if isinstance(found, dict):
-        return found
-    return {}

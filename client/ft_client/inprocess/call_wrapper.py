@@ -27,10 +27,6 @@ class HangProtection(Protocol):
         """Reports that progress is expected again."""
 
 
-def _nothing(iteration: int) -> LastInterruption:
-    return LastInterruption()
-
-
 class CallWrapper:
     """Handed to each parameter of the wrapped function that asks for it. For the thread that runs the function.
 
@@ -100,7 +96,7 @@ class CallWrapper:
 
     def close(self) -> None:
         """Ends the call: the store is not asked any more, and not kept by who keeps this object."""
-        self._why = _nothing
+        self._why = lambda _iteration: LastInterruption()
 
     def begin(self) -> None:
         """Begins an iteration: contexts that an interrupted one left open are closed."""

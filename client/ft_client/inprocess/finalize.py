@@ -9,8 +9,7 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ft_client.inprocess.bounded_call import call_within
-from ft_client.inprocess.callback import Callback
+from ft_client.inprocess.callback import Callback, call_within
 from ft_client.inprocess.state import FrozenState
 
 

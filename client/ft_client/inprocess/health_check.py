@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from ft_client.inprocess.bounded_call import call_within
-from ft_client.inprocess.callback import Callback
+from ft_client.inprocess.callback import Callback, call_within
 from ft_client.inprocess.exception import HealthCheckError, RestartError
 from ft_client.inprocess.state import FrozenState
 

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable
 
 from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx, limit_activity
-from ft_client.inprocess.rank_assignment import at_least, at_most
+from ft_client.inprocess.rank_assignment import at_least
 from ft_client.inprocess.state import State
 
 
@@ -30,7 +30,7 @@ class MaxActiveWorldSize(RankFilter):
 
     def __call__(self, state: State) -> State:
         """Returns the state, this rank being active or a spare."""
-        limit_activity(state, at_most(self.max_active_world_size))
+        limit_activity(state, lambda size: min(size, self.max_active_world_size or size))
         return state
 
 

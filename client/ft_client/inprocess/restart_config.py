@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ft_client.inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
+from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.assignment.layer import Layer, LayerFlag
-from ft_client.inprocess.assignment.tree import Tree
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter
@@ -27,9 +27,8 @@ from ft_client.inprocess.nested_restarter import (
     NestedRestarterHandlingCompleted,
     NestedRestarterHandlingStarting,
 )
-from ft_client.inprocess.rank_assignment import at_least
+from ft_client.inprocess.rank_assignment import Tree, at_least
 from ft_client.inprocess.state import State
-from ft_client.inprocess.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from ft_client.inprocess.wrapper import Wrapper

@@ -87,13 +87,11 @@ class TCPStore(StoreMixin, distributed.TCPStore):  # type: ignore[misc]
     ) -> None:
         host, port = address(host_name, port)
         if world_size is None:
-            size = int(os.environ.get("WORLD_SIZE", "1"))
-        else:
-            size = world_size
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
         super().__init__(
             host_name=host,
             port=port,
-            world_size=size,
+            world_size=world_size,
             is_master=is_master,
             timeout=timeout,
             wait_for_workers=wait_for_workers and is_master,

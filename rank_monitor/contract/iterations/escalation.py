@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.foreign import parse_object
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
@@ -123,10 +123,9 @@ class Restarts:
             before = self._progressed(life, max(1, limits.least_progress))
         same = 0
         if name:
+            same = 1
             if name == self.fault:
-                same = self.same + 1
-            else:
-                same = 1
+                same += self.same
         return replace(
             before,
             counted=iteration,
@@ -158,14 +157,8 @@ class Restarts:
 
 def _fault_of(records: Sequence[str]) -> Mapping[str, Any]:
     """The first record that is not a consequence of another fault; empty where there is none."""
-    for record in records:
-        try:
-            found = parse_json(record)
-        except ValueError:
-            continue
-        if isinstance(found, dict) and not found.get(COLLATERAL):
-            return found
-    return {}
+    found = map(parse_object, records)
+    return next((fault for fault in found if fault and not fault.get(COLLATERAL)), {})
 
 
 def _name(fault: Mapping[str, Any]) -> str:
@@ -173,9 +166,7 @@ def _name(fault: Mapping[str, Any]) -> str:
     kind = fault.get("interruption")
     if not isinstance(kind, str) or kind in _NO_ERRORS:
         return ""
-    error = fault.get("error")
-    if isinstance(error, str):
-        what = error
-    else:
+    what = fault.get("error")
+    if not isinstance(what, str):
         what = kind
     return f"{what} on rank {fault.get('member', fault.get('rank'))}"

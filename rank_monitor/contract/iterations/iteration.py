@@ -1,6 +1,6 @@
 """One iteration of an in-process restart: its keys in the ranks' store, and the operations on them.
 
-Ranks write these keys, and so does the process that speaks for a dead rank (`rank_departure.py`): the node agent, or
+Ranks write these keys, and so does the process that speaks for a dead rank (`depart`, `withdraw`): the node agent, or
 the companion of a standalone rank. Works on any store with torch's operations, takes no lock and keeps no state: each
 step is one atomic operation, so that a process killed between two of them leaves nothing that the next cannot complete.
 
@@ -12,20 +12,22 @@ step is one atomic operation, so that a process killed between two of them leave
     records   why the iteration was interrupted
     blame     who held up the others, where a launcher saw it before the interruption
 
-A released key is written once, by compare-and-set, and is "gone" when the iteration is forgotten. Arrivals at a barrier
-are those of `barrier.py`.
+A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store:
+some 200 bytes for each iteration. So a process that was stopped in an old iteration neither waits without end nor
+releases anything anew: it follows these keys to the end that was without it. The others are deleted when no rank needs
+them any more (`tidy`). Arrivals at a barrier are those of `barrier.py`.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import (
+    EVER,
     MOST_MEMBERS,
     Arrivals,
     Entry,
@@ -39,19 +41,11 @@ from rank_monitor.contract.wire.foreign import whole_number
 from rank_monitor.contract.wire.json_record import read_record
 
 GO, FAULT, DONE, END = "go", "fault", "done", "end"
-GONE = "gone"
-"""In the place of `started`, `outcome` and `closed` once an iteration is forgotten: a process that was stopped just
-before it began to wait for one of them would wait for ever, were the key deleted. A wait with a limit that looks again
-is no way: torch writes two warnings to the console whenever one is over."""
-_MARKS_KEPT = 100
-"""Of so many iterations, some 20 KB: who is stopped between two instructions for longer is lost."""
 # A fault of one rank can fail all others as well: without a bound each of them would add a record.
 _MAX_RECORDS = 64
 _MOST_ITERATIONS = 1 << 31
 """A restart takes milliseconds: so many would take months."""
-_CURRENT, _FORGOTTEN, _OBSERVERS = "iteration", "forgotten", "observers"
-_COMES, _GOES, _IS_DEAD = "+", "-", "!"
-"""What a line of the log of observers begins with."""
+_CURRENT = "iteration"
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,6 @@ class Iteration:
         self.start, self.returned, self.end = (
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
-        self._awaited = (self.started, self.outcome, self.closed)
         self._records, self._note, self._blame = (f"{number}/{name}" for name in ("records", "note", "blame"))
 
     def offer(self, note: str) -> None:
@@ -135,20 +128,19 @@ class Iteration:
             why_end: called on the last rank; returns why there is no further iteration, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
-            self._make_current()
+            # A rank that was stopped for long may lower it: who reads it then follows more ends of iterations.
+            self._store.set(_CURRENT, str(self.number))
             reason = why_end()
             note = self._store.get(self._note).decode()
             if reason:
                 release(self._store, self.started, END + reason)
             else:
                 release(self._store, self.started, GO + note)
-            self._must_be_kept()
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
         """Reports that the function returned on an active rank. The last one ends the call."""
         if self.returned.complete(entry, active_world_size):
             release(self._store, self.outcome, DONE)
-            self._must_be_kept()
 
     def interrupt(self, record: str) -> None:
         """Writes the reason, and interrupts the iteration on every rank. No effect once the iteration is over."""
@@ -199,29 +191,20 @@ class Iteration:
         return str(self._store.get(self._blame).decode())
 
     def forget(self) -> None:
-        """Deletes every key of the iteration, but for a mark in the place of those that are awaited."""
-        for key in self._awaited:
-            self._store.set(key, GONE)
-        keys = [
-            self._note,
-            self._blame,
-            f"{self._records}/count",
-            *Iteration(self._store, self.number - _MARKS_KEPT)._awaited,
-        ]
+        """Deletes every key of the iteration but those that were released."""
+        keys = [self._note, self._blame]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
+        keys.append(f"{self._records}/count")
         for arrivals in (self.start, self.returned, self.end):
             keys += arrivals.keys()
         for key in keys:
             self._store.delete_key(key)
 
     def closing(self) -> Closed | None:
-        """How the iteration ended; None: it has not ended, or was forgotten."""
+        """How the iteration ended; None: it has not, or not by a fault."""
         if not self._store.check([self.closed]):
             return None
-        written = self._store.get(self.closed)
-        if written == GONE.encode():
-            return None
-        return Closed.read(written)
+        return Closed.read(self._store.get(self.closed))
 
     def may_have(self, member: int) -> bool:
         """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""
@@ -229,49 +212,21 @@ class Iteration:
         is_discarded = any(entry.member == member for entry in discarded(self._store).entries())
         return not is_discarded and (members is None or member in members)
 
-    def _make_current(self) -> None:
-        """Writes this iteration as the current one, unless a later one is: this process may have been stopped since."""
-        _raise_to(self._store, _CURRENT, self.number)
-
     def _recorded(self) -> int:
         return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
 
     def _before(self) -> Closed | None:
-        """How the previous iteration ended; None: there was none, or it was not closed.
-
-        Raises:
-            ProtocolError: this one is forgotten.
-        """
-        if self.number:
-            before = Iteration(self._store, self.number - 1).closing()
-        else:
-            before = None
-        self._must_be_kept()
-        return before
+        """How the previous iteration ended; None: there was none."""
+        if self.number == 0:
+            return None
+        return Iteration(self._store, self.number - 1).closing()
 
     def _members(self) -> set[int] | None:
-        """The members that may take part; None: all that entered the call.
-
-        Raises:
-            ProtocolError: the iteration is forgotten.
-        """
+        """The members that may take part; None: all that entered the call."""
         before = self._before()
         if before is None:
             return None
         return before.all_members
-
-    def _must_be_kept(self) -> None:
-        """Checks that the iteration was not forgotten while its keys were read. To be called after reading them.
-
-        An iteration is marked as forgotten before anything of it is deleted.
-
-        Raises:
-            ProtocolError: the iteration is forgotten. A process that was stopped for so long must decide nothing from
-                its keys: it would go on by itself alone.
-        """
-        kept = first_kept(self._store)
-        if self.number < kept:
-            raise ProtocolError(f"iteration {self.number} is forgotten: the others are beyond iteration {kept}")
 
     def _close_if_complete(self) -> None:
         """Closes the iteration when every rank is accounted for. One entry that says so makes a member lost."""
@@ -304,90 +259,25 @@ class Iteration:
             len(wishes),
         )
         release(self._store, self.closed, json.dumps(asdict(closed)))
-        self._must_be_kept()
 
 
 def current(store: Store) -> int:
-    """The iteration that all ranks began last; 0 before the first."""
-    return _number_at(store, _CURRENT)
-
-
-@contextmanager
-def observing(store: Store, member: int, is_dead: bool) -> Iterator[int]:
-    """A context for a process that reads iterations without taking part. Gives the number of the current iteration.
-
-    Inside, no iteration from that one on is forgotten. The observer is the member itself, while it asks to join or
-    leaves, or the process that speaks for a member whose process `is_dead`. It begins and ends by one append to a log,
-    and the one that speaks for a member also cancels what the dead process left there. So a process that is killed at
-    any moment leaves no entry in force.
-    """
-    who, cancelled = f"{member}", ""
-    if is_dead:
-        who, cancelled = f"for{member}", f"{_IS_DEAD}{member}\n"
-    store.append(_OBSERVERS, f"{cancelled}{_COMES}{who}\n")
-    try:
-        yield current(store)
-    finally:
-        store.append(_OBSERVERS, f"{_GOES}{who}\n")
-
-
-def is_observed(store: Store) -> bool:
-    """Whether any process observes. Takes one operation of the store; if none does, the log is emptied."""
-    log = store.compare_set(_OBSERVERS, "", "").decode(errors="replace")
-    there: Counter[str] = Counter()
-    for line in log.splitlines():
-        what, who = line[:1], line[1:]
-        if what not in (_COMES, _GOES, _IS_DEAD):
-            leave_out(_OBSERVERS)
-        elif what == _COMES:
-            there[who] += 1
-        elif what == _IS_DEAD or there[who] <= 1:  # it may be silent and not dead, and go later
-            del there[who]
-        else:
-            there[who] -= 1
-    if log and not there:
-        store.compare_set(_OBSERVERS, log, "")
-    return bool(there)
+    """An iteration that all ranks have begun, the last one as a rule; 0 before the first."""
+    if not store.check([_CURRENT]):
+        return 0
+    number = whole_number(store.get(_CURRENT), _MOST_ITERATIONS)
+    if number is None:
+        leave_out(_CURRENT)
+    return number or 0
 
 
 def tidy(store: Store, number: int) -> None:
-    """Deletes the iterations that are not needed any more. Called by one rank, once all have begun iteration `number`.
+    """Deletes what no rank needs any more. Called by one rank, once all have begun iteration `number`.
 
-    The end of the previous one is still read. While a process observes, nothing is deleted.
+    Of the previous one the reasons for its end are still read.
     """
-    if number < 2 or is_observed(store):
-        return
-    first = first_kept(store)
-    _raise_to(store, _FORGOTTEN, number - 1)
-    for old in range(first, number - 1):
-        Iteration(store, old).forget()
-
-
-def _raise_to(store: Store, key: str, number: int) -> None:
-    """Sets the number at a key to this one, unless it is greater."""
-    now = ""
-    while not now or int(now) < number:
-        found = store.compare_set(key, now, str(number))
-        if whole_number(found, _MOST_ITERATIONS) is None:
-            leave_out(key)
-            store.set(key, "0")
-            found = b"0"
-        now = found.decode()
-
-
-def first_kept(store: Store) -> int:
-    """The first iteration that is not forgotten."""
-    return _number_at(store, _FORGOTTEN)
-
-
-def _number_at(store: Store, key: str) -> int:
-    """The number of an iteration under a key; 0 where there is none."""
-    if not store.check([key]):
-        return 0
-    number = whole_number(store.get(key), _MOST_ITERATIONS)
-    if number is None:
-        leave_out(key)
-    return number or 0
+    if number >= 2:
+        Iteration(store, number - 2).forget()
 
 
 def joining(store: Store) -> Arrivals:
@@ -398,3 +288,71 @@ def joining(store: Store) -> Arrivals:
 def discarded(store: Store) -> Arrivals:
     """Members to which the rank assignment gave no rank."""
     return Arrivals(store, "discarded")
+
+
+def depart(
+    store: Store, member: int, record: str, timeout_s: float, undecided: int = 0, number: int | None = None
+) -> None:
+    """Reports that a member is gone. Blocks until the iteration has ended on all other ranks.
+
+    Called by the node agent or the companion that saw its process end, or by the rank itself on its way out. A second
+    report does no harm. A member that was counted as well in an iteration that is just closing is accounted for in the
+    next one.
+
+    Args:
+        store: of the call.
+        member: its rank at entry.
+        record: why, as `InterruptionRecord.to_json` writes it.
+        timeout_s: how long the others may take to arrive at an iteration's end.
+        undecided: the number of members that may take part, where the member itself leaves before it got a rank;
+            otherwise 0.
+        number: of the first iteration in which the member may take part; None: the current one.
+
+    Raises:
+        RuntimeError: the store is lost, or the others did not arrive in time.
+    """
+    if number is None:
+        number = current(store)
+    while True:
+        iteration = Iteration(store, number)
+        if not iteration.may_have(member):
+            if iteration.closing() is None:
+                return
+            number += 1  # it may have been let in since
+            continue
+        iteration.interrupt(record)
+        if store.get(iteration.outcome) == DONE.encode():
+            return
+        iteration.account(Entry(member, world_size=undecided, is_well=False))
+        store.wait([iteration.closed], datetime.timedelta(seconds=timeout_s))
+        number += 1
+
+
+def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
+    """Cancels the request of a dead member to join. If it was just let in, reports its departure as `depart` does.
+
+    Blocks until an iteration has closed that took this into account, or the call is done.
+    """
+    number = current(store)
+    wishes = joining(store)
+    wishes.sign(Entry(member, is_well=False))
+    wish_count = len(wishes.entries())
+    while True:
+        closed = closing_of(store, number)
+        if closed is None:
+            return
+        number += 1
+        if member in closed.joined_members:
+            depart(store, member, record, timeout_s, number=number)
+        if closed.taken >= wish_count:
+            return
+
+
+def closing_of(store: Store, number: int) -> Closed | None:
+    """Waits until an iteration ends; None: the function is done on all ranks."""
+    iteration = Iteration(store, number)
+    store.wait([iteration.outcome], EVER)
+    if store.get(iteration.outcome) == DONE.encode():
+        return None
+    store.wait([iteration.closed], EVER)
+    return Closed.read(store.get(iteration.closed))

@@ -15,7 +15,7 @@ from collections.abc import Callable, MutableMapping
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import EVER, Store
-from rank_monitor.contract.iterations.iteration import DONE, Iteration, current
+from rank_monitor.contract.iterations.iteration import DONE, FAULT, Iteration, current
 from rank_monitor.contract.wire.foreign import parse_json
 
 _SETTLED = datetime.timedelta(seconds=0.1)
@@ -48,7 +48,9 @@ def serve_iterations(
         Iteration(store, number).offer(note)
 
     number = current(store)
-    if not store.check([Iteration(store, number).started]):
+    started = Iteration(store, number).started
+    # After a fault, too: the last rank that arrived before it may wait for a note, and would not come to the end.
+    if not store.check([started]) or store.get(started) == FAULT.encode():
         offer(number)
     while True:
         iteration = Iteration(store, number)

@@ -94,6 +94,17 @@ def parse_json(text: str | bytes) -> Any:
     return _PLAIN.decode(text)
 
 
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The object of a JSON text; empty where the text is not one, or not within the bounds of `parse_json`."""
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return {}
+    if isinstance(found, dict):
+        return found
+    return {}
+
+
 def _may_be_out_of_range(text: str) -> bool:
     """Whether a number in a text may be too long, or have an exponent of three digits, so that no float holds it.
 

@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.standalone.companion import Companion
 from ft_client.inprocess.standalone.watched_call import WatchedCall
-from ft_client.inprocess.timeouts import Timeouts
 from ft_client.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.wire.messages import Restarter

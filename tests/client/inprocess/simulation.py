@@ -23,16 +23,16 @@ from rank_monitor.contract.iterations.iteration import (
     DONE,
     FAULT,
     GO,
-    GONE,
     Closed,
     Iteration,
-    is_observed,
+    closing_of,
+    current,
+    depart,
     joining,
-    observing,
     tidy,
+    withdraw,
 )
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
-from rank_monitor.contract.iterations.rank_departure import closing_of, depart, withdraw
 
 RECORD = '{"rank": 0, "interruption": "EXCEPTION"}'
 
@@ -171,9 +171,9 @@ class SimulatedStore:
     def __init__(self, stage: Stage) -> None:
         self._stage, self.values = stage, dict[str, bytes]()
 
-    def set(self, key: str, value: str, /) -> None:
-        self._stage.pause(f"set {key} {value}")
-        self.values[key] = value.encode()
+    def set(self, key: str, value: str | bytes, /) -> None:
+        self._stage.pause(f"set {key} {value!r}")
+        self.values[key] = value.encode() if isinstance(value, str) else value
 
     def get(self, key: str, /) -> bytes:
         self._stage.pause(f"get {key}", lambda: key in self.values)
@@ -192,17 +192,20 @@ class SimulatedStore:
         self._stage.pause(f"check {keys}")
         return all(key in self.values for key in keys)
 
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        self._stage.pause(f"compare_set {key} {desired}")
+    def compare_set(self, key: str, expected: str, desired: str | bytes, /) -> bytes:
+        self._stage.pause(f"compare_set {key} {desired!r}")
         if self.values.get(key, b"") == expected.encode():
-            self.values[key] = desired.encode()
+            self.values[key] = desired.encode() if isinstance(desired, str) else desired
         return self.values[key]
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        return [self.get(key) for key in keys]
 
     def delete_key(self, key: str, /) -> bool:
         self._stage.pause(f"delete {key}")
         return self.values.pop(key, None) is not None
 
-    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
+    def wait(self, keys: list[str], timeout: datetime.timedelta = datetime.timedelta(0), /) -> None:
         patient = timeout > datetime.timedelta(days=1)
         self._stage.pause(f"comes to {keys}")
         self._stage.pause(f"wait {keys}", lambda: all(key in self.values for key in keys), patient)
@@ -237,7 +240,7 @@ class AssignmentStore:
         return self._prefix + key
 
     def set(self, key: str, value: str | bytes, /) -> None:
-        self._rank.store.set(self._key(key), value.decode() if isinstance(value, bytes) else value)
+        self._rank.store.set(self._key(key), value)
 
     def get(self, key: str, /) -> bytes:
         return self._rank.store.get(self._key(key))
@@ -248,12 +251,11 @@ class AssignmentStore:
     def append(self, key: str, value: str, /) -> None:
         self._rank.store.append(self._key(key), value)
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes, /) -> bytes:
-        key, values = self._key(key), self._rank.store.values
-        self._rank.stage.pause(f"compare_set {key}")
-        assert expected == ""
-        assert isinstance(desired, bytes)
-        return values.setdefault(key, desired)
+    def check(self, keys: list[str], /) -> bool:
+        return self._rank.store.check([self._key(key) for key in keys])
+
+    def compare_set(self, key: str, expected: str, desired: str | bytes, /) -> bytes:
+        return self._rank.store.compare_set(self._key(key), expected, desired)
 
     def multi_get(self, keys: list[str], /) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -321,7 +323,7 @@ class SimulatedCall:
         self.started[name] = number
 
     def check(self) -> None:
-        """After the end: all that finished did so in one iteration, whose ranks are consecutive; nobody observes."""
+        """After the end: all that finished did so in one iteration, whose ranks are consecutive."""
         done = {number for phase, number in self.ends.values() if phase is RestartPhase.DONE}
         if len(done) > 1:
             raise Violation(f"done in iterations {done}")
@@ -333,17 +335,6 @@ class SimulatedCall:
         lost = [name for name, (phase, _) in self.ends.items() if phase is RestartPhase.LEFT]
         if lost and not self.stage.lines.count("time passes") and self.plan.active is None:
             raise Violation(f"healthy and lost: {lost}")
-        if all(actor.ended or actor is self.host for actor in self.stage.actors) and (log := self.observers()):
-            raise Violation(f"nothing is forgotten any more: {log}")
-
-    def observers(self) -> list[str]:
-        """The log of those who observe, if one is left."""
-        log = self.store.values.get("observers", b"").decode().split()
-        self.stage.may_kill = lambda actor: False
-        left: list[bool] = []
-        self.stage.start(Actor("reader", 0, mortal=False), lambda: left.append(is_observed(self.store)))
-        self.stage.run()
-        return log if left == [True] else []
 
 
 class SimulatedRank:
@@ -410,18 +401,17 @@ class SimulatedRank:
         self.call.ends[self.actor.name] = (phase, self.number)
 
     def _join(self) -> bool:
-        with observing(self.store, self.member, is_dead=False) as number:
-            self.number = number
-            while Iteration(self.store, self.number).closing() is not None:
-                self.number += 1
-            joining(self.store).sign(Entry(self.member))
-            while True:
-                self.closed = closing_of(self.store, self.number)
-                if self.closed is None:
-                    return False
-                if self.member in self.closed.joined_members:
-                    break
-                self.number += 1
+        self.number = current(self.store)
+        while Iteration(self.store, self.number).closing() is not None:
+            self.number += 1
+        joining(self.store).sign(Entry(self.member))
+        while True:
+            self.closed = closing_of(self.store, self.number)
+            if self.closed is None:
+                return False
+            if self.member in self.closed.joined_members:
+                break
+            self.number += 1
         self.actor.is_in = True
         self.rank = self.closed.world_size + self.closed.joined_members.index(self.member)
         return True
@@ -429,12 +419,7 @@ class SimulatedRank:
     def _await(self, key: str, patient: bool = True) -> str:
         days = 10 if patient else 0
         self.store.wait([key], datetime.timedelta(days=days))
-        if not self.store.check([key]):
-            raise ProtocolError(f"{key} was forgotten")
-        value = self.store.get(key).decode()
-        if value == GONE:
-            raise ProtocolError(f"{key} was forgotten")
-        return value
+        return self.store.get(key).decode()
 
     def _next(self, key: str, events: dict[str, RestartEvent], patient: bool = False) -> RestartEvent:
         try:
@@ -533,7 +518,7 @@ class SimulatedRank:
         if action is RestartAction.LEAVE:
             return RestartEvent.ENDED
         try:
-            depart(self.store, self.member, RECORD, 100, self.undecided, by_itself=True)
+            depart(self.store, self.member, RECORD, 100, self.undecided)
         except distributed.DistStoreError:
             self.stage.lines.append(f"{self.actor.name}: nobody took note")
             if not self.call.plan.impatient and not self.call.killed:

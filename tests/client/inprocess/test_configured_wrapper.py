@@ -11,10 +11,10 @@ import pytest
 from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.abort import AbortTorchDistributed
 from ft_client.inprocess.assignment.layer import LayerFlag
-from ft_client.inprocess.assignment.tree import Tree
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.health_check import FaultCounter
 from ft_client.inprocess.initialize import RetryController
+from ft_client.inprocess.rank_assignment import Tree
 from ft_client.inprocess.restart_config import InProcessRestartConfig
 from tests.client.inprocess import corner_mains
 from tests.client.inprocess.job import job

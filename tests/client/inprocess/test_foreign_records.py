@@ -10,15 +10,7 @@ from torch.distributed import TCPStore
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, leave_out, ranks_in
-from rank_monitor.contract.iterations.iteration import (
-    Closed,
-    Iteration,
-    current,
-    first_kept,
-    is_observed,
-    observing,
-    tidy,
-)
+from rank_monitor.contract.iterations.iteration import Closed, Iteration, current
 from rank_monitor.contract.wire.foreign import whole_number
 
 NUMBERS = ["30000000000", "-30000000000", "garbage", "9" * 5000, "", "1.5", "\xff\xfe"]
@@ -80,25 +72,11 @@ def test_a_foreign_count_of_a_roll(store: TCPStore, count: str) -> None:
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_foreign_numbers_of_iterations(store: TCPStore, number: str, caplog: pytest.LogCaptureFixture) -> None:
-    for key in ("iteration", "forgotten"):
-        store.set(key, number)
+    store.set("iteration", number)
     with caplog.at_level(logging.WARNING):
-        for at in range(5):
-            iteration = Iteration(store, at)
-            iteration.offer("")
-            for member in range(2):
-                iteration.arrive(Entry(member, member, 2))
-            tidy(store, at)
-            for member in range(2):
-                iteration.account(Entry(member, member, 2))
-    assert (current(store), first_kept(store)) == (4, 3)
-    assert len(caplog.records) <= 2, "one line for each key"
-
-
-@pytest.mark.parametrize("log", ["\n\n", "garbage\n", "\xff\n", "-nobody\n", "!\n"])
-def test_foreign_lines_among_observers(store: TCPStore, log: str) -> None:
-    store.append("observers", log)
-    assert not is_observed(store)
-    with observing(store, 1, is_dead=False):
-        assert is_observed(store)
-    assert not is_observed(store)
+        assert current(store) == current(store) == 0
+    assert len(caplog.records) == 1
+    iteration = Iteration(store, 4)
+    iteration.offer("")
+    iteration.arrive(Entry(0, 0, 1))
+    assert current(store) == 4

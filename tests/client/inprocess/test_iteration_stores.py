@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore
@@ -12,10 +13,12 @@ from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.iterations.iteration_stores import note_of, serve_iterations, variables_of
 from tests.client.inprocess.nursery import until
+from tests.patience import patient
 
 ALONE = Entry(0, 0, 1)
 _MOST = 5
 HOST = "10.0.0.1"
+LIMIT_S = patient(60)
 
 
 @pytest.fixture
@@ -79,6 +82,16 @@ def test_one_that_was_interrupted_before_it_began_is_gone_beyond(store: HashStor
     until(lambda: set(servers) == {0}, "the first")
     Iteration(store, 0).interrupt("{}")
     assert started_with(store, 1)["MASTER_PORT"] == "1002"
+
+
+def test_who_arrived_last_before_a_fault_gets_its_note(store: HashStore, serving: Serving) -> None:
+    """A rank died at the start, and that was reported before the host of the stores looked."""
+    with ThreadPoolExecutor(1) as rank:
+        waiting = rank.submit(Iteration(store, 0).arrive, ALONE)
+        Iteration(store, 0).interrupt("{}")
+        serving({}, numbered())
+        waiting.result(LIMIT_S)
+    assert store.get(Iteration(store, 0).started) == b"fault"
 
 
 def test_another_host_goes_on_where_the_ranks_are(store: HashStore, serving: Serving) -> None:

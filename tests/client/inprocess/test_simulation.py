@@ -85,19 +85,24 @@ def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.Mo
 
 
 def test_who_was_slow_for_too_long_would_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test of the test: nobody looks whether its iteration is forgotten, and no mark says so."""
-    monkeypatch.setattr("rank_monitor.contract.iterations.iteration.first_kept", lambda store: 0)
-    monkeypatch.setattr("rank_monitor.contract.iterations.iteration._MARKS_KEPT", 0)
+    """The test of the test: what was released is deleted as well, so that it can be released anew."""
+    forget = Iteration.forget
+
+    def forget_all(iteration: Iteration) -> None:
+        forget(iteration)
+        for key in (iteration.started, iteration.outcome, iteration.closed):
+            iteration._store.delete_key(key)
+
+    monkeypatch.setattr(Iteration, "forget", forget_all)
     with pytest.raises((Violation, InternalError)):
         for seed in range(2, 20_000, 4):
             play(plan_of(seed), script_of(seed))
 
 
 def test_no_keys_gather_in_the_store() -> None:
-    """What many restarts leave is what few do."""
+    """Of each restart three short keys are left: those by which ranks were released."""
 
     def left(failures: int) -> int:
         return len(play(Plan(3, failures, 0, 0), [1] * 20_000).store.values)
 
-    # Marks of the last hundred iterations are kept; each has up to three failures.
-    assert left(450) <= left(350) + 2 * 3  # records of the last fault
+    assert left(450) <= left(350) + 3 * 100 + 2 * 3  # and records of the last fault

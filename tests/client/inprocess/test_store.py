@@ -11,7 +11,7 @@ import pytest
 
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, ranges_of, ranks_in, release
-from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, is_observed, observing, tidy
+from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, depart, tidy
 from tests.ports import free_port
 
 WAIT = datetime.timedelta(seconds=60)
@@ -109,39 +109,26 @@ def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | Fi
         iteration.interrupt("{}")
         iteration.account(Entry(0, 0, 1))
     tidy(store, 3)
-    assert Iteration(store, 1).closing() is None
-    assert not store.check(["1/start/entries"])
-    assert Iteration(store, 2).closing() is not None
+    assert not store.check(["1/start/entries"]) and not Iteration(store, 1).records()
+    assert Iteration(store, 2).records() == ["{}"]
 
 
-def test_a_mark_in_the_place_of_what_is_awaited_is_deleted_in_the_end(store: TCPStore | FileStore) -> None:
-    Iteration(store, 0).offer("")
-    Iteration(store, 0).arrive(Entry(0, 0, 1))
+def test_who_was_stopped_in_an_old_iteration_learns_that_the_others_went_on(store: TCPStore | FileStore) -> None:
+    """Nothing that it does there releases anything anew, and nothing that it awaits is missing."""
+    old = Iteration(store, 0)
+    old.offer("")
+    for member in range(2):
+        old.arrive(Entry(member, member, 2))
+    old.interrupt("{}")
+    old.account(Entry(0, 0, 2))
+    old.account(Entry(1, is_well=False))
     tidy(store, 2)
-    assert store.check(["0/started", "0/closed"]), "who was stopped before it waited is woken"
-    tidy(store, 150)
-    assert not store.check(["0/started"]) and not store.check(["0/closed"])
-
-
-def test_what_is_observed_is_kept_until_nobody_observes_any_more(store: TCPStore | FileStore) -> None:
-    assert not is_observed(store)
-    killed = observing(store, 1, is_dead=False)
-    killed.__enter__()
-    with observing(store, 2, is_dead=False):
-        assert is_observed(store)
-    for number in range(2):
-        Iteration(store, number).offer("")
-        Iteration(store, number).arrive(Entry(0, 0, 1))
-        tidy(store, 2)
-        assert store.check([f"{number}/start/entries"])
-    with observing(store, 1, is_dead=True), observing(store, 1, is_dead=True):
-        assert is_observed(store)
-    killed.__exit__(None, None, None)  # it was silent, and not dead
-    with observing(store, 1, is_dead=False):
-        assert is_observed(store)
-    tidy(store, 2)
-    assert not store.check(["0/start/entries"]) and store.check(["1/start/entries"])
-    assert store.get("observers") == b"", "the log does not grow"
+    old.arrive(Entry(1, 1, 2))
+    old.announce_return(Entry(1, 1, 2), 1)
+    old.account(Entry(1, 1, 2))
+    store.wait([old.started, old.outcome, old.closed], SOON)
+    assert old.closing() == Closed(2, "1", "0", "", 0)
+    depart(store, 1, "{}", SOON.total_seconds())
 
 
 def test_rolls_and_ranges() -> None:

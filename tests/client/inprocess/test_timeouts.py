@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from ft_client.inprocess.timeouts import Timeouts
+from ft_client.inprocess.arguments import Timeouts
 
 
 def s(seconds: float) -> datetime.timedelta:

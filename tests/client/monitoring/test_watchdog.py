@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from ft_client import RankMonitorClient
+from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
-from ft_client.inprocess.timeouts import Timeouts
 from ft_client.monitoring import process
 from ft_client.monitoring.link import Link
 from ft_client.monitoring.watchdog import Stamp, Watchdog, megatron_iteration

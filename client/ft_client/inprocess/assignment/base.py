@@ -10,9 +10,10 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ft_client.inprocess.assignment.gather import Gathers, GatherStore
+from ft_client.inprocess.assignment.gather import Gathers
 from ft_client.inprocess.exception import InternalError, RestartAbort, RestartError
 from ft_client.inprocess.state import Mode, State
+from rank_monitor.contract.iterations.barrier import Store
 
 
 class RankDiscarded(RestartError):
@@ -31,7 +32,7 @@ class RankAssignmentCtx:
     """
 
     state: State
-    store: GatherStore
+    store: Store
     terminated_ranks: set[int]
     gathers: Gathers = field(default=None, repr=False)  # type: ignore[assignment]
 

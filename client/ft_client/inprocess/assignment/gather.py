@@ -2,7 +2,8 @@
 
 Assignments use it by their context (`base.py`). Each rank writes its value and increments a counter; the last one reads
 all values and publishes them, compressed, under one key. If a rank is lost meanwhile, a process that knows it publishes
-that instead. The first publication holds for all ranks.
+that instead. The first publication holds for all ranks, and stays in the store with the counter: some kilobytes where
+there are thousands of ranks. Each rank deletes its own value, unless the gather was abandoned.
 """
 
 from __future__ import annotations
@@ -11,24 +12,9 @@ import datetime
 import json
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
 
 from ft_client.inprocess.exception import InternalError
-from rank_monitor.contract.iterations.barrier import release
-
-
-class GatherStore(Protocol):
-    """The operations of `torch.distributed.Store` that a gather needs."""
-
-    def set(self, key: str, value: str | bytes, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def append(self, key: str, value: str, /) -> None: ...
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes, /) -> bytes: ...
-    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
-    def delete_key(self, key: str, /) -> bool: ...
-    def wait(self, keys: list[str], timeout: datetime.timedelta = ..., /) -> None: ...
-
+from rank_monitor.contract.iterations.barrier import Store, release
 
 _ABANDONED = b"abandoned"
 
@@ -38,29 +24,22 @@ class GatherAbandoned(Exception):
 
 
 class Gathers:
-    """The gathers that one rank makes through the store of one rank assignment. Another thread may abandon them.
+    """The gathers that one rank makes through the store of one rank assignment. Another thread may abandon them."""
 
-    `left_here`: keys that this rank must delete when all ranks have left the gather.
-    """
-
-    def __init__(self, store: GatherStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._made = 0
-        self.left_here: list[str] = []
         self._are_abandoned = False
 
     def make(self, ranks: Sequence[int], rank: int, value: str, timeout: datetime.timedelta | None) -> list[str]:
         """Makes the next gather; arguments, result and errors as for `gather`."""
         self._made += 1
-        self.left_here = [_mine(self._made - 1, rank)]
         # `abandon` sets the flag and then reads the number; here the order is reversed, so one of the two publishes.
         if self._are_abandoned:
-            _publish(self._store, self._made - 1, _ABANDONED)
-        values = gather(self._store, self._made - 1, ranks, rank, value, timeout)
-        self.left_here = []
-        return values
+            release(self._store, _all(self._made - 1), _ABANDONED)
+        return gather(self._store, self._made - 1, ranks, rank, value, timeout)
 
-    def abandon(self, store: GatherStore) -> None:
+    def abandon(self, store: Store) -> None:
         """Ends the present gather and all later ones on every rank with `GatherAbandoned`.
 
         Args:
@@ -68,15 +47,11 @@ class Gathers:
         """
         self._are_abandoned = True
         if self._made:
-            _publish(store, self._made - 1, _ABANDONED)
-
-    def keys_left(self) -> list[str]:
-        """The common keys of all gathers, which one rank must delete."""
-        return [key for number in range(self._made) for key in (_arrived(number), _all(number))]
+            release(store, _all(self._made - 1), _ABANDONED)
 
 
 def gather(
-    store: GatherStore, number: int, ranks: Sequence[int], rank: int, value: str, timeout: datetime.timedelta | None
+    store: Store, number: int, ranks: Sequence[int], rank: int, value: str, timeout: datetime.timedelta | None
 ) -> list[str]:
     """Returns the values of `ranks`, in their order. Collective over these ranks; blocks until all have called it.
 
@@ -95,12 +70,12 @@ def gather(
     """
     mine = _mine(number, rank)
     store.set(mine, value.encode())
-    arrived = store.add(_arrived(number), 1)
+    arrived = store.add(f"{number}/arrived", 1)
     if arrived > len(ranks):
         raise InternalError(f"gather {number}: {arrived} ranks take part, {len(ranks)} were expected")
     if arrived == len(ranks):
         values = [found.decode() for found in store.multi_get([_mine(number, other) for other in ranks])]
-        published = _publish(store, number, zlib.compress(json.dumps(values).encode(), 1))
+        published = release(store, _all(number), zlib.compress(json.dumps(values).encode(), 1))
     else:
         if timeout is None:
             store.wait([_all(number)])
@@ -113,17 +88,8 @@ def gather(
     return _values(published, len(ranks), number)
 
 
-def _publish(store: GatherStore, number: int, value: bytes) -> bytes:
-    """Publishes a value unless one is published already. Returns the published value."""
-    return release(store, _all(number), value)
-
-
 def _mine(number: int, rank: int) -> str:
     return f"{number}/{rank}"
-
-
-def _arrived(number: int) -> str:
-    return f"{number}/arrived"
 
 
 def _all(number: int) -> str:

@@ -1,6 +1,6 @@
 """All ranks as the leaves of a tree of layers, and which of them are active after each loss. Pure.
 
-`tree.py` asks it. Every rank computes the same from the keys that were gathered once. Leaves are in depth-first order,
+`Tree` asks it. Every rank computes the same from the keys that were gathered once. Leaves are in depth-first order,
 siblings in the order of their ranks at entry, so that the leaves of a branch are consecutive. An update takes O(ranks x
 layers).
 """

@@ -10,7 +10,7 @@ import datetime
 import re
 from collections.abc import Mapping
 
-from ft_client.inprocess.timeouts import Timeouts
+from ft_client.inprocess.arguments import Timeouts
 
 Version = tuple[int, ...]
 

@@ -39,8 +39,6 @@ class Assigning:
         self._assignment = assignment
         self._store = store
         self._watched = watched
-        self._keys: list[str] = []
-        self._own_keys: list[str] = []
         self._current: tuple[int, Gathers] | None = None
         self._abandoned = -1
 
@@ -68,8 +66,8 @@ class Assigning:
             self.undecided = state.world_size
         else:
             self.undecided = len(closed.all_members)
-        prefix = f"{state.iteration}/assign"
-        context = RankAssignmentCtx(dataclasses.replace(state), PrefixStore(prefix, self._store), gone)
+        store = PrefixStore(f"{state.iteration}/assign", self._store)
+        context = RankAssignmentCtx(dataclasses.replace(state), store, gone)
         self._current = state.iteration, context.gathers
         if self._abandoned >= state.iteration:
             context.gathers.abandon(context.store)
@@ -78,9 +76,6 @@ class Assigning:
         except GatherAbandoned:
             ShiftRanks()(RankAssignmentCtx(state, context.store, gone))
             raise
-        finally:
-            self._keys += [f"{prefix}/{key}" for key in context.gathers.keys_left()]
-            self._own_keys += [f"{prefix}/{key}" for key in context.gathers.left_here]
         vars(state).update(vars(decided))
         self.undecided = 0
 
@@ -89,15 +84,6 @@ class Assigning:
         self._abandoned = number
         if self._current is not None and self._current[0] == number:
             self._current[1].abandon(PrefixStore(f"{number}/assign", self._watched))
-
-    def tidy(self, deletes: bool) -> None:
-        """Deletes the keys of the gathers, when all ranks have their numbers. One rank `deletes` the common keys."""
-        keys = self._own_keys
-        if deletes:
-            keys = keys + self._keys
-        self._keys, self._own_keys = [], []
-        for key in keys:
-            self._store.delete_key(key)
 
 
 class IterationEnvironment:

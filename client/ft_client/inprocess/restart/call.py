@@ -27,8 +27,9 @@ from ft_client.inprocess.attribution import (
     last_interruption,
 )
 from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.callback import in_thread
 from ft_client.inprocess.exception import InternalError, RestartAbort
-from ft_client.inprocess.restart import members, store_watcher
+from ft_client.inprocess.restart import members
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
@@ -122,8 +123,7 @@ class Call:
             except BaseException as error:
                 if phase in ENDS:
                     raise
-                is_lost = isinstance(error, distributed.DistNetworkError)
-                if is_lost:
+                if isinstance(error, distributed.DistNetworkError):
                     event = self._lost(error)
                 else:
                     event = self._function.end_by(error)
@@ -176,7 +176,6 @@ class Call:
     def _prepare(self) -> RestartEvent:
         state = self._state
         state.fn_exception = None
-        self._assigning.tidy(state.rank == 0)
         if state.rank == 0:  # everybody has come here: nobody reads what is older than the end of the last
             tidy(self._store, state.iteration)
         self._environment.set(state, self._note)
@@ -258,9 +257,12 @@ class Call:
         return self._leave()
 
     def _depart(self) -> RestartEvent:
-        record = self._record(Interruption.BASE_EXCEPTION)
-        with members.departing(self._store, self._member, record, self._barrier_s, self._assigning.undecided):
-            return self._leave()
+        record, undecided = self._record(Interruption.BASE_EXCEPTION), self._assigning.undecided
+        report = partial(members.report_departure, self._store, self._member, record, self._barrier_s, undecided)
+        reported = in_thread(report, "departure")  # meanwhile: the others must not wait for what this rank still does
+        event = self._leave()
+        reported.result()
+        return event
 
     def _leave(self) -> RestartEvent:
         self._link.restarting()
@@ -295,25 +297,21 @@ class Call:
             event = self._watcher.events.get(timeout=timeout_s)
         except queue.Empty:
             return RestartEvent.LATE
-        match event:
-            case store_watcher.Started(note):
-                self._note = note
-                return RestartEvent.STARTED
-            case store_watcher.End(reason):
-                return self._function.end_by(RestartAbort(reason))
-            case store_watcher.FaultReported(number):
-                self._faulted = number
-                return RestartEvent.INTERRUPTED
-            case store_watcher.Done():
-                return RestartEvent.DONE
-            case Closed() as closed:
-                self._closed = closed
-                if closed.has(self._member):
-                    return RestartEvent.CLOSED
-                without = RankDiscarded(f"the others went on without rank {self._state.rank}")
-                return self._function.end_by(without, RestartEvent.EXCLUDED)
-            case store_watcher.StoreGone(problem):
-                return self._lost(problem)
+        match event.kind:
+            case RestartEvent.STARTED:
+                self._note = event.value
+            case RestartEvent.ENDED:
+                self._function.end_by(RestartAbort(event.value))
+            case RestartEvent.INTERRUPTED:
+                self._faulted = event.value
+            case RestartEvent.CLOSED:
+                self._closed = event.value
+                if not event.value.has(self._member):
+                    without = RankDiscarded(f"the others went on without rank {self._state.rank}")
+                    return self._function.end_by(without, RestartEvent.EXCLUDED)
+            case RestartEvent.LOST:
+                self._lost(event.value)
+        return event.kind
 
     def _lost(self, problem: BaseException) -> RestartEvent:
         return self._function.end_by(

@@ -109,14 +109,13 @@ def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coord
     connect = partial(TCPStore, **{**arguments.store_kwargs, "host_name": host, "port": port})
     raw = connect()
     number = f"{_BASE}/call"
+    present = None
     if is_respawned() and raw.check([number]):
         present = int(raw.get(number))
-    else:
-        present = None
     prefix = _next_prefix(_BASE, present)
     if os.environ.get("RANK") == "0":
         raw.set(number, prefix.rpartition("/")[2])
-    return _over(raw, connect, arguments, prefix, (host, port), reachable=True, is_served=True)
+    return _over(raw, connect, arguments, prefix, (host, port), is_served=True)
 
 
 def _opened(path: str | None, state: State) -> str:
@@ -142,25 +141,21 @@ def _of_launcher() -> Address:
 
 def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
     store_kwargs = arguments.store_kwargs
-    is_ours = isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore)
-    if is_ours:
+    where = None
+    if isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore):
         where = address(store_kwargs.get("host_name"), store_kwargs.get("port"))
-    else:
-        where = None
     prefix = _next_prefix(f"{_BASE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
-    text = os.environ.get("LOCAL_RANK", "")
     local_rank = 0
-    if text.isdecimal():
-        local_rank = int(text)
+    with contextlib.suppress(ValueError):
+        local_rank = int(os.environ.get("LOCAL_RANK", ""))
     hosts = state.rank == 0 and where is not None and not _is_hosted_by_agent(where)
     towards = where
     if towards is None:
         with contextlib.suppress(ValueError):
             towards = address(None, None)
+    iterations_host = ""
     if state.rank == 0:
         iterations_host = own_address(towards)
-    else:
-        iterations_host = ""
     companion = Companion.start(
         WatchedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
         make_store,
@@ -179,7 +174,6 @@ def _over(
     prefix: str,
     where: Address | None,
     companion: Companion | None = None,
-    reachable: bool = False,
     is_served: bool = False,
 ) -> Coordination:
     """A coordination over the connection `raw` and another one. `make_store`: one more of that kind."""
@@ -188,7 +182,7 @@ def _over(
     second = _second(raw, make_store)
     raw.set_timeout(arguments.barrier_timeout)
     store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
-    if not reachable:
+    if companion is not None or not is_served:  # the launcher does not reach the store
         prefix = ""
     return Coordination(store, watched, prefix, where, companion, is_served, kept=(raw, second))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.restart.monitor_link import MonitorLink
@@ -68,23 +69,15 @@ class Escalating:
 
 def limits_of(arguments: Arguments) -> EscalationLimits:
     """The limits given to the wrapper; else those of the launcher, or the defaults of its options."""
-    text, usual = os.environ.get(env.IN_PROCESS_LIMITS), RestartSettings().in_process_limits
+    known, text = RestartSettings().in_process_limits, os.environ.get(env.IN_PROCESS_LIMITS)
     if text:
         known = EscalationLimits.read(text)
-    else:
-        known = usual
-
-    def chosen(limit: int | None, otherwise: int) -> int:
-        if limit is None:
-            return otherwise
-        return limit
-
-    return EscalationLimits(
-        chosen(arguments.same_error_limit, known.same_error),
-        chosen(arguments.no_progress_limit, known.no_progress),
-        chosen(arguments.soft_timeout_limit, known.soft_timeouts),
-        known.least_progress,
-    )
+    given = {
+        "same_error": arguments.same_error_limit,
+        "no_progress": arguments.no_progress_limit,
+        "soft_timeouts": arguments.soft_timeout_limit,
+    }
+    return replace(known, **{name: limit for name, limit in given.items() if limit is not None})
 
 
 def reported_iteration() -> int:
@@ -92,6 +85,6 @@ def reported_iteration() -> int:
     if RankMonitorClient.active is not None and RankMonitorClient.active.iteration != NO_ITERATION:
         return RankMonitorClient.active.iteration
     megatron = megatron_iteration()
-    if megatron is None:
-        return NO_ITERATION
-    return megatron
+    if megatron is not None:
+        return megatron
+    return NO_ITERATION

@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
-from ft_client.inprocess.bounded_call import in_thread
 from ft_client.inprocess.state import State
 from rank_monitor.contract import env
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry, Store
-from rank_monitor.contract.iterations.iteration import Closed, Iteration, discarded, joining, observing
-from rank_monitor.contract.iterations.rank_departure import closing_of, depart
+from rank_monitor.contract.iterations.iteration import (
+    Closed,
+    Iteration,
+    closing_of,
+    current,
+    depart,
+    discarded,
+    joining,
+)
 
 logger = logging.getLogger("ft_client.inprocess")
 _NOW = "now"
@@ -32,20 +36,17 @@ def join(store: Store, state: State) -> Closed | None:
     Returns:
         How that iteration closed; None: the function was done on all ranks before.
     """
-    member = state.rank or 0
-    with observing(store, member, is_dead=False) as current:
-        number = current
-        while Iteration(store, number).closing() is not None:  # let others in, and perhaps this member's former process
-            number += 1
-        joining(store).sign(Entry(member))
-        if os.environ.get(env.REJOIN) == _NOW:
-            record = InterruptionRecord(member, Interruption.JOINING, member)
-            Iteration(store, number).interrupt(record.to_json())
-        while True:
-            closed = closing_of(store, number)
-            if closed is None or member in closed.joined_members:
-                break
-            number += 1
+    member, number = state.rank or 0, current(store)
+    while Iteration(store, number).closing() is not None:  # let others in, and perhaps this member's former process
+        number += 1
+    joining(store).sign(Entry(member))
+    if os.environ.get(env.REJOIN) == _NOW:
+        record = InterruptionRecord(member, Interruption.JOINING, member)
+        Iteration(store, number).interrupt(record.to_json())
+    closed = closing_of(store, number)
+    while closed is not None and member not in closed.joined_members:
+        number += 1
+        closed = closing_of(store, number)
     os.environ.pop(env.REJOIN, None)  # it takes part in the next call like the others
     if closed is None:
         return None
@@ -90,17 +91,10 @@ def discard(store: Store, iteration: Iteration, member: int, all_members: int, r
         iteration.interrupt(record)
 
 
-@contextmanager
-def departing(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> Iterator[None]:
-    """A context in which this member leaves: a thread reports it to the others meanwhile. Arguments as of `depart`."""
-    report = in_thread(functools.partial(_depart, store, member, record, timeout_s, undecided), "departure")
-    yield
-    report.result()
-
-
-def _depart(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> None:
+def report_departure(store: Store, member: int, record: str, timeout_s: float, undecided: int) -> None:
+    """Reports that this member leaves, as `depart`; logs it where that fails."""
     try:
-        depart(store, member, record, timeout_s, undecided, by_itself=True)
+        depart(store, member, record, timeout_s, undecided)
     except Exception as problem:
         logger.warning("the others may not know that rank %d leaves: %s", member, problem)
 

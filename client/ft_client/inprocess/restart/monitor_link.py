@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from time import monotonic_ns
 
-from ft_client.inprocess.timeouts import Timeouts
+from ft_client.inprocess.arguments import Timeouts
 from ft_client.monitoring import process
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract.wire import messages
@@ -127,13 +127,9 @@ class MonitorLink:
 
     def interrupt_grace_s(self) -> float | None:
         """The launcher's setting `interrupt_grace` in seconds; None if it has none."""
-        if self._link is not None:
-            settings = self._link.settings
-        else:
-            settings = None
-        if settings is not None:
-            return settings.interrupt_grace
-        return None
+        if self._link is None or self._link.settings is None:
+            return None
+        return self._link.settings.interrupt_grace
 
     @property
     def has_pinged(self) -> bool:

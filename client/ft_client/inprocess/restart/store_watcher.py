@@ -14,48 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rank_monitor.contract.errors import ProtocolError
+from ft_client.inprocess.restart.machine import RestartEvent
 from rank_monitor.contract.iterations.barrier import EVER
-from rank_monitor.contract.iterations.iteration import DONE, END, GO, GONE, Closed, Iteration, first_kept
+from rank_monitor.contract.iterations.iteration import DONE, END, GO, Closed, Iteration
 
 logger = logging.getLogger(__name__)
-_GONE_ON = "{} was there and is not any more: the others have gone on without this rank"
 
 
 @dataclass(frozen=True)
-class Started:
-    """Every rank has arrived at the start."""
+class StoreEvent:
+    """An event of the restart machine that concerns all ranks, with its `value`.
 
-    note: str
+    STARTED: the note about the iteration's store server. ENDED: why there is no further iteration. INTERRUPTED: the
+    number of the iteration; the function of this rank was aborted and interrupted. CLOSED: how it ended, as `Closed`.
+    DONE: None. LOST: the exception; the store does not answer any more, or holds an invalid value.
+    """
 
-
-@dataclass(frozen=True)
-class End:
-    """Every rank has arrived at the start, and there is no further iteration."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class FaultReported:
-    """The iteration is interrupted; the function of this rank was aborted and interrupted."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Done:
-    """The function has returned on every active rank."""
-
-
-@dataclass(frozen=True)
-class StoreGone:
-    """The store does not answer any more, or holds an invalid value."""
-
-    problem: Exception
-
-
-StoreEvent = Started | End | FaultReported | Done | Closed | StoreGone
+    kind: RestartEvent
+    value: Any = None
 
 
 class StoreWatcher(threading.Thread):
@@ -84,7 +60,7 @@ class StoreWatcher(threading.Thread):
             try:
                 self._interrupt(self._number)
             finally:
-                self.events.put(StoreGone(problem))
+                self.events.put(StoreEvent(RestartEvent.LOST, problem))
         finally:
             # A reference back to the call: it and its connections end now, not with some collection.
             del self._interrupt
@@ -96,26 +72,20 @@ class StoreWatcher(threading.Thread):
         if self.stopped:
             return False
         if started.startswith(GO):
-            self.events.put(Started(started.removeprefix(GO)))
+            self.events.put(StoreEvent(RestartEvent.STARTED, started.removeprefix(GO)))
         elif started.startswith(END):
-            self.events.put(End(started.removeprefix(END)))
+            self.events.put(StoreEvent(RestartEvent.ENDED, started.removeprefix(END)))
         if self._await(iteration.outcome) == DONE:
-            self.events.put(Done())
+            self.events.put(StoreEvent(RestartEvent.DONE))
             return False
         began = time.monotonic()
         self._interrupt(number)
         logger.debug("iteration %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
-        self.events.put(FaultReported(number))
+        self.events.put(StoreEvent(RestartEvent.INTERRUPTED, number))
         closed = Closed.read(self._await(iteration.closed).encode())
-        self.events.put(closed)
+        self.events.put(StoreEvent(RestartEvent.CLOSED, closed))
         return not self.stopped and closed.has(self._member)
 
     def _await(self, key: str) -> str:
-        if first_kept(self._store) <= self._number:  # else this process was stopped, and nobody sets the key again
-            self._store.wait([key], EVER)
-        if not self._store.check([key]):
-            raise ProtocolError(_GONE_ON.format(key))
-        value = str(self._store.get(key).decode())
-        if value == GONE:
-            raise ProtocolError(_GONE_ON.format(key))
-        return value
+        self._store.wait([key], EVER)
+        return str(self._store.get(key).decode())

@@ -17,9 +17,8 @@ from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.abort import cut_again, forget_groups
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.attribution import LastInterruption
-from ft_client.inprocess.bounded_call import call_within
 from ft_client.inprocess.call_wrapper import CallWrapper
-from ft_client.inprocess.callback import called
+from ft_client.inprocess.callback import call_within, called
 from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.restart.machine import RestartEvent
@@ -82,13 +81,14 @@ class UserFunction:
 
     def prepare(self) -> RestartEvent:
         """Calls `initialize` and the health check before the function."""
+        event = RestartEvent.SPARE
         if self._state.mode is Mode.ACTIVE:
-            return self._tried(self._callbacks_before, RestartEvent.READY)
-        return self._tried(self._callbacks_before, RestartEvent.SPARE)
+            event = RestartEvent.READY
+        return self._tried(self._callbacks_before, event)
 
     def run(self) -> RestartEvent:
         """Calls the function. `result` is what it returned."""
-        return self._tried(self._call_function, RestartEvent.RETURNED)
+        return self._tried(lambda: self._function(self._wrapper), RestartEvent.RETURNED)
 
     def interrupt(self) -> None:
         """Aborts what blocks the main thread, and interrupts it. Blocks; called in the watcher's thread."""
@@ -123,9 +123,8 @@ class UserFunction:
                 self._abort_ended = InternalError(late)
                 return
             logger.exception("rank %s: abort failed", self._state.rank)
-            if isinstance(error, Exception):
-                self._abort_ended = None
-            else:
+            self._abort_ended = None
+            if not isinstance(error, Exception):
                 self._abort_ended = error
 
     def recover(self) -> RestartEvent:
@@ -210,13 +209,10 @@ class UserFunction:
         except Exception as error:
             raise HealthCheckError(f"health_check raised {type(error).__name__}: {error}") from error
 
-    def _call_function(self) -> None:
-        self.result = self._function(self._wrapper)
-
-    def _tried(self, piece: Callable[[], None], event: RestartEvent) -> RestartEvent:
-        """`event`; or INTERRUPTED, FAILED, ENDED."""
+    def _tried(self, piece: Callable[[], Any], event: RestartEvent) -> RestartEvent:
+        """`event`; or INTERRUPTED, FAILED, ENDED. `result` is what `piece` returned."""
         try:
-            self._interrupter.call(piece)
+            self.result = self._interrupter.call(piece)
         except Interrupted:
             return RestartEvent.INTERRUPTED
         except BaseException as error:
@@ -245,13 +241,11 @@ class UserFunction:
             logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=exc_info)
         self.fault, self.is_collateral = _place_of(error), lost_peer or not is_first
         release_frames(error)
-        error.__traceback__ = _below_wrapper(
-            error.__traceback__
-        )  # what is above refers to the call, for as long as it is kept
+        # What is above refers to the call, for as long as it is kept.
+        error.__traceback__ = _below_wrapper(error.__traceback__)
         self._cause = error
-        if self.is_collateral:
-            state.fn_exception = None
-        else:
+        state.fn_exception = None
+        if not self.is_collateral:
             state.fn_exception = error
         return RestartEvent.FAILED
 
@@ -290,12 +284,10 @@ def _is_about_lost_peer(error: BaseException) -> bool:
 
 def _place_of(error: BaseException) -> str:
     """The type of an exception and its innermost line, as text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if frames:
-        where = f" at {frames[-1].filename}:{frames[-1].lineno}"
-    else:
-        where = ""
-    return f"{type(error).__name__}{where}"
+    name, frames = type(error).__name__, traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return name
+    return f"{name} at {frames[-1].filename}:{frames[-1].lineno}"
 
 
 def release_frames(error: BaseException | None) -> None:

@@ -1,7 +1,7 @@
 """The rank's side of its companion: the process that watches a standalone rank, and reports its end to the others.
 
-Starts it, sends it each call, and replaces it when it is lost. What a companion does is in `companion_watch.py`, how it
-is made in `companion_process.py`.
+Starts it, sends it each call, and replaces it when it is lost. How it is made and what it does is in
+`companion_process.py`.
 
 It is a fork of the rank, as long as no CUDA context and no other Python thread exists here; else it is an interpreter
 of its own, which cannot inherit a lock that another thread holds. (A store of the user's own factory can only be made
@@ -51,6 +51,7 @@ _SIDECARS_GO_S = 5.0
 _LOOK_S = 0.05
 # For a new interpreter that imports from a slow file system.
 _START_S = 60.0
+_UNWATCHED = "this rank goes on, and nobody watches it"
 _START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.standalone.companion_process import main; main()"
 
 _kept: Companion | None = None
@@ -108,18 +109,13 @@ class Companion:
         paths = [path_of(path, call.member) if path else None for path in (pidfile, logfile)]
         for path in filter(None, paths):
             path.open("a").close()
-        if _kept is not None and _kept._owner == os.getpid():
-            companion = _kept
-        else:
+        companion = _kept
+        if companion is not None and companion._owner != os.getpid():
             companion = None
-        if companion and not companion.is_lost:
-            served = companion._served
-        else:
-            served = set()
-        if call.hosts_store and call.port not in served:
+        is_served = companion is not None and not companion.is_lost and call.port in companion._served
+        listeners = []
+        if call.hosts_store and not is_served:
             listeners = [store_host.listen(call.host, call.port)]
-        else:
-            listeners = []
         try:
             if companion is None:
                 companion = cls(call.member, local_rank, paths[1])
@@ -203,10 +199,9 @@ class Companion:
                 os.close(descriptor)
         ours.setblocking(True)
         self._connection, self.is_lost, self._served = ours, False, set()
+        self._make_store = None
         if forks:
             self._make_store = make_store
-        else:
-            self._make_store = None
         hidden_thread.start(functools.partial(self._attend, ours))
 
     def _prepare(self, connection: socket.socket, reconnect: bool) -> CompanionOrder:
@@ -242,16 +237,13 @@ class Companion:
 
     def _replace(self) -> None:
         """Replaces a lost companion, unless it hosted the store."""
-        hope = bool(self._call.host) and not self._served and self._replacements < _REPLACEMENTS
-        if hope:
-            what = "another takes its place"
-        else:
-            what = "this rank goes on, and nobody watches it"
-        logger.warning("the monitor process of rank %d (process %d) is gone: %s", self._member, self.pid, what)
-        if not hope:
+        lost = f"the monitor process of rank {self._member} (process {self.pid}) is gone"
+        if not self._call.host or self._served or self._replacements >= _REPLACEMENTS:
+            logger.warning("%s: %s", lost, _UNWATCHED)
             self.is_lost = True
             shutil.rmtree(self._folder, ignore_errors=True)
             return
+        logger.warning("%s: another takes its place", lost)
         self._replacements += 1
         deadline = time.monotonic() + _SIDECARS_GO_S
         try:
@@ -262,7 +254,7 @@ class Companion:
             self._launch(None, forks=False, reconnect=True)
         except (OSError, InternalError) as problem:
             self.is_lost = True
-            logger.warning("%s: this rank goes on, and nobody watches it", problem)
+            logger.warning("%s: %s", problem, _UNWATCHED)
             return
         with self._lock:
             self._send(self._call.to_json())

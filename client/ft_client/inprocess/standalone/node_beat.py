@@ -1,7 +1,7 @@
 """The beat of a node in a call: one companion of the node beats, and when it ends another takes over.
 
-`companion_watch.py` runs it; it decides nothing about ranks. The one that listens at an abstract Unix socket beats; the
-others are connected to it, and the kernel reports that it is gone. Any user of the machine can take such a name, so
+`companion_process.py` runs it; it decides nothing about ranks. The one that listens at an abstract Unix socket beats;
+the others are connected to it, and the kernel reports that it is gone. Any user of the machine can take such a name, so
 only a listener of this user is waited for: where another has the name, each companion beats, which costs operations on
 the store and harms nobody.
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ft_client.inprocess.standalone.call_members import CallMembers
+from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire import channel
 

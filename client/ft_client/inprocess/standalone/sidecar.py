@@ -71,11 +71,10 @@ class Sidecar:
 
     def descriptors(self) -> set[int]:
         """The descriptors to wait for; when one is readable, `handle` should be called."""
+        found = {self._monitor.channel.fileno(), self._monitor.pidfd}
         if self._template.alive:
-            template = {self._template.fileno()}
-        else:
-            template = set()
-        return {self._monitor.channel.fileno(), self._monitor.pidfd} | template
+            found.add(self._template.fileno())
+        return found
 
     def handle(self) -> None:
         """Handles the monitor's messages; replaces the monitor if it is gone."""

@@ -1,6 +1,6 @@
 """The stores of a standalone job, hosted by companions so that any rank may die, and the detection of lost nodes.
 
-Used by `companion_watch.py`; a rank opens the socket of the coordination's store itself, so that a port that is taken
+Used by `companion_process.py`; a rank opens the socket of the coordination's store itself, so that a port that is taken
 is an error at entry. The companion serves it, and a store server for each iteration. Under a launcher none of this
 runs.
 """
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ft_client.inprocess.standalone.call_members import CallMembers
+from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc
 
@@ -29,6 +29,8 @@ _ESTABLISHED = 1
 _SLACK_S = 1.0
 # Trainers use the ports after the store's for groups of their own.
 _FREE_AFTER = 2
+# All addresses, by the version of IP.
+_EVERYWHERE = {4: (socket.AF_INET, "0.0.0.0"), 6: (socket.AF_INET6, "::")}
 # Attempts to find three free ports in a row. The kernel picks the first of them at random.
 _TRIES = 100
 
@@ -45,17 +47,9 @@ def listen(host: str, port: int) -> socket.socket:
         numbers = ipaddress.ip_address(host)
     except ValueError:
         numbers = ipaddress.ip_address("0.0.0.0")
-    six = numbers.version == 6
+    family, where = _EVERYWHERE[numbers.version]
     if numbers.is_loopback:
         where = str(numbers)
-    elif six:
-        where = "::"
-    else:
-        where = "0.0.0.0"
-    if six:
-        family = socket.AF_INET6
-    else:
-        family = socket.AF_INET
     try:
         return socket.create_server((where, port), family=family, backlog=socket.SOMAXCONN)
     except OSError as error:

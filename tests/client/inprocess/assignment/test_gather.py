@@ -50,10 +50,7 @@ def test_what_is_left_in_the_store() -> None:
     with ThreadPoolExecutor(5) as threads:
         for _ in range(2):
             list(threads.map(lambda rank: each[rank].make(range(5), rank, "v", WAIT), range(5)))
-    assert store.num_keys() == len(each[3].keys_left()) == 4
-    for key in each[3].keys_left():
-        store.delete_key(key)
-    assert store.num_keys() == 0
+    assert store.num_keys() == 2 * 2  # a counter and what was published, of each gather
 
 
 def test_a_rank_that_does_not_come() -> None:

@@ -6,8 +6,8 @@ import datetime
 
 import pytest
 
+from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.advice import advice
-from ft_client.inprocess.timeouts import Timeouts
 
 GOOD = {
     "NCCL_NVLS_ENABLE": "0",

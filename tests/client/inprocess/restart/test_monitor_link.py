@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ft_client import RankMonitorClient, RankMonitorClientError
+from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
-from ft_client.inprocess.timeouts import Timeouts
 from ft_client.monitoring import process
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import codec, messages
@@ -266,7 +266,7 @@ BEGIN = """
 import ctypes, itertools, os, time
 from datetime import timedelta
 from ft_client.inprocess.restart.monitor_link import MonitorLink
-from ft_client.inprocess.timeouts import Timeouts
+from ft_client.inprocess.arguments import Timeouts
 
 def interrupted(reason):
     print(reason, flush=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-
 from torch.distributed import HashStore
 
-from ft_client.inprocess.restart import store_watcher
-from ft_client.inprocess.restart.store_watcher import StoreWatcher
-from rank_monitor.contract.errors import ProtocolError
+from ft_client.inprocess.restart.machine import RestartEvent
+from ft_client.inprocess.restart.store_watcher import StoreEvent, StoreWatcher
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration, tidy
 from tests.patience import patient
@@ -35,37 +32,30 @@ def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:
     story.append(watcher.events.get(timeout=LIMIT_S))
     watcher.join(LIMIT_S)
     assert story == [
-        store_watcher.Started("where"),
+        StoreEvent(RestartEvent.STARTED, "where"),
         "interrupted 0",
-        store_watcher.FaultReported(0),
-        store_watcher.Started(""),
-        store_watcher.Done(),
+        StoreEvent(RestartEvent.INTERRUPTED, 0),
+        StoreEvent(RestartEvent.STARTED, ""),
+        StoreEvent(RestartEvent.DONE),
     ]
-    assert closed == first.closing()
+    assert closed == StoreEvent(RestartEvent.CLOSED, first.closing())
 
 
-def test_who_was_stopped_for_long_does_not_wait_for_what_is_forgotten() -> None:
+def test_who_was_stopped_for_long_follows_what_happened_to_the_end_that_was_without_it() -> None:
     store, interrupted = HashStore(), list[int]()
-    tidy(store, 4)
-    watcher = StoreWatcher(store, 1, 0, interrupted.append)
+    for number in range(3):
+        iteration = Iteration(store, number)
+        iteration.offer("")
+        iteration.arrive(Entry(0, 0, 1))
+        tidy(store, number)
+        iteration.interrupt("{}")
+        iteration.account(Entry(0, 0, 1))
+    watcher = StoreWatcher(store, 0, 1, interrupted.append)
     watcher.start()
-    event = watcher.events.get(timeout=LIMIT_S)
-    assert isinstance(event, store_watcher.StoreGone)
-    assert isinstance(event.problem, ProtocolError)
-    assert interrupted == [1]
-
-
-def test_who_is_stopped_just_before_it_waits_does_not_wait_for_ever() -> None:
-    """The others set the key, went on and forgot it after this rank had seen that it was not forgotten."""
-
-    class Stops(HashStore):
-        def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
-            tidy(self, 4)
-            tidy(self, 90)
-            super().wait(keys, timeout)
-
-    watcher = StoreWatcher(Stops(), 1, 0, lambda number: None)
-    watcher.start()
-    event = watcher.events.get(timeout=LIMIT_S)
-    assert isinstance(event, store_watcher.StoreGone)
-    assert isinstance(event.problem, ProtocolError)
+    watcher.join(LIMIT_S)
+    assert interrupted == [0]
+    assert [watcher.events.get() for _ in range(watcher.events.qsize())] == [
+        StoreEvent(RestartEvent.STARTED, ""),
+        StoreEvent(RestartEvent.INTERRUPTED, 0),
+        StoreEvent(RestartEvent.CLOSED, Iteration(store, 0).closing()),
+    ]

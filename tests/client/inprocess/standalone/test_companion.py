@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import FileStore, PrefixStore
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
-from ft_client.inprocess.standalone.call_members import CallMembers
+from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore
 
-from ft_client.inprocess.standalone.call_members import CallMembers
 from ft_client.inprocess.standalone.node_beat import this_node
+from ft_client.inprocess.standalone.watched_call import CallMembers
 from tests.client.inprocess.nursery import Nursery, until
 from tests.client.stranger import holding, needs_another_user
 

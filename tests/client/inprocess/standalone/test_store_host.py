@@ -14,8 +14,8 @@ import pytest
 from torch.distributed import PrefixStore
 
 from ft_client.inprocess.standalone import store_host
-from ft_client.inprocess.standalone.call_members import CallMembers
 from ft_client.inprocess.standalone.store_host import NodeWatch
+from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection
