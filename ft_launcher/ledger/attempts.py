@@ -11,13 +11,24 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from ft_launcher.ledger.account import Account, Category, CycleTimes, account
 
 _LAST = 1 << 30
 """The cycle of what follows the last one."""
+
+
+class Launched(Protocol):
+    """A launch of the launcher on one node: from when until when (seconds since 1970)."""
+
+    since: float
+    until: float
+
+
+_L = TypeVar("_L", bound=Launched)
 
 
 @dataclass
@@ -28,14 +39,12 @@ class LaunchTimes:
         since, until: seconds since 1970.
         node_rank: the lowest that it had.
         parts: in the order of time.
-        attempt: found by `account_of`.
     """
 
     since: float
     until: float
     node_rank: int
     parts: Sequence[CycleTimes]
-    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,7 @@ class _Stretch:
 
 def account_of(job: Iterable[LaunchTimes]) -> Account:
     """Returns the account of a job, all its launches on all nodes, from the first one to its last event."""
-    launches = sorted(job, key=lambda launch: launch.since)
-    _number_attempts(launches)
-    stretches = _stretches(launches)
+    stretches = _stretches(by_attempt(job))
     stages = {stage: number for number, stage in enumerate(sorted({stretch.stage for stretch in stretches}))}
     return account(
         [stretch.part for stretch in stretches],
@@ -61,23 +68,23 @@ def account_of(job: Iterable[LaunchTimes]) -> Account:
     )
 
 
-def _number_attempts(launches: Sequence[LaunchTimes]) -> None:
-    """Launches that run at the same time, on several nodes, are of one attempt."""
+def by_attempt(launches: Iterable[_L]) -> dict[int, list[_L]]:
+    """Returns the launches of each attempt of a job, from 0, in the order in which they began: those that run at the
+    same time, on several nodes, are of one attempt."""
+    found: dict[int, list[_L]] = {}
     attempt, until = -1, -math.inf
-    for launch in launches:
+    for launch in sorted(launches, key=lambda launch: launch.since):
         if launch.since > until:
             attempt += 1
         until = max(until, launch.until)
-        launch.attempt = attempt
+        found.setdefault(attempt, []).append(launch)
+    return found
 
 
-def _stretches(launches: Sequence[LaunchTimes]) -> list[_Stretch]:
+def _stretches(attempts: Mapping[int, Sequence[LaunchTimes]]) -> list[_Stretch]:
     found: list[_Stretch] = []
-    by_attempt: dict[int, list[LaunchTimes]] = {}
-    for launch in launches:
-        by_attempt.setdefault(launch.attempt, []).append(launch)
     ended = None
-    for attempt, of_attempt in by_attempt.items():
+    for attempt, of_attempt in attempts.items():
         since = min(launch.since for launch in of_attempt)
         if ended is not None:
             found.append(_gap(ended, since, Category.RESCHEDULE, (attempt, -1)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ft_launcher.ledger.account import CUSTOM, Category, CycleTimes, account
-from ft_launcher.ledger.attempts import account_of
+from ft_launcher.ledger.attempts import account_of, by_attempt
 from ft_launcher.report.collection import JOINS, Collection, FaultEvent, Launch
 from ft_launcher.report.job_findings import ClassFindings, CycleFindings, FaultFindings, JobFindings, Saves, SlowRank
 from ft_launcher.report.spares import find_spares
@@ -110,13 +110,7 @@ class _Joined:
 
 def _join(launches: Sequence[Launch]) -> _Joined:
     """What launches, in the order in which they began, tell together."""
-    of_attempt: dict[int, list[Launch]] = {}
-    attempt, until = -1, float("-inf")
-    for launch in launches:
-        if launch.since > until:
-            attempt += 1
-        until = max(until, launch.until)
-        of_attempt.setdefault(attempt, []).append(launch)
+    of_attempt = by_attempt(launches)
     attempts = {id(launch): attempt for attempt, found in of_attempt.items() for launch in found}
     recoveries: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
     parts: dict[_Key, CycleTimes] = {}
