@@ -1,3 +1,1 @@
-"""Decisions about restarts: history and fault in, decision out. The policies decide, `progress.py` only reads, and the
-agent acts.
-"""
+"""Decisions about restarts: history and fault in, decision out. The policies decide, and the agent acts."""

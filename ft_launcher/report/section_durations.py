@@ -1,8 +1,9 @@
 """How long sections took, beside the limits that watch them. Pure.
 
-`collection.py` fills it, `advice.py` and `text.py` read it. The journal's events `ledger` have the durations of one
-rank of each node, cycle by cycle; here they become one histogram for each section. Limits are those of the settings
-(`job_start`), then those that a training set or learned (`limits`); what they did is in `verdict` and `interruption`.
+`collection.py` fills it, `advice.py` and `terminal_text.py` read it. The journal's events `ledger` have the durations
+of one rank of each node, cycle by cycle; here they become one histogram for each section. Limits are those of the
+settings (`job_start`), then those that a training set or learned (`limits`); what they did is in `verdict` and
+`interruption`.
 Beside sections there is `PRINTED_STEP`: how long it was from one step that a rank printed to the next, from
 `printed_steps`, with the limit `log`.
 """
