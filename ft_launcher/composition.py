@@ -45,7 +45,7 @@ from ft_launcher.record.contained import contained
 from ft_launcher.record.cycle_files import CycleInfo
 from ft_launcher.record.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.rendezvous import one_node, several_nodes
+from ft_launcher.rendezvous import backends
 from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.settings.job_settings import Job, numbers_of
 from ft_launcher.settings.rendezvous_check import is_file_store
@@ -181,7 +181,7 @@ def _run_recorded(
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=unwatched.limits_set(job.settings.monitor, job.sources),
             nccl_bound=nccl_bound,
-            several_nodes=config.rdzv_backend != one_node.BACKEND,
+            several_nodes=config.rdzv_backend != backends.ONE_NODE,
             named_signals=job.named_signals,
             adopt_orphans=not within,
             is_script=job.is_script,
@@ -297,13 +297,11 @@ def _choose_rendezvous(job: Job) -> PortHolder:
         if config.local_addr and not static:
             _must_resolve(config.local_addr, config.local_addr)
             master = config.local_addr
-        one_node.register()
-        config.rdzv_configs = config.rdzv_configs | {"ft_host": master, "ft_shares": static or shares_store(os.environ)}
-        config.rdzv_backend = one_node.BACKEND
+        backends.use_one_node(config, master, static or shares_store(os.environ))
         return PortHolder(master, port, port_range)
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
-    if config.rdzv_backend in several_nodes.OURS:
-        several_nodes.use(config, job.settings, ports)
+    if config.rdzv_backend in backends.OURS:
+        backends.use_store(config, job.settings, ports)
     return ports
 
 

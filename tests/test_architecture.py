@@ -153,7 +153,7 @@ ADAPT_TORCH = {
     "ft_launcher.nodes.store_connection",
     "ft_launcher.ranks.rank_context",
     "ft_launcher.settings.rendezvous_check",
-    "ft_launcher.rendezvous.several_nodes",
+    "ft_launcher.rendezvous.backends",
     "ft_launcher.settings.job_settings",
 }
 """The modules that may use underscored names of torch: they break when torch changes, and nothing else does."""

@@ -100,17 +100,6 @@ class Records:
             return True, Record(value, last.revision)
         return False, now
 
-    def put_and_read_span(self, name: str, value: bytes, names: Sequence[str]) -> dict[str, bytes]:
-        """Writes one record and reads all from the first to the last of some names, in one transaction."""
-        wanted = {self._key(key): key for key in names}
-        operations = [self._put(name, value)]
-        if names:
-            span = {"key": self._key(min(names)), "range_end": self._key(max(names) + "\0")}
-            operations.append({"request_range": span})
-        _, *answers = self._transact(operations)["responses"]
-        read = [record for answer in answers for record in answer["response_range"].get("kvs", ())]
-        return {wanted[record["key"]]: b64decode(record.get("value", "")) for record in read if record["key"] in wanted}
-
     def watch(self, name: str, revision: int, limit_s: float) -> None:
         """Waits until a record was written after a revision; see `Gateway.watch`."""
         self.gateway.watch(self._key(name), revision, limit_s)

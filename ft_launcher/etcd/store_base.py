@@ -1,18 +1,26 @@
-"""What the stores of a job have in common: every read is a wait for keys, and values are bytes.
+"""What the stores of a job have in common that outlive it: every read is a wait for keys, and they can be cleared.
 
-Base of the stores over etcd (`v2.py`, `v3.py`) and of `nodes/file_store.py`. Must not know where the values are.
+Base of the stores over etcd (`v2.py`, `v3.py`) and of `nodes/file_store.py`; `nodes/job_store.py` uses them. Must not
+know where the values are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import Store
 
 
 class WaitingStore(Store):  # type: ignore[misc]
-    """torch's `Store` by one method, `_await`."""
+    """torch's `Store` by one method, `_await`, and the removal of what a job leaves.
+
+    Attributes:
+        serves_many_jobs: whether other jobs use this store as well, under run ids of their own.
+    """
+
+    serves_many_jobs = True
 
     def get(self, key: str) -> bytes:
         """Waits until the key has a value, and returns it."""
@@ -31,6 +39,24 @@ class WaitingStore(Store):  # type: ignore[misc]
     def deleteKey(self, key: str) -> bool:
         """As `delete_key`: the name by which torch's PrefixStore calls it."""
         return bool(self.delete_key(key))
+
+    def hold(self, folder: str, ttl_s: int) -> None:
+        """Has all keys of a folder removed after so many seconds, unless it is held again before.
+
+        Does nothing where the store holds them by itself, or keeps them.
+        """
+
+    def remove(self, folder: str) -> None:
+        """Removes what `hold` made of a folder, and its keys."""
+
+    def remove_keys(self, prefix: str, but: str) -> None:
+        """Removes the keys that begin with `prefix`, except those that begin with `but`; both end with a slash."""
+        raise NotImplementedError
+
+    def remove_job(self, record: str, token: Any, prefix: str) -> None:
+        """Removes the job's record, of which the backend's name is `record`, if it still has this token, and the keys
+        that begin with `prefix`."""
+        raise NotImplementedError
 
     def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
         raise NotImplementedError

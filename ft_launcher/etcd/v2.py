@@ -100,10 +100,8 @@ class EtcdV2Store(WaitingStore):
             return False
         return True
 
-    # Folders.
-
     def hold(self, folder: str, ttl_s: int) -> None:
-        """Has etcd remove a folder with all its keys after so many seconds, unless it is held again before."""
+        """See base class."""
         at = self._folder_at(folder.split("/"))
         try:
             self._do(self.client.write, at, None, dir=True, ttl=ttl_s, prevExist=True)
@@ -111,13 +109,25 @@ class EtcdV2Store(WaitingStore):
             self._do(self.client.write, at, None, dir=True, ttl=ttl_s)
 
     def remove(self, folder: str) -> None:
-        """Removes a folder with all its keys, and those above it that are empty then."""
+        """See base class. Removes also the folders above it that are empty then."""
         names = folder.split("/")
         with contextlib.suppress(etcd.EtcdKeyNotFound):
             self._do(self.client.delete, self._folder_at(names), recursive=True, dir=True)
-        self.remove_empty(self._folder_at(names[:-1]))
+        self._remove_empty(self._folder_at(names[:-1]))
 
-    def remove_empty(self, at: str) -> None:
+    def remove_keys(self, prefix: str, but: str) -> None:
+        """See base class. All keys are in the folders of the folder `prefix`."""
+        for name in self.folders(prefix.removesuffix("/")):
+            if f"{prefix}{name}/" != but:
+                self.remove(f"{prefix}{name}")
+
+    def remove_job(self, record: str, token: Any, prefix: str) -> None:
+        """See base class."""
+        self._do(self.client.delete, record, prevIndex=token)
+        self.remove(prefix.removesuffix("/"))
+        self._remove_empty(record.rpartition("/")[0])
+
+    def _remove_empty(self, at: str) -> None:
         """Removes a folder of etcd, and those above it, as far as they are empty."""
         with contextlib.suppress(etcd.EtcdException):
             while at:

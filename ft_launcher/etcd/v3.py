@@ -45,6 +45,8 @@ _MAX_BACKOFF_S = 0.05
 class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
     """The state of a rendezvous in etcd. Its fencing token is the revision at which the state was written."""
 
+    _key = "state"
+
     def __init__(self, records: Records) -> None:
         self._records = records
 
@@ -55,7 +57,7 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
 
     def get_state(self) -> tuple[bytes, int] | None:
         """See base class."""
-        (state,), _ = self._records.read(["state"])
+        (state,), _ = self._records.read([self._key])
         if state is None:
             return None
         return (state.value, state.revision)
@@ -66,14 +68,10 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
             revision = token or 0
         else:
             revision = -1
-        written, now = self._records.swap("state", revision, state)
+        written, now = self._records.swap(self._key, revision, state)
         if now is None:
             return None
         return (now.value, now.revision, written)
-
-    def remove(self, token: int, first: str, end: str) -> None:
-        """Removes the state, if it still has this token, and with it the store's keys from the first to the last."""
-        self._records.remove("state", token, [(_name(first), _name(end)), ("writer/", "writer0")])
 
 
 class EtcdV3Store(WaitingStore):
@@ -132,18 +130,14 @@ class EtcdV3Store(WaitingStore):
         """Removes a key. Returns whether it existed."""
         return self._records.delete(_name(key))
 
-    def remove_range(self, first: str, end: str) -> None:
-        """Removes the keys from the first up to, and without, the last, in the order of their bytes."""
-        self._records.delete_range(_name(first), _name(end))
+    def remove_keys(self, prefix: str, but: str) -> None:
+        """See base class."""
+        self._records.delete_range(_name(prefix), _name(but))
+        self._records.delete_range(_after(but), _after(prefix))
 
-    def beat(self, own_key: str, value: int, other_keys: Sequence[str]) -> list[int | None]:
-        """Writes the own counter and reads those of others, None for one that is not there, in one transaction.
-
-        All keys between the first and the last of the others are read: counters should have a prefix of their own.
-        """
-        others = [_name(key) for key in other_keys]
-        found = self._records.put_and_read_span(_name(own_key), b"%d" % value, others)
-        return [int(found[name]) if name in found else None for name in others]
+    def remove_job(self, record: str, token: Any, prefix: str) -> None:
+        """See base class."""
+        self._records.remove(record, token, [(_name(prefix), _after(prefix)), ("writer/", "writer0")])
 
     def _change(
         self, key: str, change: Callable[[bytes | None], bytes | None], record: Record | None = None
@@ -200,6 +194,11 @@ class EtcdV3Store(WaitingStore):
 
 def _name(key: str) -> str:
     return f"store/{key}"
+
+
+def _after(prefix: str) -> str:
+    """Returns the first name after all that begin with this prefix, which ends with a slash: 0 follows it."""
+    return f"{_name(prefix).removesuffix('/')}0"
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3Store]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from ft_launcher.etcd.store_base import WaitingStore, bytes_of
@@ -31,6 +32,8 @@ class FolderStore(WaitingStore):
     The first write makes the folder. Operations raise OSError if the file system refuses, and LookupError if the keys
     they wait for are not set within the timeout.
     """
+
+    serves_many_jobs = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -83,16 +86,16 @@ class FolderStore(WaitingStore):
         return True
 
     def remove_keys(self, prefix: str, but: str) -> None:
-        """Removes the keys that begin with `prefix`, except those that begin with `but`."""
+        """See base class."""
         for file in self.folder.glob("=*"):
             if file.name.startswith(_name(prefix)) and not file.name.startswith(_name(but)):
                 file.unlink(missing_ok=True)
 
-    def remove_all(self, key: str, value: bytes) -> None:
-        """Removes the folder with all keys, if `key` still has this value."""
+    def remove_job(self, record: str, token: Any, prefix: str) -> None:
+        """Removes the folder with all keys, if the key `record` still has this value."""
         removed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
         with contextlib.suppress(FileNotFoundError), self._locked():
-            if self._read(key) != value:
+            if self._read(record) != token:
                 return
             self.folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)

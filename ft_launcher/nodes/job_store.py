@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
 
+from ft_launcher.etcd.store_base import WaitingStore
 from rank_monitor.contract.errors import StoreLost, one_line
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -242,8 +243,7 @@ class JobStore:
         """Writes the job's id to a key that all jobs of this store read. Returns the id of another that was first; else
         empty."""
         with _lost():
-            is_etcd = hasattr(self.raw, "hold") or hasattr(self._backend, "remove")  # it serves many jobs
-            if is_etcd:
+            if isinstance(self.raw, WaitingStore) and self.raw.serves_many_jobs:
                 first = self.run_id.encode()
             else:
                 first = bytes(self.raw.compare_set(_JOB, "", self.run_id))
@@ -275,46 +275,29 @@ class JobStore:
 
     def hold(self) -> None:
         """Refreshes the lease of the attempt's keys, on a store that removes keys without one."""
-        if hasattr(self.raw, "hold"):
+        if isinstance(self.raw, WaitingStore):
             with _lost():
                 self.raw.hold(self._prefix + self.attempt, int(self.lease_s))
 
-    def remove(self, head: Head) -> None:
-        """Removes the record, if it still is `head`, and the keys of the attempt, on stores that outlive the job."""
-        with _lost():
-            if hasattr(self.raw, "remove_all"):  # files
-                self.raw.remove_all(self._backend._key, head.token)
-            elif hasattr(self._backend, "remove"):  # etcd-v3
-                self._backend.remove(head.token, *self._range(f"{self._prefix}{self.attempt}/"))
-            elif hasattr(self.raw, "hold"):  # etcd-v2
-                self.raw.client.delete(self._backend._key, prevIndex=head.token)
-                self.raw.remove(self._prefix + self.attempt)
-                self.raw.remove_empty(self._backend._key.rpartition("/")[0])
-
     def drop_attempt(self) -> None:
         """Removes what `hold` made, after another node has opened the attempt."""
-        if hasattr(self.raw, "hold"):
+        if isinstance(self.raw, WaitingStore):
             with _lost():
                 self.raw.remove(self._prefix + self.attempt)
 
-    @staticmethod
-    def _range(prefix: str) -> tuple[str, str]:
-        return prefix, prefix.removesuffix("/") + "0"  # which follows "/"
+    def remove(self, head: Head) -> None:
+        """Removes the record, if it still is `head`, and the keys of the attempt, on stores that outlive the job."""
+        if isinstance(self.raw, WaitingStore):
+            with _lost():
+                self.raw.remove_job(self._backend._key, head.token, f"{self._prefix}{self.attempt}/")
 
     def remove_other_attempts(self) -> None:
         """Removes the keys of other attempts of this job, where the store can list its keys."""
         own = f"{self._prefix}{self.attempt}/"
         with _lost():
-            if hasattr(self.raw, "folders"):  # etcd-v2
-                for attempt in self.raw.folders(self._prefix.removesuffix("/")):
-                    if attempt != self.attempt:
-                        self.raw.remove(self._prefix + attempt)
-            elif hasattr(self.raw, "remove_range"):  # etcd-v3: its keys are in order
-                self.raw.remove_range(self._prefix, own)
-                self.raw.remove_range(self._range(own)[1], self._range(self._prefix)[1])
-            elif hasattr(self.raw, "remove_keys"):  # files
+            if isinstance(self.raw, WaitingStore):
                 self.raw.remove_keys(self._prefix, own)
-            elif isinstance(self.raw, TCPStore) and hasattr(self.raw, "list_keys"):  # later releases of torch
+            elif hasattr(self.raw, "list_keys"):  # TCPStore of later releases of torch
                 for key in self.raw.list_keys():
                     if key.startswith(self._prefix) and not key.startswith(own):
                         self.raw.delete_key(key)

@@ -123,9 +123,11 @@ class Questions:
         arrival = self._arrival
         if arrival is None:
             return
-        waits_in = self.waits_in(arrival[0])
+        node, cycle = arrival
+        text = self._try(lambda store: store.receive(waits_key(node), 0))
+        waits_in = whole_number(text or b"", MOST_SENT)
         # What was written before its last place is of no account.
-        if waits_in is not None and waits_in >= arrival[1] and self._arrival is arrival:
+        if waits_in is not None and waits_in >= cycle and self._arrival is arrival:
             self._arrival = None
             self.waits()
 
@@ -159,13 +161,6 @@ class Questions:
         if isinstance(found, Members):
             return found
         return None
-
-    def waits_in(self, node: str) -> int | None:
-        """Returns the last cycle in which the coordinator let this node wait while others ran; None: in none."""
-        text = self._try(lambda store: store.receive(waits_key(node), 0))
-        if text is None:
-            return None
-        return whole_number(text, MOST_SENT)
 
     def close(self) -> None:
         """Ends all use of the store: the last node that leaves removes what the job has written."""

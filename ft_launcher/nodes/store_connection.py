@@ -7,15 +7,15 @@ not known here. Uses torch's underscored `_matches_machine_hostname`.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
@@ -29,7 +29,6 @@ from rank_monitor.contract.errors import one_line
 from rank_monitor.contract.processes import resolver
 
 _T = TypeVar("_T")
-_Made: TypeAlias = "queue.SimpleQueue[tuple[_T | None, BaseException | None]]"
 
 _V2_PREFIX = "/torch/elastic"
 _V2_TTL_S = 7200
@@ -157,7 +156,7 @@ def _c10d_store(parameters: RendezvousParameters) -> tuple[Any, Any]:
             file = parameters.endpoint or tempfile.mktemp()
             return _with_record(FolderStore(Path(f"{file}.d")), parameters.run_id)
         host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
-        made: tuple[Any, Any] = _first_within(limit_s, lambda: create_c10d(parameters), host, port)
+        made: tuple[Any, Any] = _within(limit_s, lambda: create_c10d(parameters), host, port, check=True)
         return made
     except RendezvousConnectionError as error:
         if error.__cause__ is None:
@@ -171,11 +170,12 @@ def _static_store(parameters: RendezvousParameters) -> TCPStore:
     limit_s = parameters.get_as_int("timeout", 600) or 600
     limit = timedelta(seconds=limit_s)
     try:
-        return _first_within(
+        return _within(
             min(limit_s, _OPERATION_S) + _REACH_S,
             lambda: TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True),
             host,
             port,
+            check=True,
         )
     except (ValueError, RuntimeError, TimeoutError) as error:
         raise RendezvousConnectionError(_about(f"{host}:{port}", error)) from error
@@ -225,52 +225,31 @@ def _connect(host: str, port: int) -> TCPStore:
     return store
 
 
-def _first_within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
-    """As `_within`. If that takes longer than 2 s, checks that the server at the port is a store."""
-    made = _begin(make, host)
-    try:
-        return _take(made, min(_CHECK_AFTER_S, limit_s))
-    except queue.Empty:
-        _must_be_a_store(host, port)
-    return _in_time(made, limit_s, f"{host}:{port}")
-
-
-def _within(limit_s: float, make: Callable[[], _T], host: str, port: int) -> _T:
+def _within(limit_s: float, make: Callable[[], _T], host: str, port: int, check: bool = False) -> _T:
     """Returns the result of `make`, which runs in a thread: torch has no time limit for a server's first answer.
+
+    Args:
+        check: if that takes longer than 2 s, the server at the port must be a store.
 
     Raises:
         RendezvousConnectionError: the server did not answer within `limit_s` seconds.
     """
-    return _in_time(_begin(make, host), limit_s, f"{host}:{port}")
-
-
-def _begin(make: Callable[[], _T], host: str) -> _Made[_T]:
-    made: _Made[_T] = queue.SimpleQueue()
+    made: Future[_T] = Future()
 
     def connect() -> None:
         try:
             with resolver.bounded_towards(host, socket.gethostname()):  # torch looks whether this is the host
-                made.put((make(), None))
+                made.set_result(make())
         except BaseException as error:  # handed to the caller's thread
-            made.put((None, error))
+            made.set_exception(error)
 
     threading.Thread(target=connect, daemon=True, name="ft_connect").start()
-    return made
-
-
-def _in_time(made: _Made[_T], limit_s: float, endpoint: str) -> _T:
-    try:
-        return _take(made, limit_s)
-    except queue.Empty:
-        problem = f"{endpoint} accepts connections and says nothing for {limit_s:g} s: no store of torch's?"
-        raise RendezvousConnectionError(problem) from None
-
-
-def _take(made: _Made[_T], limit_s: float) -> _T:
-    value, error = made.get(timeout=limit_s)
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
+    if check and not wait([made], min(_CHECK_AFTER_S, limit_s)).done:
+        _must_be_a_store(host, port)
+    if not wait([made], limit_s).done:
+        problem = f"{host}:{port} accepts connections and says nothing for {limit_s:g} s: no store of torch's?"
+        raise RendezvousConnectionError(problem)
+    return made.result()
 
 
 def _await_listener(host: str, port: int, limit_s: float) -> None:

@@ -179,15 +179,6 @@ def test_a_wait_ends_when_another_process_writes(etcd: EtcdServer, store: EtcdV3
         assert code == 0, err
 
 
-def test_a_beat_writes_one_counter_and_reads_the_others(etcd: EtcdServer, store: EtcdV3Store, run_id: str) -> None:
-    names = [f"beat/{number}" for number in range(200)]
-    other = connect(etcd.endpoint, run_id)[1]
-    for beat in (1, 2):
-        assert store.beat(names[7], beat, []) == []
-        assert other.beat(names[9], 10 * beat, names) == [{7: beat, 9: 10 * beat}.get(n) for n in range(200)]
-    assert store.beat(names[7], 3, [names[9], "beat/none", names[7]]) == [20, None, 3]
-
-
 # The lease.
 
 
@@ -211,7 +202,7 @@ def test_two_nodes_share_one_lease_for_all_records(etcd: EtcdServer, run_id: str
         store.add("count", 1)
         store.set(f"key{number}", "")
         backend.set_state(b"", None)
-        store.beat(f"beat/{number}", 1, [])
+        store.add(f"beat/{number}", 1)
     records = nodes[0][1]._records
     span = {"key": records._key(""), "range_end": records._key("~")}
     leases = {record["lease"] for record in records.gateway.call("kv/range", span)["kvs"]}

@@ -64,9 +64,9 @@ def test_it_is_removed_only_as_long_as_nobody_else_uses_it(store: FolderStore) -
     store.set("key", "value")
     store.remove_keys("k", "key2")
     assert not store.check(["key"]) and store.check(["record"])
-    store.remove_all("record", b"another's")
+    store.remove_job("record", b"another's", "")
     assert store.folder.is_dir()
-    store.remove_all("record", b"mine")
+    store.remove_job("record", b"mine", "")
     assert list(store.folder.parent.iterdir()) == []
     store.set("record", "the next job's")
     assert store.get("record") == b"the next job's"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ft_launcher.nodes.node_messages import EndReason, Members
-from ft_launcher.nodes.questions import COUNTERS, Questions, Topic, counter_key
+from ft_launcher.nodes.questions import COUNTERS, Questions, Topic, counter_key, waits_key
 from ft_launcher.rendezvous.handler import NoPlace
-from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until
+from tests.ft_launcher.nodes.site import PATIENT_S, Site, site
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
 
@@ -71,11 +71,12 @@ def test_who_takes_part_and_who_waits_can_be_read(hosted: bool) -> None:
         assert first is not None and (first.cycle, len(first.active), first.waiting) == (0, 2, [])
         spare = made.begin("s")
         node = made.nodes["s"].node
-        until(lambda: (found := made.nodes["s"].questions) is not None and found.waits_in(node) == 0)
+        store = made.nodes["a"].link._connections.shared.open().another()
+        assert store.receive(waits_key(node), PATIENT_S) == b"0"
         later = questions(made, "b").members()
         assert isinstance(later, Members) and (later.active, len(later.waiting)) == (first.active, 1)
         assert made.nodes[made.coordinator()].members() == later
-        assert questions(made, "a").waits_in(made.nodes["a"].node) is None
+        assert store.receive(waits_key(made.nodes["a"].node), 0) is None
         for name in "ab":
             made.nodes[name].report_end(EndReason.SUCCEEDED, "")
         with pytest.raises(NoPlace):

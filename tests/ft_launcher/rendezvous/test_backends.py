@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ft_launcher.nodes.formation import Size, choose
 from ft_launcher.nodes.node_messages import NO_RANK
-from ft_launcher.rendezvous.several_nodes import _node_settings, this_node
+from ft_launcher.rendezvous.backends import _node_settings, this_node
 from rank_monitor.contract.settings.config import MemberSettings, RestartSettings, Settings
 from tests.ft_launcher.nodes.nodes_of_a_test import node
 

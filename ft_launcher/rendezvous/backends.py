@@ -1,7 +1,8 @@
-"""Builds the rendezvous handler of several nodes from torch's configuration and our settings.
+"""The rendezvous of a job, from torch's configuration and our settings: of one node, or of several over one store.
 
-Called by `composition.py`. Registered with torch's registry, so that torch makes the handler where it makes its own.
-Uses its underscored `_registry`.
+Called by `composition.py`. Registered with torch's registry, so that torch makes the handler where it makes its own,
+and everything else treats it like any other: endpoint, run id and environment are the same for the ranks. Uses torch's
+underscored `_registry`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
+    RendezvousInfo,
     RendezvousParameters,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.nodes.attempt import NodeSettings
@@ -31,7 +35,8 @@ from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_st
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
-BACKEND = "ft-nodes"
+ONE_NODE = "ft-one-node"
+_SEVERAL_NODES = "ft-nodes"
 # torch names its legacy handler so, and takes no other name for it.
 _LEGACY = "etcd"
 OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
@@ -49,8 +54,79 @@ _INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 
 
-def use(config: Any, settings: Settings, ports: PortHolder) -> None:
-    """Changes torch's launch configuration so that its rendezvous is ours over the same backend."""
+class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """The rendezvous of a job of one node: no other node can join, so a cycle forms at once.
+
+    torch's own handler sleeps up to 0.3 s at its first round and a second in later ones.
+
+    Args:
+        run_id: the job's id.
+        host: what the ranks see as MASTER_ADDR.
+        shares: whether the ranks use the launcher's store.
+    """
+
+    def __init__(self, run_id: str, host: str, shares: bool = True) -> None:
+        self._run_id = run_id
+        self._shares = shares
+        self._host = host
+        self._round = 0
+        self._closed = False
+        # In memory of this process: no port, and no server that another job could reach.
+        self._store: Store = HashStore()
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return ONE_NODE
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the launcher hosts the ranks' store."""
+        return self._shares
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Rank 0 of 1, at once."""
+        # torch's agent writes the same keys in each round.
+        store = PrefixStore(f"round_{self._round}", self._store)
+        self._round += 1
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._host, 0))
+
+    def is_closed(self) -> bool:
+        """Whether `set_closed` was called."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Marks the rendezvous as closed."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 0: no other node can join."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Returns True; there is nothing to close."""
+        return True
+
+
+def use_one_node(config: Any, host: str, shares: bool) -> None:
+    """Changes torch's launch configuration of a job of one node so that its rendezvous is ours.
+
+    Args:
+        host: what the ranks see as MASTER_ADDR.
+        shares: whether the ranks use the launcher's store.
+    """
+    rendezvous_handler_registry.register(ONE_NODE, _create)
+    config.rdzv_configs = config.rdzv_configs | {
+        _MAKE: lambda parameters: OneNodeRendezvous(parameters.run_id, host, shares)
+    }
+    config.rdzv_backend = ONE_NODE
+
+
+def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
+    """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend."""
     backend, max_restarts = config.rdzv_backend, config.max_restarts
     if backend == _LEGACY:
         rendezvous_handler_registry._registry[_LEGACY] = _create_legacy  # torch wants the handler's own name
@@ -69,7 +145,7 @@ def use(config: Any, settings: Settings, ports: PortHolder) -> None:
             descriptor_limit.must_do(least, most, config.nproc_per_node, hosts, shares)
 
         return NodeRendezvous(
-            BACKEND,
+            _SEVERAL_NODES,
             parameters.run_id,
             lambda: open_job_store(backend, parameters, must_do),
             this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
@@ -78,13 +154,13 @@ def use(config: Any, settings: Settings, ports: PortHolder) -> None:
             first_store,
         )
 
-    rendezvous_handler_registry.register(BACKEND, _create)
+    rendezvous_handler_registry.register(_SEVERAL_NODES, _create)
     config.rdzv_configs = config.rdzv_configs | {_MAKE: make}
-    config.rdzv_backend = BACKEND
+    config.rdzv_backend = _SEVERAL_NODES
 
 
-def _create(parameters: RendezvousParameters) -> NodeRendezvous:
-    make: Callable[[RendezvousParameters], NodeRendezvous] = parameters.config[_MAKE]
+def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    make: Callable[[RendezvousParameters], RendezvousHandler] = parameters.config[_MAKE]
     return make(parameters)
 
 
