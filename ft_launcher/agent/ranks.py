@@ -40,6 +40,7 @@ from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
+from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, Restarter
 
@@ -140,7 +141,7 @@ class Ranks:
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
         of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.relocation)
         of_all |= self.nccl.variables()
-        of_all[env.IN_PROCESS_LIMITS] = settings.restart.in_process_limits.to_json()
+        of_all[env.IN_PROCESS_LIMITS] = write_record(settings.restart.in_process_limits)
         if save_interval_s is not None:
             of_all[env.SAVE_INTERVAL] = str(save_interval_s)
         if self.store is not None and self.store.ranks_port:

@@ -20,7 +20,7 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from torch.distributed import PrefixStore
 
@@ -34,7 +34,7 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import EVER, release
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.wire.foreign import parse_json, parse_object
-from rank_monitor.contract.wire.json_record import read_record
+from rank_monitor.contract.wire.json_record import read_record, write_record
 from rank_monitor.contract.wire.messages import Restarter
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class BlameExchange:
         """Asks all nodes, this one too, unless another has just asked under that number. Returns at once."""
 
         def ask(keys: Keys) -> None:
-            release(keys, f"asked/{number}", json.dumps(asdict(question)))
+            release(keys, f"asked/{number}", write_record(question))
 
         self._threads.start(f"ft_blame{number}", "ft_blame", ask, self._end)
 

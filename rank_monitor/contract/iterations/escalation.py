@@ -6,9 +6,8 @@ of an iteration decides for all. Then the launcher starts fresh ranks; a call th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
@@ -35,19 +34,6 @@ class EscalationLimits:
     no_progress: int = 0
     soft_timeouts: int = 0
     least_progress: int = 1
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> EscalationLimits:
-        """Reads the text that `to_json` wrote.
-
-        Raises:
-            ProtocolError: the text is not such a one.
-        """
-        return read_record(cls, text)
 
 
 @dataclass(frozen=True)
@@ -91,15 +77,11 @@ class Restarts:
 
     @classmethod
     def read(cls, text: str | bytes) -> Restarts:
-        """Reads the text that `to_json` wrote. For any other text, the counts before the first restart."""
+        """Reads the text that `write_record` made. For any other text, the counts before the first restart."""
         try:
             return read_record(cls, text)
         except ProtocolError:
             return cls()
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self))
 
     def after(self, iteration: int, records: Sequence[str], life: Life | None, limits: EscalationLimits) -> Restarts:
         """The counts after an interrupted iteration.

@@ -21,9 +21,8 @@ them any more (`tidy`). Arrivals at a barrier are those of `barrier.py`.
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import (
@@ -38,7 +37,7 @@ from rank_monitor.contract.iterations.barrier import (
     release,
 )
 from rank_monitor.contract.wire.foreign import whole_number
-from rank_monitor.contract.wire.json_record import read_record
+from rank_monitor.contract.wire.json_record import read_record, write_record
 
 GO, FAULT, DONE, END = "go", "fault", "done", "end"
 # A fault of one rank can fail all others as well: without a bound each of them would add a record.
@@ -258,7 +257,7 @@ class Iteration:
             ranges_of(member for member, is_well in joined.items() if is_well and member not in well),
             len(wishes),
         )
-        release(self._store, self.closed, json.dumps(asdict(closed)))
+        release(self._store, self.closed, write_record(closed))
 
 
 def current(store: Store) -> int:

@@ -1,11 +1,13 @@
-"""Makes a dataclass from a JSON object and checks each field against its type. It knows no message.
+"""Makes a dataclass from a JSON object and checks each field against its type, and back. It knows no message.
 
 Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import sys
 import types
 import typing
@@ -68,6 +70,11 @@ def read_record(expected: type[_T], text: str | bytes) -> _T:
     except ValueError as problem:
         raise ProtocolError(f"{expected.__name__}: {problem}") from None
     return from_json(expected, values)
+
+
+def write_record(record: Any) -> str:
+    """The JSON text of a dataclass, as `read_record` reads it."""
+    return json.dumps(dataclasses.asdict(record))
 
 
 def _fits(value: object, allowed: frozenset[type]) -> bool:

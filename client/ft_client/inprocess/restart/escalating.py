@@ -18,6 +18,7 @@ from rank_monitor.contract.iterations.barrier import Store
 from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, Restarts
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.wire.json_record import read_record, write_record
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _KEY = "restarts"
@@ -59,7 +60,7 @@ class Escalating:
         before = Restarts.read(self._store.compare_set(_KEY, "", ""))
         records = Iteration(self._store, number - 1).records()
         after = before.after(number - 1, records, self._life, self._limits)
-        self._store.set(_KEY, after.to_json())
+        self._store.set(_KEY, write_record(after))
         return after.why_end(self._limits)
 
     def forget(self) -> None:
@@ -71,7 +72,7 @@ def limits_of(arguments: Arguments) -> EscalationLimits:
     """The limits given to the wrapper; else those of the launcher, or the defaults of its options."""
     known, text = RestartSettings().in_process_limits, os.environ.get(env.IN_PROCESS_LIMITS)
     if text:
-        known = EscalationLimits.read(text)
+        known = read_record(EscalationLimits, text)
     given = {
         "same_error": arguments.same_error_limit,
         "no_progress": arguments.no_progress_limit,

@@ -38,6 +38,7 @@ from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel
+from rank_monitor.contract.wire.json_record import write_record
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class Companion:
         with self._lock:
             self._call, self._is_over = call, False
             self._all_over.clear()
-            self._send(call.to_json(), listeners)
+            self._send(write_record(call).encode(), listeners)
             self._served |= {call.port for _ in listeners}
 
     def _send(self, data: bytes, listeners: Sequence[socket.socket] = ()) -> None:
@@ -257,7 +258,7 @@ class Companion:
             logger.warning("%s: %s", problem, _UNWATCHED)
             return
         with self._lock:
-            self._send(self._call.to_json())
+            self._send(write_record(self._call).encode())
             if self._is_over:
                 self._send(OVER)
         self._write_pid(None)
@@ -281,7 +282,7 @@ def _fork(order: CompanionOrder, make_store: MakeStore | None) -> None:
 
 def _execute(order: CompanionOrder) -> None:
     subprocess.run(
-        [sys.executable, "-c", _START.format(path=sys.path), order.to_json()],
+        [sys.executable, "-c", _START.format(path=sys.path), write_record(order)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=order.log,

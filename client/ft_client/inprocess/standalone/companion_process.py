@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import functools
 import gc
-import json
 import math
 import os
 import signal
@@ -21,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -75,10 +74,6 @@ class CompanionOrder:
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors that the companion keeps."""
         return self.rank, self.connection, self.listener, self.log
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self))
 
 
 def pid_file(folder: str) -> Path:
@@ -251,7 +246,7 @@ class CompanionWatch:
             elif data == OVER:
                 self._end_call()
             else:
-                self._begin(WatchedCall.from_json(data), listeners)
+                self._begin(read_record(WatchedCall, data), listeners)
 
     def _begin(self, call: WatchedCall, listeners: list[socket.socket]) -> None:
         self._call, self._is_over = call, False

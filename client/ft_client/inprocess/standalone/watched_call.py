@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import math
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ft_client.inprocess.arguments import Timeouts
 from rank_monitor.contract.iterations.barrier import EVER
 from rank_monitor.contract.processes import resolver
-from rank_monitor.contract.wire.json_record import read_record
 
 MakeStore = Callable[[], Any]
 
@@ -85,19 +83,6 @@ class WatchedCall:
             barrier_timeout_s=timeouts.barrier_timeout.total_seconds(),
             iterations_host=iterations_host,
         )
-
-    def to_json(self) -> bytes:
-        """One JSON object."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> WatchedCall:
-        """Reads the call that `to_json` wrote.
-
-        Raises:
-            ProtocolError: `data` is not such a call.
-        """
-        return read_record(cls, data)
 
     def connect(self, make_store: MakeStore | None, limit_s: float = math.inf) -> Any:
         """Returns a new connection to the store, without the prefix. Blocks until the store is served.

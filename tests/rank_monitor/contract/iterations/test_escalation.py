@@ -8,6 +8,7 @@ import pytest
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, Restarts
+from rank_monitor.contract.wire.json_record import read_record, write_record
 
 LIMITS = EscalationLimits(same_error=3, no_progress=4, soft_timeouts=2)
 SOFT_S = 10.0
@@ -35,7 +36,7 @@ def told(*stories: tuple[list[str], Life | None], limits: EscalationLimits = LIM
     """What is said after each iteration."""
     restarts, said = Restarts(), []
     for number, (records, one) in enumerate(stories):
-        restarts = Restarts.read(restarts.after(number, records, one, limits).to_json())
+        restarts = Restarts.read(write_record(restarts.after(number, records, one, limits)))
         said.append(restarts.why_end(limits))
     return said
 
@@ -115,6 +116,6 @@ def test_an_iteration_counts_once() -> None:
 
 def test_what_is_no_record_is_no_history() -> None:
     assert Restarts.read(b"\xff{") == Restarts.read('{"same": "3"}') == Restarts.read("") == Restarts()
-    assert EscalationLimits.read(LIMITS.to_json()) == LIMITS
+    assert read_record(EscalationLimits, write_record(LIMITS)) == LIMITS
     with pytest.raises(ProtocolError):
-        EscalationLimits.read("{")
+        read_record(EscalationLimits, "{")
