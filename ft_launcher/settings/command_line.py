@@ -59,11 +59,11 @@ class Parsed:
 
     def script_arguments(self) -> list[str]:
         """Returns `[-m] SCRIPT ARGS` as they follow `python -u`; empty when the ranks run another program."""
-        asked, run_path = self.namespace, getattr(self.namespace, "run_path", False)
-        if asked.no_python and not run_path:
+        asked = self.namespace
+        if asked.no_python:
             return []
         arguments = [asked.training_script, *asked.training_script_args]
-        if asked.module and not run_path:
+        if asked.module:
             arguments.insert(0, "-m")
         return arguments
 
@@ -202,6 +202,8 @@ def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed
     if not command and script_if_none is not None:
         command = (script_if_none,)
     namespace = _read(parser, halves.options, command)
+    if getattr(namespace, "run_path", False):  # the script is a file for Python, whatever else is given
+        namespace.no_python = namespace.module = False
     return Parsed(
         namespace=namespace,
         texts={key: _text(getattr(namespace, f"ft_{key}")) for key in halves.spelled},

@@ -117,9 +117,8 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     if threads:
         warnings.append(threads)
     script = namespace.training_script
-    if _as_module(namespace):
+    if namespace.module:
         script = f"-m {script}"
-    by_python = not namespace.no_python or _run_path(namespace)
     return Job(
         settings=resolved.settings,
         sources=resolved.sources,
@@ -133,7 +132,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         local_ranks_filter=shown,
         logs_specs_name=namespace.logs_specs,
         script=script,
-        no_python=not by_python,
+        no_python=namespace.no_python,
         named_signals=_named_signals(parsed),
     )
 
@@ -186,19 +185,9 @@ def numbers_of(names: str) -> tuple[int, ...]:
     return tuple(int(number) for number in known if isinstance(number, signal.Signals))
 
 
-def _run_path(namespace: Namespace) -> bool:
-    return bool(getattr(namespace, "run_path", False))
-
-
-def _as_module(namespace: Namespace) -> bool:
-    return namespace.module and not _run_path(namespace)
-
-
 def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
     """Checks the script by the way it will be started. One of another interpreter may exist in its container only."""
-    if _run_path(namespace):
-        rank_program.check_script(namespace.training_script)
-    elif namespace.no_python and namespace.module:
+    if namespace.no_python and namespace.module:
         raise options.UsageError(
             "--no-python and -m exclude each other", "A module needs Python: leave out --no-python"
         )
@@ -299,8 +288,7 @@ def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
     """
     asked = copy(namespace)
     asked.nproc_per_node = str(ranks)
-    if _run_path(namespace):
-        asked.run_path = asked.no_python = asked.module = False
+    asked.run_path = False  # torch would run the script by `runpy`, in processes without our bootstrap
     if namespace.logs_specs is None:
         vars(asked).update(_NO_LOGS)
     found: list[tuple[Any, str, list[str]]] = []
