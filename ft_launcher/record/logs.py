@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std, to_map
 
 from ft_launcher.record.access import Access
 from ft_launcher.record.journal import Journal
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MOST_KEPT = 4 << 20
 """Bytes kept of a file that a rank wrote: over 100 dumps of the stacks of a rank with 100 threads."""
 
-StdMap: TypeAlias = Std | Mapping[int, Std]
+StdMap: TypeAlias = Std | dict[int, Std]
 # torch's value for a stream that is inherited.
 _CONSOLE = ""
 KEPT_RUNS = 20
@@ -277,26 +277,23 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         dest = LogsDest()
         # torch passes no cycle; the number is the same on all nodes.
         cycle = int(next(iter(envs.values())).get("TORCHELASTIC_RESTART_COUNT", "0"))
-        folder = self._folder(cycle)
+        tee, redirects = to_map(self._tee, len(envs)), to_map(self._redirects, len(envs))
+        to_files = {local_rank: redirects[local_rank] | tee[local_rank] for local_rank in envs}
+        if self._run.asked_for or any(to_files.values()):
+            parent = self._run.make()
+        else:
+            parent = self._runtime
+        folder = parent / f"cycle_{cycle}"
         for local_rank, rank_env in envs.items():
-            self._reify_rank(dest, folder / str(local_rank), local_rank, rank_env)
+            of_rank = folder / str(local_rank)
+            self._run.access.make_folder(of_rank)
+            self._add_streams(dest, of_rank, local_rank, to_files[local_rank], tee[local_rank])
+            dest.error_files[local_rank] = rank_env["TORCHELASTIC_ERROR_FILE"] = str(of_rank / "error.json")
         dest.filtered_stdout = str(folder / "filtered_stdout.log")
         dest.filtered_stderr = str(folder / "filtered_stderr.log")
         return dest
 
-    def _folder(self, cycle: int) -> Path:
-        stds = (self._redirects, self._tee)
-        to_files = any(any(std.values()) if isinstance(std, Mapping) else std for std in stds)
-        if to_files or self._run.asked_for:
-            parent = self._run.make()
-        else:
-            parent = self._runtime
-        return parent / f"cycle_{cycle}"
-
-    def _reify_rank(self, dest: LogsDest, folder: Path, local_rank: int, rank_env: dict[str, str]) -> None:
-        self._run.access.make_folder(folder)
-        tee = _of(self._tee, local_rank)
-        to_file = _of(self._redirects, local_rank) | tee
+    def _add_streams(self, dest: LogsDest, folder: Path, local_rank: int, to_file: Std, tee: Std) -> None:
         shown = not self._local_ranks_filter or local_rank in self._local_ranks_filter
         for std, files, tees, name in (
             (Std.OUT, dest.stdouts, dest.tee_stdouts, "stdout.log"),
@@ -311,10 +308,3 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
                 files[local_rank] = os.devnull
             if tee & std and shown:
                 tees[local_rank] = files[local_rank]
-        dest.error_files[local_rank] = rank_env["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
-
-
-def _of(stds: StdMap, local_rank: int) -> Std:
-    if isinstance(stds, Mapping):
-        return stds.get(local_rank, Std.NONE)
-    return stds
