@@ -23,8 +23,7 @@ from ft_client.inprocess.assignment.base import (
     forget_activity,
     limit_activity,
 )
-from ft_client.inprocess.assignment.layer import KeyOrFn, Layer, LayerFlag, check_key, group_key
-from ft_client.inprocess.assignment.topology import Topology
+from ft_client.inprocess.assignment.topology import KeyOrFn, Layer, LayerFlag, Topology, check_key, group_key
 from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.state import Mode, State
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ft_client.inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
 from ft_client.inprocess.arguments import Timeouts
-from ft_client.inprocess.assignment.layer import Layer, LayerFlag
+from ft_client.inprocess.assignment.topology import Layer, LayerFlag
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter

@@ -10,7 +10,7 @@ import pytest
 
 from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.abort import AbortTorchDistributed
-from ft_client.inprocess.assignment.layer import LayerFlag
+from ft_client.inprocess.assignment.topology import LayerFlag
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.health_check import FaultCounter
 from ft_client.inprocess.initialize import RetryController

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.assignment.layer import check_key, group_key
+from ft_client.inprocess.assignment.topology import check_key, group_key
 from ft_client.inprocess.state import State
 from tests.program import python
 
@@ -54,7 +54,7 @@ def test_key(key_or_fn: Any, key: str) -> None:
 
 
 def test_a_set_has_the_same_text_in_every_process() -> None:
-    program = "from ft_client.inprocess.assignment.layer import text_of; print(text_of(frozenset('abcdefgh')))"
+    program = "from ft_client.inprocess.assignment.topology import text_of; print(text_of(frozenset('abcdefgh')))"
     texts = {python(program, environ=os.environ | {"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert texts == {"{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}\n"}
 

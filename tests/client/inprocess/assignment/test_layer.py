@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.assignment.layer import Layer, LayerFlag
+from ft_client.inprocess.assignment.topology import Layer, LayerFlag
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_client.inprocess.assignment.layer import Layer, LayerFlag
-from ft_client.inprocess.assignment.topology import Branch, Leaf, Topology
+from ft_client.inprocess.assignment.topology import Branch, Layer, LayerFlag, Leaf, Topology
 from ft_client.inprocess.state import Mode
 
 RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
