@@ -36,9 +36,17 @@ class WaitingStore(Store):  # type: ignore[misc]
             timeout = self.timeout
         self._await(keys, timeout)
 
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there now."""
+        return None not in self.read(keys)
+
     def deleteKey(self, key: str) -> bool:
         """As `delete_key`: the name by which torch's PrefixStore calls it."""
         return bool(self.delete_key(key))
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Returns the values that are there now, None for a missing one; waits for none."""
+        raise NotImplementedError
 
     def hold(self, folder: str, ttl_s: int) -> None:
         """Has all keys of a folder removed after so many seconds, unless it is held again before.

@@ -53,9 +53,11 @@ class EtcdV2Store(WaitingStore):
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there now."""
-        return None not in self._read([self._at(key) for key in keys])[0].values()
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See base class."""
+        paths = [self._at(key) for key in keys]
+        found, _ = self._read(paths)
+        return [found[at] for at in paths]
 
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none; returns the sum. One operation where nobody else adds to it."""

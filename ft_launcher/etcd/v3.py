@@ -96,9 +96,10 @@ class EtcdV3Store(WaitingStore):
         """Writes a value for each key."""
         self._records.put({_name(key): bytes_of(value) for key, value in zip(keys, values, strict=True)})
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there now."""
-        return None not in self._records.read([_name(key) for key in keys])[0]
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See base class."""
+        found, _ = self._records.read([_name(key) for key in keys])
+        return [None if record is None else record.value for record in found]
 
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum.

@@ -293,7 +293,8 @@ class CoordinatorService:
                 taken = self._machine.read
             more = ("inbox", *COUNTERS, *self._fence)
             counters, (count, *found) = store.counters(self._beat_reader.nodes, more)
-            self._must_have_term(found[len(COUNTERS) :])
+            # Without a term the store has lost all, which the next beat finds, and says so.
+            self._must_have_term([term for term in found[len(COUNTERS) :] if term])
             self.asked = found[: len(COUNTERS)]
             self._refresh(store)
             self._turned_at, self._looked = time.monotonic(), True

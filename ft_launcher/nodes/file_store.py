@@ -51,9 +51,9 @@ class FolderStore(WaitingStore):
             for key, value in zip(keys, values, strict=True):
                 self._write(key, bytes_of(value))
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there now."""
-        return all(self._at(key).exists() for key in keys)
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See base class."""
+        return [self._read(key) for key in keys]
 
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none; returns the sum."""

@@ -204,13 +204,13 @@ class JobStore:
         """Returns the counts of beats, None for a node without any, and the values of `more`, empty where missing."""
         names = [*more, *(f"beat/{key}" for key in keys)]
         with _lost():
-            self._look_for([name for name in names if name not in self._seen])
-            there = [name for name in names if name in self._seen]
-            if there:
-                found = dict(zip(there, self._get_all(there), strict=True))
+            if isinstance(self.raw, WaitingStore):  # it may have lost all: a get would block other threads
+                values = [value or b"" for value in self.raw.read([self._full(name) for name in names])]
             else:
-                found = {}
-            values = [found.get(name, b"") for name in names]
+                self._look_for([name for name in names if name not in self._seen])
+                there = [name for name in names if name in self._seen]
+                found = dict(zip(there, self._get_all(there), strict=True))
+                values = [found.get(name, b"") for name in names]
             counts = [self._beats(*pair) for pair in zip(keys, values[len(more) :], strict=True)]
         return dict(zip(keys, counts, strict=True)), values[: len(more)]
 
@@ -289,11 +289,11 @@ class JobStore:
         """Removes the record, if it still is `head`, and the keys of the attempt, on stores that outlive the job."""
         if isinstance(self.raw, WaitingStore):
             with _lost():
-                self.raw.remove_job(self._backend._key, head.token, f"{self._prefix}{self.attempt}/")
+                self.raw.remove_job(self._backend._key, head.token, self._full(""))
 
     def remove_other_attempts(self) -> None:
         """Removes the keys of other attempts of this job, where the store can list its keys."""
-        own = f"{self._prefix}{self.attempt}/"
+        own = self._full("")
         with _lost():
             if isinstance(self.raw, WaitingStore):
                 self.raw.remove_keys(self._prefix, own)
@@ -323,7 +323,13 @@ class JobStore:
         return bytes(self._store.compare_set(key, "", text))
 
     def _get_all(self, keys: Sequence[str]) -> list[bytes]:
+        if not keys:
+            return []
         return [bytes(value) for value in self._store.multi_get(list(keys))]
+
+    def _full(self, key: str) -> str:
+        """Returns the name of a key of the attempt in `raw`."""
+        return f"{self._prefix}{self.attempt}/{key}"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import threading
 import time
@@ -184,6 +185,16 @@ def test_two_jobs_share_a_store_and_see_nothing_of_each_other(server: TCPStore) 
     assert other.read_inbox(0, 0.0) == ([], [])
     assert other.counters(["a"]) == ({"a": None}, [])
     assert other.head() is None
+
+
+def test_counters_that_the_store_has_lost_are_missing_and_hold_up_nobody(tmp_path: Path) -> None:
+    endpoint = str(tmp_path / "store")
+    store = open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, store_type="file"))
+    store.beat("a")
+    store.publish({"term": "7"})
+    assert store.counters(["a"], ["term"]) == ({"a": 1}, [b"7"])
+    shutil.rmtree(f"{endpoint}.d")
+    assert store.counters(["a"], ["term"]) == ({"a": None}, [b""])
 
 
 def test_the_second_job_of_a_store_hears_of_the_first(store: JobStore) -> None:
