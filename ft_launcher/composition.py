@@ -39,7 +39,7 @@ from ft_launcher.processes.process_tree import become_subreaper
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record import console, report
+from ft_launcher.record import console, console_text
 from ft_launcher.record.access import Access
 from ft_launcher.record.contained import contained
 from ft_launcher.record.cycle_files import CycleInfo
@@ -93,7 +93,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         with resolver.usual():
             return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
     except FtError as error:
-        report.show_lines(f"ft_launcher: {error}")
+        console_text.show_lines(f"ft_launcher: {error}")
         write_reply(error)
         return error.exit_code
 
@@ -193,10 +193,10 @@ def _run_recorded(
     def summary(error: ChildFailedError) -> str:
         hidden, text = agents[0].results.hidden if agents else (), f"{error.name} FAILED"
         with contained("the summary of the ranks that failed cannot be shown"):
-            text = report.failed_ranks(error.name, error.failures, recorder.shown, hidden)
+            text = console_text.failed_ranks(error.name, error.failures, recorder.shown, hidden)
         return text
 
-    outcome = _outcome(launch, (lambda text: None) if within else report.show_lines, summary)
+    outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
     if outcome.error is not None and not within:
         write_reply(outcome.error)
     if agents and agents[0].exit_code is not None:
@@ -325,7 +325,7 @@ def _set_up_logging(job: Job) -> None:
             source = job.sources.get("nvrx_logfile", "settings")
             raise ConfigError("nvrx_logfile", logfile, source, str(error.strerror), "Name a file to write") from None
     for handler in handlers:
-        handler.setFormatter(report.LineFormatter("%(asctime)s ft_launcher %(levelname)s: %(message)s"))
+        handler.setFormatter(console_text.LineFormatter("%(asctime)s ft_launcher %(levelname)s: %(message)s"))
     logger.handlers = handlers
     logger.propagate = False
     logger.setLevel("DEBUG" if os.environ.get(env.DEBUG) else job.settings.monitor.log_level)

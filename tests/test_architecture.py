@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -333,6 +334,33 @@ def test_stacks_tell_frames_that_started_a_rank_from_frames_of_its_program() -> 
     }
     found = {module.name for module in MODULES if stacks._STARTED_BY.search(str(module.path))}
     assert found == started_by
+
+
+SAME_THING = (
+    "ft_launcher.record.events",
+    "rank_monitor.contract.wire",
+    "ft_launcher.nodes.node_messages",
+    "ft_launcher.commands",
+    "ft_client.integrations.nvrx_alias",
+    "ft_client.inprocess.rank_filter",
+    "ft_client.preemption",
+    "ft_client.errors",
+)
+"""Names here are those of what a record, a message or a command is about, or are another package's, or public ones."""
+
+
+def test_no_name_of_a_class_or_a_file_has_two_meanings() -> None:
+    """A reader who searches for a name finds one place, apart from what writes, sends or offers the same thing."""
+    places = defaultdict(list)
+    for module in MODULES:
+        if not any(within(module.name, name) for name in SAME_THING):
+            if module.path.name != "__init__.py":
+                places[module.path.name].append(module.name)
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(module.at(node))
+    wrong = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+    assert not wrong, "\n".join(wrong)
 
 
 def is_underscored(name: str) -> bool:

@@ -23,8 +23,8 @@ from ft_launcher import __version__
 from ft_launcher.bundle import allowed
 from ft_launcher.bundle.incident import Incident, page, stacks
 from ft_launcher.commands.status import RunningJob, running_job
+from ft_launcher.record.console_text import printable, say
 from ft_launcher.record.journal_reader import Problems, journals_in, read_journal
-from ft_launcher.record.report import printable, say
 from ft_launcher.settings.options import UsageError
 
 _MOST_BYTES = 64 << 20

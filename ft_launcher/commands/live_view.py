@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ft_launcher.record.report import printable
+from ft_launcher.record.console_text import printable
 from ft_launcher.status.summary import JobState, RankState
 
 _LATE = 2

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from ft_launcher.commands.report import JOURNALS, RUN_ID, found_journals
+from ft_launcher.record.console_text import printable, say
 from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journal
-from ft_launcher.record.report import printable, say
 from ft_launcher.replay.replay import Replay
 
 DIFFERENT = 1

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
+from ft_launcher.record.console_text import printable, say
 from ft_launcher.record.events import Evidence, Stacks
 from ft_launcher.record.journal_reader import Problems, journals_in, read_in_turn
-from ft_launcher.record.report import printable, say
 from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import advise
 from ft_launcher.report.collection import Collection

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from ft_launcher.record.report import printable, say
+from ft_launcher.record.console_text import printable, say
 from ft_launcher.settings.options import UsageError
 from ft_launcher.status.listening import SOCKET
 from ft_launcher.status.summary import JobState, RankState

@@ -28,7 +28,7 @@ from ft_launcher.commands.status import (
     running_job,
     stack_lines,
 )
-from ft_launcher.record.report import printable
+from ft_launcher.record.console_text import printable
 from ft_launcher.settings.options import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.record import events, report
+from ft_launcher.record import console_text, events
 from ft_launcher.record.contained import contained
 from ft_launcher.record.logs import KeptFiles
 
@@ -53,7 +53,7 @@ class InProcessRecorder:
             known = {"what": what, "where": fault.where, "hint": fault.hint, "fault_class": fault.fault_class.value}
         self._journal.write(events.InProcessFault(cycle, end.rank, end.pid, end.exit_code, **known))
         place = "".join(f", {part}" for part in (known["where"], known["hint"] and f"likely: {known['hint']}") if part)
-        report.say(f"rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
+        console_text.say(f"rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
 
     @contained("an event cannot be recorded")
     def restarted(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
@@ -62,28 +62,28 @@ class InProcessRecorder:
         self.counts["restarts_in_process"] += 1
         self._journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why))
         line = f"restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
-        reasons = ", ".join(map(report.of_interruption, why[:_MOST_REASONS]))
+        reasons = ", ".join(map(console_text.of_interruption, why[:_MOST_REASONS]))
         if reasons:
             line += f" ({reasons})"
-        report.say(line)
+        console_text.say(line)
 
     def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
         """A rank that died was started again alone."""
         self.counts["started_again"] += 1
         self._journal.write(events.StartedAgain(cycle, rank, local_rank, pid))
-        report.say(f"rank {rank} was started again (pid {pid}); it joins at the next restart in process")
+        console_text.say(f"rank {rank} was started again (pid {pid}); it joins at the next restart in process")
 
     def stays_away(self, cycle: int, rank: int, reason: str) -> None:
         """A rank that died is not started again in this cycle."""
         self._journal.write(events.StaysAway(cycle, rank, reason))
-        report.say(f"rank {rank} is not started again: {reason}; the others go on")
+        console_text.say(f"rank {rank} is not started again: {reason}; the others go on")
 
     @contained("an event cannot be recorded")
     def blamed(self, cycle: int, iteration: int, finding: str, ranks: Sequence[int], text: str) -> None:
         """Who held up the others, because of which the ranks restart in process."""
         self._journal.write(events.InProcessBlame(cycle, iteration, finding, ranks, text))
         if ranks:
-            report.say(f"{text}; the ranks restart in process")
+            console_text.say(f"{text}; the ranks restart in process")
 
     def joined(self, cycle: int, rank: int, iteration: int) -> None:
         """A rank that was started again takes part."""
@@ -92,16 +92,16 @@ class InProcessRecorder:
     def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
         """A cycle succeeds, and these ranks are lost."""
         self._journal.write(events.FinishedWithout(cycle, ranks))
-        report.say(f"the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
+        console_text.say(f"the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
 
     def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
         """A rank that the others went on without is killed."""
         self._journal.write(events.LateRankEnded(cycle, rank, reason))
-        report.say(f"{reason}; the others went on, and it is killed")
+        console_text.say(f"{reason}; the others went on, and it is killed")
 
     def took_over(self, cycle: int, rank: int, reason: str) -> None:
         """Rung 1 cannot handle a fault: the cycle ends."""
         self._files.begin()
         self.counts["taken_over"] += 1
         self._journal.write(events.TakenOver(cycle, rank, reason))
-        report.say(f"no restart in process: {reason}")
+        console_text.say(f"no restart in process: {reason}")

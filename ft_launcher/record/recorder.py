@@ -29,7 +29,7 @@ from ft_launcher.ledger.account import (
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.processes.process_tree import Ending
-from ft_launcher.record import console, events, report, surroundings
+from ft_launcher.record import console, console_text, events, surroundings
 from ft_launcher.record.contained import contained
 from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.logs import KeptFiles, RunFolder
@@ -90,7 +90,7 @@ class Recorder:
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
         if self.in_process.counts["restarts_in_process"]:
-            report.say(f"{report.of_rung_one(**self.in_process.counts)}")
+            console_text.say(f"{console_text.of_rung_one(**self.in_process.counts)}")
         dropped = console.dropped() or events.ABSENT
         facts: dict[str, Any] = {**self.in_process.counts, "console_lines_dropped": dropped}
         if account is not None:
@@ -123,7 +123,7 @@ class Recorder:
                 logger.warning("health check %s: %s; the node takes part", reading.check, reading.reason)
         if not node.healthy:
             self.files.begin()
-            report.say(f"this node is unhealthy and takes no part: {node.reason}")
+            console_text.say(f"this node is unhealthy and takes no part: {node.reason}")
         if notable:
             self.journal.write(events.Health(cycle, node.healthy, notable))
 
@@ -133,12 +133,12 @@ class Recorder:
         self.journal.write(events.HealthChange.of(change, cycle=cycle))
         if change.state == "unhealthy":
             self.files.begin()
-            report.say(
+            console_text.say(
                 f"this node is unhealthy: {change.check}: {change.reason}. The ranks go on; it is checked "
                 "again before the next cycle"
             )
         elif change.before == "unhealthy":
-            report.say(f"health check {change.check} is {change.state} again")
+            console_text.say(f"health check {change.check} is {change.state} again")
 
     def memory_kept(self, cycle: int, why: str) -> None:
         """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
@@ -153,7 +153,7 @@ class Recorder:
     @contained("an event cannot be recorded")
     def on_purpose(self, cycle: int, strike: StrikeReport) -> None:
         """A fault on purpose strikes a rank."""
-        report.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
+        console_text.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
         self.journal.write(events.FaultOnPurpose.of(strike, cycle=cycle))
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
@@ -173,7 +173,7 @@ class Recorder:
                     line = f"rank {rank} {message.reason}"
                     if stacks:
                         line += f"; stacks: {stacks}"
-                    report.say(line)
+                    console_text.say(line)
             case RankException():
                 # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
                 self.journal.report(events.UncaughtException.of(message, cycle=cycle, rank=rank))
@@ -181,7 +181,7 @@ class Recorder:
                 self.journal.report(events.Limits.of(message, cycle=cycle, rank=rank))
             case InterruptedAgain():
                 self.journal.report(events.InterruptedAgain.of(message, cycle=cycle, rank=rank))
-                report.say(
+                console_text.say(
                     f"rank {rank} has not ended {message.waited_s:.1f} s after its interruption "
                     f"({message.why}): interrupted again (--ft-interrupt-grace)"
                 )
@@ -237,7 +237,7 @@ class Recorder:
             stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
         else:
             stacks = ""
-        report.say(f"{text}. They are not stopped (--ft-stall-warning){stacks}")
+        console_text.say(f"{text}. They are not stopped (--ft-stall-warning){stacks}")
 
     @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
@@ -245,7 +245,7 @@ class Recorder:
         told_nothing = (Whereabouts.COLLECTIVE, Whereabouts.WRAPPER, Whereabouts.UNKNOWN)
         missing = [rank.scene for rank in ranks if rank.scene.place not in told_nothing]
         if missing:
-            report.say(f"on {self.files.node}, where no rank failed: {listed(missing)}")
+            console_text.say(f"on {self.files.node}, where no rank failed: {listed(missing)}")
 
     @contained("an event cannot be recorded")
     def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
@@ -264,7 +264,7 @@ class Recorder:
         """A rank's request and the decision about it; `inputs`: as for `failed`."""
         self._decided(cycle, decision, inputs)
         self.cycle_ended(cycle, f"asked for: {request.action}")
-        report.say(f"{report.next_step(decision)}")
+        console_text.say(f"{console_text.next_step(decision)}")
 
     def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
         """Writes a decision to the journal, before it is carried out."""
@@ -306,7 +306,9 @@ class Recorder:
             record = None
         with contained("the block of the fault cannot be shown"):
             colour = sys.stderr is not None and sys.stderr.isatty()
-            report.show_lines(report.block(fault, decision, cycle, self.files.node, record, colour), escape=False)
+            console_text.show_lines(
+                console_text.block(fault, decision, cycle, self.files.node, record, colour), escape=False
+            )
             self.shown = fault
 
     @contained("an event cannot be recorded")
@@ -325,18 +327,18 @@ class Recorder:
 
     def headline(self, fault: Fault) -> str:
         """Returns a fault of this node in one line, which other nodes show."""
-        return report.headline(fault, self.files.node)
+        return console_text.headline(fault, self.files.node)
 
     def failed_elsewhere(self, cycle: int, headline: str, decision: Decision) -> None:
         """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
-        step = report.next_step(decision)
+        step = console_text.next_step(decision)
         self.journal.write(events.CycleEnd(cycle, "failed elsewhere", why=headline, next=step))
-        report.say(f"{headline}")
-        report.show(f"  cycle {cycle}; {step}")
+        console_text.say(f"{headline}")
+        console_text.show(f"  cycle {cycle}; {step}")
 
     def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
         """The job ends on this node without a fault of its ranks; `cycle`: the last one, if any."""
-        report.say(f"the job ends here: {why}; exit code {exit_code}")
+        console_text.say(f"the job ends here: {why}; exit code {exit_code}")
         if cycle is not None:
             self.journal.write(events.CycleEnd(cycle, "job over", why=why))
 
@@ -348,7 +350,7 @@ class Recorder:
     @contained("an event cannot be recorded")
     def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
         """This launcher stood still, and its monitors ended the ranks."""
-        report.say(
+        console_text.say(
             f"this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
             f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
         )
@@ -356,7 +358,7 @@ class Recorder:
 
     def preempted_elsewhere(self, cycle: int, why: str) -> None:
         """Another node got a signal to end, and the ranks of this node end with it."""
-        report.say(f"{why}; the ranks here are told to end too")
+        console_text.say(f"{why}; the ranks here are told to end too")
         self.journal.write(events.PreemptedElsewhere(cycle, why))
 
     def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
@@ -374,12 +376,12 @@ class Recorder:
             why = "--ft-linger is over"
         else:
             why = f"got {signal_name(number)}"
-        report.say(f"{why}; ends what the ranks left running: {_named(commands)}")
+        console_text.say(f"{why}; ends what the ranks left running: {_named(commands)}")
         self.journal.write(events.BackgroundEnded(cycle, sorted(commands), number))
 
     def signalled(self, number: int) -> None:
         """A signal ends the launcher."""
-        report.say(f"got {signal_name(number)}; the ranks are told to end")
+        console_text.say(f"got {signal_name(number)}; the ranks are told to end")
         self.journal.write(events.Signal(number))
 
     def store_silent(self, error: Exception) -> None:

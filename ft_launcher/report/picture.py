@@ -13,7 +13,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ft_launcher.record.report import printable
+from ft_launcher.record.console_text import printable
 from ft_launcher.report.job_findings import JobFindings, as_text, counted
 
 _STEP, _LOST = "#2e7d4f", "#b5432f"

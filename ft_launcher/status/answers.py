@@ -14,7 +14,7 @@ from ft_launcher.status import summary
 from ft_launcher.status.asking import Asking, OtherStacks
 from ft_launcher.status.fault_scene import merged_stacks
 from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
-from ft_launcher.status.server import Answer
+from ft_launcher.status.status_server import Answer
 
 _ASK_S = 0.3
 """How long an answer waits for the monitors (seconds); then it has what is known."""

@@ -14,7 +14,7 @@ from ft_launcher.status import summary
 from ft_launcher.status.answers import OPEN_PATHS, Answers
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.node_status import JobTime, NodeStatus
-from ft_launcher.status.server import Handler, StatusServer, as_file, at_port
+from ft_launcher.status.status_server import Handler, StatusServer, as_file, at_port
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import RecordSettings, Settings
 

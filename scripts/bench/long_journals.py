@@ -27,7 +27,7 @@ from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in, make_policy
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Decision
-from ft_launcher.record import events, report
+from ft_launcher.record import console_text, events
 from ft_launcher.record.journal import as_line
 from rank_monitor.contract.settings.config import MonitorSettings, RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
@@ -235,7 +235,7 @@ def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     fault = find(_evidence(cycle, node), _raise)
     assert fault is not None
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
-    record = fault_record(fault, life, report.headline(fault, _name(node)))
+    record = fault_record(fault, life, console_text.headline(fault, _name(node)))
     views = NodeViews()
     if cycle.kind is FaultKind.HANG:
         seen = {_name(other): _views(cycle, other) for other in range(job.nodes)}
@@ -402,7 +402,7 @@ def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
         yield _line(events.Decision.of(cycle.decision, cycle=cycle.number, inputs=cycle.inputs), stopped)
         yield _line(events.CycleEnd.of(life, cycle=cycle.number, how="failed"), stopped)
         return
-    next_step = report.next_step(cycle.decision)
+    next_step = console_text.next_step(cycle.decision)
     yield _line(events.CycleEnd(cycle.number, "failed elsewhere", why=cycle.headline, next=next_step), stopped)
 
 

@@ -25,7 +25,7 @@ import sys
 from ft_launcher import attribution, cli, composition
 from ft_launcher.agent import failed_cycle
 from ft_launcher.attribution import first_failure
-from ft_launcher.record import recorder, report
+from ft_launcher.record import recorder, console_text
 
 def fails(*args, **kwargs):
     raise RecursionError("what a rank wrote \\x1b[2J")
@@ -36,7 +36,7 @@ def without_exceptions(ranks, *rest):
     return attribution.attribute(ranks, *rest)
 
 first_failure.attribute = without_exceptions
-report.block = failed_cycle.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
+console_text.block = failed_cycle.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """
 

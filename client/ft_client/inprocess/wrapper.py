@@ -20,12 +20,12 @@ from torch import distributed
 from ft_client.inprocess.abort import AbortTorchDistributed
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call_wrapper import CallWrapper
-from ft_client.inprocess.restart.advice import advice
 from ft_client.inprocess.restart.call import Call
 from ft_client.inprocess.restart.call_parameters import CallParameters
 from ft_client.inprocess.restart.coordination import Coordination, is_respawned, meet
 from ft_client.inprocess.restart.members import join
 from ft_client.inprocess.restart.monitor_link import MonitorLink
+from ft_client.inprocess.restart.nccl_warnings import nccl_warnings
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import TCPStore
 from rank_monitor.contract.wire.messages import WrapperState
@@ -94,10 +94,10 @@ class Wrapper:
             raise RuntimeError("a wrapped function cannot be called by one: its ranks would be those of one iteration")
         state = State.from_env(os.environ)
         with one_handler(logging.getLogger(_LOGGER)) as log:
-            for advised in advice(
+            for warning in nccl_warnings(
                 os.environ, _nccl_version(), torch.__version__, self.arguments, _collective_timeout()
             ):
-                log.warning("%s", advised)
+                log.warning("%s", warning)
             coordination = meet(self.arguments, self._make_store, state)
             Wrapper._is_in_call = True
             try:

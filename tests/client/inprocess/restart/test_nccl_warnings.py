@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from ft_client.inprocess.arguments import Timeouts
-from ft_client.inprocess.restart.advice import advice
+from ft_client.inprocess.restart.nccl_warnings import nccl_warnings
 
 GOOD = {
     "NCCL_NVLS_ENABLE": "0",
@@ -24,12 +24,12 @@ def seconds(number: float) -> datetime.timedelta:
 
 
 def test_nothing_to_say() -> None:
-    assert advice(GOOD, NEW, "2.13.0+cu130", TIMEOUTS, seconds(600)) == []
-    assert advice(GOOD, (2, 26, 2), "2.8.0", TIMEOUTS) == []
+    assert nccl_warnings(GOOD, NEW, "2.13.0+cu130", TIMEOUTS, seconds(600)) == []
+    assert nccl_warnings(GOOD, (2, 26, 2), "2.8.0", TIMEOUTS) == []
 
 
 def test_nothing_without_nccl() -> None:
-    assert advice({}, None, "2.6.0", TIMEOUTS, seconds(1)) == []
+    assert nccl_warnings({}, None, "2.6.0", TIMEOUTS, seconds(1)) == []
 
 
 @pytest.mark.parametrize(
@@ -57,24 +57,24 @@ def test_nothing_without_nccl() -> None:
 )
 def test_variables(changed: dict[str, str | None], said: str | None) -> None:
     environment = {name: value for name, value in {**GOOD, **changed}.items() if value is not None}
-    warnings = advice(environment, NEW, "2.13.0", TIMEOUTS)
+    warnings = nccl_warnings(environment, NEW, "2.13.0", TIMEOUTS)
     assert len(warnings) == (said is not None)
     assert said is None or said in warnings[0]
 
 
 def test_the_heartbeat_that_torch_has_by_default() -> None:
     timeouts = Timeouts(hard_timeout=seconds(480), barrier_timeout=seconds(600))
-    (warning,) = advice(GOOD, NEW, "2.13.0", timeouts)
+    (warning,) = nccl_warnings(GOOD, NEW, "2.13.0", timeouts)
     assert "480 s, before hard_timeout=480 s + 60 s" in warning
     assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=540" in warning
 
 
 def test_the_timeout_of_collectives_counts_where_it_ends_the_process() -> None:
     ending = {**GOOD, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    assert len(advice(ending, NEW, "2.13.0", TIMEOUTS, seconds(150))) == 1
-    warning = advice(ending, NEW, "2.13.0", TIMEOUTS, seconds(120))[1]
+    assert len(nccl_warnings(ending, NEW, "2.13.0", TIMEOUTS, seconds(150))) == 1
+    warning = nccl_warnings(ending, NEW, "2.13.0", TIMEOUTS, seconds(120))[1]
     assert "120 s in a collective" in warning and "at least 150 s" in warning
-    assert advice(GOOD, NEW, "2.13.0", TIMEOUTS, seconds(120)) == []
+    assert nccl_warnings(GOOD, NEW, "2.13.0", TIMEOUTS, seconds(120)) == []
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_the_timeout_of_collectives_counts_where_it_ends_the_process() -> None:
     ],
 )
 def test_versions(nccl: tuple[int, ...], torch: str, said: str | None) -> None:
-    warnings = advice(GOOD, nccl, torch, TIMEOUTS)
+    warnings = nccl_warnings(GOOD, nccl, torch, TIMEOUTS)
     assert len(warnings) == (said is not None)
     assert said is None or said in warnings[0]
 
 
 def test_each_is_one_line() -> None:
-    warnings = advice({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"}, (2, 20, 0), "2.6.0", TIMEOUTS, seconds(1))
+    warnings = nccl_warnings({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"}, (2, 20, 0), "2.6.0", TIMEOUTS, seconds(1))
     assert len(warnings) == 8
     assert not any("\n" in warning or warning.endswith(".") for warning in warnings)

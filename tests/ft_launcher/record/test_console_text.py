@@ -9,8 +9,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.policy.restart_policy import Action, Decision
-from ft_launcher.record import report
-from ft_launcher.record.report import block, failed_ranks
+from ft_launcher.record import console_text
+from ft_launcher.record.console_text import block, failed_ranks
 
 FAULT = Fault(
     FaultKind.HANG, 3, 1, 4711, -9, "hangs: section step open for 5.0 s", "in section step at iteration 9",
@@ -86,10 +86,10 @@ def test_control_characters_of_a_rank_are_escaped(capsys: pytest.CaptureFixture[
     """Neither does text of a rank move the cursor, nor does it look like another line of the launcher."""
     hostile = "bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
     escaped = r"bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
-    report.show(hostile)
+    console_text.show(hostile)
     fault = replace(FAULT, what=hostile, hint=hostile, detail=(hostile,), others=(hostile,))
-    report.show_lines(report.block(fault, RESTART, 0, "node", None), escape=False)
+    console_text.show_lines(console_text.block(fault, RESTART, 0, "node", None), escape=False)
     shown = capsys.readouterr().err
     assert shown.count(escaped) == 5 and "\x1b" not in shown and "\r" not in shown
     record = logging.LogRecord("name", logging.WARNING, "file", 1, "rank says %s", (hostile,), None)
-    assert report.LineFormatter("%(message)s").format(record) == f"rank says {escaped}"
+    assert console_text.LineFormatter("%(message)s").format(record) == f"rank says {escaped}"

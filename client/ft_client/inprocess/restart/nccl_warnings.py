@@ -28,7 +28,7 @@ _BY_DEFAULT = "3"
 _OFF = {"0", "n", "no", "f", "false"}
 
 
-def advice(
+def nccl_warnings(
     environment: Mapping[str, str],
     nccl: Version | None,
     torch: str,

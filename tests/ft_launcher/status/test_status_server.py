@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.status import server
-from ft_launcher.status.server import Answer, StatusServer
+from ft_launcher.status import status_server
+from ft_launcher.status.status_server import Answer, StatusServer
 from tests.patience import patient
 
 LIMIT_S = patient(30)
@@ -31,7 +31,7 @@ def answer(path: str, query: Mapping[str, str]) -> Answer:
 
 @contextlib.contextmanager
 def serving(token: str | None = None) -> Iterator[StatusServer]:
-    made = StatusServer(server.at_port("127.0.0.1", 0), answer, token, frozenset({"/open"}))
+    made = StatusServer(status_server.at_port("127.0.0.1", 0), answer, token, frozenset({"/open"}))
     try:
         yield made
     finally:
@@ -120,17 +120,17 @@ def test_bad_requests_harm_nobody(sent: bytes, capsys: pytest.CaptureFixture[str
 def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
     """Ten times as many as there is room for, each with half a request."""
     with serving() as one, contextlib.ExitStack() as held:
-        for _ in range(10 * server.MOST_CONNECTIONS):
+        for _ in range(10 * status_server.MOST_CONNECTIONS):
             client = held.enter_context(socket.create_connection(("127.0.0.1", one.port), LIMIT_S))
             with contextlib.suppress(OSError):
                 client.sendall(b"GET / HTTP/1.1\r\nHost: local")
         assert get(one.port, "/")[0] == 200
-        assert answering() <= 2 * server.MOST_CONNECTIONS
+        assert answering() <= 2 * status_server.MOST_CONNECTIONS
 
 
 def test_no_more_threads_than_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that leave while their answers are made hold no connection, but a thread."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(status_server, "MOST_CONNECTIONS", 2)
     busy, may_end = threading.Semaphore(0), threading.Event()
 
     def slow(path: str, query: Mapping[str, str]) -> Answer:
@@ -138,7 +138,7 @@ def test_no_more_threads_than_connections(monkeypatch: pytest.MonkeyPatch) -> No
         may_end.wait(LIMIT_S)
         return Answer(b"ok")
 
-    one = StatusServer(server.at_port("127.0.0.1", 0), slow)
+    one = StatusServer(status_server.at_port("127.0.0.1", 0), slow)
     try:
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", one.port), LIMIT_S) as client:
@@ -154,15 +154,15 @@ def test_no_more_threads_than_connections(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_waits_for_its_turn_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(server, "_FREE_S", LIMIT_S)
+    monkeypatch.setattr(status_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(status_server, "_FREE_S", LIMIT_S)
     may_end = threading.Event()
 
     def slow(path: str, query: Mapping[str, str]) -> Answer:
         may_end.wait(LIMIT_S)
         return Answer(b"ok")
 
-    one = StatusServer(server.at_port("127.0.0.1", 0), slow)
+    one = StatusServer(status_server.at_port("127.0.0.1", 0), slow)
     clients = []
     try:
         for count in range(1, 5):
@@ -204,7 +204,7 @@ def test_it_closes_while_somebody_reads_without_end() -> None:
 
 def test_a_socket_in_the_file_system_is_its_owners(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    one = StatusServer(server.as_file(str(path)), answer)
+    one = StatusServer(status_server.as_file(str(path)), answer)
     assert path.stat().st_mode & 0o777 == 0o600
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(path))
@@ -220,8 +220,8 @@ def test_nobody_asks_and_nothing_is_imported() -> None:
 
     code = """
 import sys
-from ft_launcher.status import server
-made = server.StatusServer(server.at_port("127.0.0.1", 0), None)
+from ft_launcher.status import status_server
+made = status_server.StatusServer(status_server.at_port("127.0.0.1", 0), None)
 made.close()
 assert "prometheus_client" not in sys.modules
 """

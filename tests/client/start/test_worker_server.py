@@ -17,8 +17,8 @@ from tests.program import clean_environment, python, started
 
 SERVES = """
 import sys
-from ft_client.start import flight_recorder
-flight_recorder.answer_after_import()
+from ft_client.start import worker_server
+worker_server.answer_after_import()
 assert "torch" not in sys.modules
 {more}
 """
