@@ -189,12 +189,16 @@ class Iteration:
             return ""
         return str(self._store.get(self._blame).decode())
 
+    def is_kept(self) -> bool:
+        """Whether the iteration is over by a fault, and `forget` was not called."""
+        return self._store.check(self.end.keys())
+
     def forget(self) -> None:
         """Deletes every key of the iteration but those that were released."""
         keys = [self._note, self._blame]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
         keys.append(f"{self._records}/count")
-        for arrivals in (self.start, self.returned, self.end):
+        for arrivals in (self.start, self.returned, self.end):  # the end last, by which `is_kept` knows
             keys += arrivals.keys()
         for key in keys:
             self._store.delete_key(key)
@@ -273,10 +277,13 @@ def current(store: Store) -> int:
 def tidy(store: Store, number: int) -> None:
     """Deletes what no rank needs any more. Called by one rank, once all have begun iteration `number`.
 
-    Of the previous one the reasons for its end are still read.
+    Of the previous one the reasons for its end are still read. Nobody calls this in an iteration that is interrupted
+    before all have begun it: so those before are looked at as well.
     """
-    if number >= 2:
-        Iteration(store, number - 2).forget()
+    old = number - 2
+    while old >= 0 and Iteration(store, old).is_kept():
+        Iteration(store, old).forget()
+        old -= 1
 
 
 def joining(store: Store) -> Arrivals:

@@ -113,6 +113,23 @@ def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | Fi
     assert Iteration(store, 2).records() == ["{}"]
 
 
+def test_what_is_left_of_iterations_that_were_interrupted_before_they_began(store: TCPStore | FileStore) -> None:
+    """Nobody began them, so nobody deleted anything then."""
+    for number in range(6):
+        iteration = Iteration(store, number)
+        if number % 3 == 0:
+            iteration.offer("")
+            iteration.arrive(Entry(0, 0, 1))
+            tidy(store, number)
+        iteration.interrupt("{}")
+        iteration.account(Entry(0, 0, 1))
+    tidy(store, 6)
+    for number in range(5):
+        assert not any(store.check([f"{number}/end/{name}"]) for name in ("entries", "count")), number
+        assert not Iteration(store, number).records(), number
+    assert Iteration(store, 5).records() == ["{}"]
+
+
 def test_who_was_stopped_in_an_old_iteration_learns_that_the_others_went_on(store: TCPStore | FileStore) -> None:
     """Nothing that it does there releases anything anew, and nothing that it awaits is missing."""
     old = Iteration(store, 0)
