@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
 from ft_launcher import __version__
-from ft_launcher.agent import unwatched
+from ft_launcher.agent.hang_warnings import limits_set
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.times import NodeTimes
@@ -179,7 +179,7 @@ def _run_recorded(
             memory=MemoryReclaim(job.settings.stop, runtime.tag),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
-            limits_set=unwatched.limits_set(job.settings.monitor, job.sources),
+            limits_set=limits_set(job.settings.monitor, job.sources),
             nccl_bound=nccl_bound,
             several_nodes=config.rdzv_backend != backends.ONE_NODE,
             named_signals=job.named_signals,

@@ -1,7 +1,7 @@
 """Warnings about hangs while a cycle runs: ranks that stand still, limits that cannot act, and NCCL's bound.
 
-Called by `ranks.py`. Asks the monitors and reports through the recorder, once for all ranks of the node; stops
-no rank.
+Called by `ranks.py`, and by `composition.py` for the limits that the user set. Asks the monitors and reports through
+the recorder, once for all ranks of the node; stops no rank.
 """
 
 from __future__ import annotations
@@ -9,20 +9,39 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.agent.unwatched import Unwatched
 from ft_launcher.attribution.scene import Scene
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
+from ft_launcher.settings.options import flag_of
+from ft_launcher.settings.sources import DEFAULT
+from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import GroupMade
 
 logger = logging.getLogger(__name__)
+
+# Heartbeats and sections count from `init_workload_monitoring()` on; every other limit acts without a client.
+_NEED_A_CLIENT = (
+    "initial_rank_heartbeat_timeout",
+    "rank_heartbeat_timeout",
+    "rank_section_timeouts",
+    "rank_out_of_section_timeout",
+)
+# Mostly all ranks are concerned, and the warning is one line.
+_MOST_NAMED = 4
+
+
+def limits_set(settings: MonitorSettings, sources: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the options that were set to a limit and apply only to a watched training."""
+    return tuple(
+        flag_of(key) for key in _NEED_A_CLIENT if sources.get(key, DEFAULT) != DEFAULT and getattr(settings, key)
+    )
 
 
 class HangWarnings:
@@ -30,41 +49,60 @@ class HangWarnings:
 
     def __init__(self, parts: NodeParts, monitors: NodeMonitors) -> None:
         self._parts, self._monitors = parts, monitors
-        self._unwatched = Unwatched(parts.limits_set, parts.settings.monitor.unwatched_warning)
         self._stall_shown_at = 0.0
         self._nccl_shown = False
+        self._due: dict[int, float] = {}
+        """When to warn that limits cannot act, by local ranks with a process group (monotonic seconds)."""
+        self._warned = False
 
     def begin_cycle(self) -> None:
         """Forgets the ranks of the last cycle."""
         self._stall_shown_at = 0.0
-        self._unwatched.begin_cycle()
+        self._due = {}
 
     def next_check(self) -> float | None:
         """When `attend` should be called (monotonic seconds); None: nothing is due."""
-        return self._unwatched.next_check()
+        return min(self._due.values(), default=None)
 
     def made_group(self, local_rank: int, group: GroupMade) -> None:
-        """Notes that a rank made its process group. Logs NCCL's bound on a hang at the first group that uses NCCL."""
-        self._unwatched.made_group(local_rank, time.monotonic())
+        """Notes that a rank made its process group: the wait for its watch begins. Logs NCCL's bound on a hang at the
+        first group that uses NCCL."""
+        wait_s = self._parts.settings.monitor.unwatched_warning
+        if self._parts.limits_set and wait_s is not None and not self._warned:
+            # A rank may make several groups; the wait counts from the first.
+            self._due.setdefault(local_rank, time.monotonic() + wait_s)
         # Only here: a bound on a hang in NCCL means nothing to a job that runs on gloo.
         if "nccl" in group.backends and not self._nccl_shown:
             self._nccl_shown = True
             logger.info("%s", self._parts.nccl_bound)
 
     def attend(self, cycle: int, workers: Sequence[Any]) -> None:
-        """Warns of limits that cannot act, if the time for that has come. Does not block."""
-        due = self._unwatched.next_check()
+        """Warns of limits that cannot act, if the time for that has come: once per job. Does not block."""
+        due = self.next_check()
         if due is None or time.monotonic() < due:
             return
-        local_ranks = range(len(workers))
-        self._unwatched.watched(
-            local_rank for local_rank in local_ranks if self._monitors.found(local_rank).was_attached
+        self._due = {rank: due for rank, due in self._due.items() if not self._monitors.found(rank).was_attached}
+        if self._due:
+            ranks = [int(workers[local_rank].global_rank) for local_rank in sorted(self._due)]
+            self._warned, self._due = True, {}
+            self._parts.recorder.cannot_act(cycle, self._cannot_act(ranks))
+
+    def _cannot_act(self, ranks: Sequence[int]) -> str:
+        """Returns the text of the warning about these ranks (global), which nobody watches."""
+        settings = self._parts.settings
+        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
+        stall = settings.monitor.stall_warning
+        if stall is None:
+            log = "is off"
+        else:
+            log = f"warns in the log when a main thread stands still for {stall:g} s"
+        return (
+            f"{', '.join(self._parts.limits_set)} cannot act: no init_workload_monitoring() "
+            f"{settings.monitor.unwatched_warning:g} s after the process group was made (rank {named}). Add two lines "
+            f"to the script: `import ft_client as ft; ft.init()`, and `for batch in ft.steps(loader):` in place of "
+            f"`for batch in loader:`. Until then two things see a hang: --ft-stall-warning {log}, and "
+            f"{nccl.collective_timeout(settings.nccl, os.environ)}"
         )
-        if self._unwatched.next_check() is not None:
-            settings = self._parts.settings
-            collective = nccl.collective_timeout(settings.nccl, os.environ)
-            ranks = [int(workers[local_rank].global_rank) for local_rank in self._unwatched.ranks]
-            self._parts.recorder.cannot_act(cycle, self._unwatched.warning(ranks, settings.monitor, collective))
 
     def stalled(self, cycle: int, stall: Verdict, workers: Sequence[Any], ranks: RankContext) -> bool:
         """Reports ranks that stand still: where each rank of the node is, with stacks.
