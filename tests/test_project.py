@@ -56,6 +56,31 @@ def test_every_pinned_version_is_a_dependency() -> None:
     assert not set(pins) - set(wanted)
 
 
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IMPORT = re.compile(r"^\s*from ((?:ft_client|ft_launcher|rank_monitor)\b[\w.]*) import ([\w, ]+\w)", re.MULTILINE)
+
+
+def test_examples_in_the_guide_import_what_exists() -> None:
+    pages = {page.name: page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    asked = [
+        (page, module, name)
+        for page, text in pages.items()
+        for example in EXAMPLE.findall(text)
+        for module, names in IMPORT.findall(example)
+        for name in names.split(", ")
+    ]
+    assert asked
+    assert [place for place in asked if not is_there(*place[1:])] == []
+
+
+def is_there(module: str, name: str) -> bool:
+    """Whether a module of ours defines a name or imports it, be it for type checkers only."""
+    path = ROOT / ("client" if module.startswith("ft_client") else "") / module.replace(".", "/")
+    files = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    return any(getattr(node, "name", None) == name for node in nodes)
+
+
 def test_a_wheel_has_the_page(tmp_path: Path) -> None:
     """What is no Python file must be there, too."""
     run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], folder=ROOT, check=True)
