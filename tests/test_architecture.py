@@ -94,10 +94,9 @@ ROOMS: dict[str, set[str]] = {
     "ft_client.inprocess.state": set(),
     "ft_client.inprocess.assignment": {"inprocess.exception", "inprocess.state"},
     "ft_client.inprocess.rank_assignment": {"inprocess.assignment", "inprocess.exception", "inprocess.state"},
-    "ft_client.inprocess.rank_filter": {"inprocess.assignment", "inprocess.rank_assignment", "inprocess.state"},
+    "ft_client.inprocess.rank_filter": {"inprocess.rank_assignment", "inprocess.state"},
     "ft_client.inprocess": {
-        *("inprocess.assignment", "inprocess.exception", "inprocess.rank_assignment"),
-        *("inprocess.rank_filter", "inprocess.state"),
+        *("inprocess.exception", "inprocess.rank_assignment", "inprocess.rank_filter", "inprocess.state"),
     },
     "ft_client.inprocess.standalone": {"inprocess", "inprocess.exception", "monitoring"},
     "ft_client.inprocess.restart": {
@@ -106,7 +105,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "ft_client.inprocess.wrapper": {"inprocess", "inprocess.restart", "inprocess.state"},
     "ft_client.inprocess.restart_config": {
-        *("inprocess", "inprocess.assignment", "inprocess.rank_assignment", "inprocess.state", "inprocess.wrapper"),
+        *("inprocess", "inprocess.rank_assignment", "inprocess.state", "inprocess.wrapper"),
     },
     "ft_client": {"agreement", "argument_checks", "rank_monitor_client"},
     "ft_client.integrations.lightning": {

@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from ft_client.inprocess.abort import Abort
-from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.completion import Completion
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.finalize import Finalize
 from ft_client.inprocess.health_check import HealthCheck
 from ft_client.inprocess.initialize import Initialize
-from ft_client.inprocess.rank_assignment import ActivateAllRanks, ShiftRanks, at_least
+from ft_client.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    RankAssignment,
+    RankAssignmentCtx,
+    ShiftRanks,
+    at_least,
+)
 from ft_client.inprocess.rank_filter import FilteredAssignment, RankFilter
 from ft_client.inprocess.state import FrozenState, State
 from ft_client.inprocess.terminate import Terminate

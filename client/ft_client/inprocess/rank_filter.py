@@ -9,8 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
-from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx, limit_activity
-from ft_client.inprocess.rank_assignment import at_least
+from ft_client.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx, at_least, limit_activity
 from ft_client.inprocess.state import State
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ft_client.inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
 from ft_client.inprocess.arguments import Timeouts
-from ft_client.inprocess.assignment.topology import Layer, LayerFlag
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.finalize import ThreadedFinalize
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter
@@ -27,7 +26,7 @@ from ft_client.inprocess.nested_restarter import (
     NestedRestarterHandlingCompleted,
     NestedRestarterHandlingStarting,
 )
-from ft_client.inprocess.rank_assignment import Tree, at_least
+from ft_client.inprocess.rank_assignment import Layer, LayerFlag, Tree, at_least
 from ft_client.inprocess.state import State
 
 if TYPE_CHECKING:

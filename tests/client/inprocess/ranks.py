@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch.distributed import HashStore, PrefixStore
 
-from ft_client.inprocess.assignment.base import RankAssignment, RankAssignmentCtx, RankDiscarded, assign
+from ft_client.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx, RankDiscarded, assign
 from ft_client.inprocess.state import Mode, State
 
 WAIT = datetime.timedelta(seconds=60)

@@ -10,11 +10,18 @@ import pytest
 from torch.distributed import HashStore
 
 from ft_client.inprocess.arguments import Arguments, path_of
-from ft_client.inprocess.assignment.base import RankAssignmentCtx, assign
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter
 from ft_client.inprocess.initialize import RetryController
-from ft_client.inprocess.rank_assignment import ActivateAllRanks, Layer, MaxActiveWorldSize, ShiftRanks, Tree
+from ft_client.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    Layer,
+    MaxActiveWorldSize,
+    RankAssignmentCtx,
+    ShiftRanks,
+    Tree,
+    assign,
+)
 from ft_client.inprocess.rank_filter import WorldSizeDivisibleBy
 from ft_client.inprocess.state import Mode, State
 

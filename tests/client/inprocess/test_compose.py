@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from ft_client.inprocess.assignment.base import RankAssignment, RankFilter
 from ft_client.inprocess.callback import Callback
 from ft_client.inprocess.compose import Compose
 from ft_client.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
 from ft_client.inprocess.initialize import Initialize, RetryController
-from ft_client.inprocess.rank_assignment import ActivateAllRanks, FillGaps, MaxActiveWorldSize, ShiftRanks, Tree
+from ft_client.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    FillGaps,
+    MaxActiveWorldSize,
+    RankAssignment,
+    RankFilter,
+    ShiftRanks,
+    Tree,
+)
 
 
 class Left(abc.ABC):  # noqa: B024

@@ -6,9 +6,8 @@ import pytest
 from torch.distributed import HashStore
 
 from ft_client.inprocess import rank_filter
-from ft_client.inprocess.assignment.base import RankAssignmentCtx, assign
 from ft_client.inprocess.compose import Compose
-from ft_client.inprocess.rank_assignment import ShiftRanks
+from ft_client.inprocess.rank_assignment import RankAssignmentCtx, ShiftRanks, assign
 from ft_client.inprocess.state import Mode, State
 
 

@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ft_client.inprocess.assignment.base import RankAssignmentCtx, assign, forget_activity
 from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
-from ft_client.inprocess.rank_assignment import ShiftRanks
+from ft_client.inprocess.rank_assignment import RankAssignmentCtx, ShiftRanks, assign, forget_activity
 from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store import PrefixStore
 from rank_monitor.contract.iterations.iteration import Closed

@@ -18,7 +18,6 @@ from torch import distributed
 
 from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.arguments import Arguments
-from ft_client.inprocess.assignment.base import RankDiscarded
 from ft_client.inprocess.assignment.gather import GatherAbandoned
 from ft_client.inprocess.attribution import (
     Interruption,
@@ -29,6 +28,7 @@ from ft_client.inprocess.attribution import (
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import in_thread
 from ft_client.inprocess.exception import InternalError, RestartAbort
+from ft_client.inprocess.rank_assignment import RankDiscarded
 from ft_client.inprocess.restart import members
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
-from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers, gather
+from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.exception import InternalError
 from tests.client.inprocess.ranks import WAIT
 
@@ -32,15 +32,13 @@ def stores(kind: str, count: int, tmp_path: Path) -> list[Any]:
 @pytest.mark.parametrize("kind", ["hash", "file", "tcp", "tcp without libuv"])
 def test_every_rank_gets_all_values_in_order(kind: str, tmp_path: Path) -> None:
     ranks, texts = [0, 2, 3, 7], {0: "", 2: "node-2", 3: "ä\n", 7: "x" * 5000}
-    each = dict(zip(ranks, stores(kind, len(ranks), tmp_path), strict=True))
+    each = {
+        rank: Gathers(PrefixStore("it", store))
+        for rank, store in zip(ranks, stores(kind, len(ranks), tmp_path), strict=True)
+    }
     with ThreadPoolExecutor(len(ranks)) as threads:
-        for number in range(3):
-            found = threads.map(
-                lambda rank, number=number: gather(
-                    PrefixStore("it", each[rank]), number, ranks, rank, texts[rank], WAIT
-                ),
-                ranks,
-            )
+        for _ in range(3):
+            found = threads.map(lambda rank: each[rank].make(ranks, rank, texts[rank], WAIT), ranks)
             assert list(found) == [list(texts.values())] * len(ranks)
 
 
@@ -55,14 +53,14 @@ def test_what_is_left_in_the_store() -> None:
 
 def test_a_rank_that_does_not_come() -> None:
     with pytest.raises(RuntimeError, match="timeout"):
-        gather(HashStore(), 0, [0, 1], 0, "v", datetime.timedelta(milliseconds=20))
+        Gathers(HashStore()).make([0, 1], 0, "v", datetime.timedelta(milliseconds=20))
 
 
 def test_a_rank_too_many() -> None:
     store = HashStore()
-    assert gather(store, 0, [0], 0, "v", WAIT) == ["v"]
+    assert Gathers(store).make([0], 0, "v", WAIT) == ["v"]
     with pytest.raises(InternalError, match="2 ranks take part, 1 were expected"):
-        gather(store, 0, [0], 0, "v", WAIT)
+        Gathers(store).make([0], 0, "v", WAIT)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_what_none_of_us_published(published: bytes) -> None:
     store = HashStore()
     store.set("0/all", published)
     with pytest.raises(InternalError, match="the published value"):
-        gather(store, 0, [0, 1], 0, "v", WAIT)
+        Gathers(store).make([0, 1], 0, "v", WAIT)
 
 
 @pytest.mark.parametrize("kind", ["hash", "file", "tcp"])

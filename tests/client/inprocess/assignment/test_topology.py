@@ -1,18 +1,100 @@
-"""The tree of layers: pictures of losses, and properties of any layers and any losses."""
+"""Keys and layers that may be, and the tree of layers: pictures of losses, properties of any layers and losses."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import os
+import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_client.inprocess.assignment.topology import Branch, Layer, LayerFlag, Leaf, Topology
-from ft_client.inprocess.state import Mode
+from ft_client.inprocess.assignment.topology import Branch, Layer, LayerFlag, Leaf, Topology, check_key, group_key
+from ft_client.inprocess.state import Mode, State
+from tests.program import python
 
 RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
 BOTH = RESERVE | BACKFILL
+
+
+class Node:
+    def __call__(self, rank: int, world_size: int) -> str:
+        return f"{rank}/{world_size}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rack:
+    row: int
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("key_or_fn", "key"),
+    [
+        ("root", "'root'"),
+        ("", "''"),
+        (3, "3"),
+        (None, "None"),
+        ((1, "a", (True, 2.0)), "(1, 'a', (1, 2))"),
+        (Rack(2, "b"), "Rack(row=2, name='b')"),
+        (float("inf"), "inf"),
+        (0.5, "0.5"),
+        (lambda state: state.rank // 4, "1"),
+        (lambda state: state.rank / 5, "1"),
+        (lambda state: str(state.rank), "'5'"),
+        (lambda _: socket.gethostname(), repr(socket.gethostname())),
+        (lambda state, size=3: size, "3"),
+        (lambda rank, world_size: (rank, world_size), "(5, 8)"),
+        (lambda *given: len(given), "1"),
+        (Node(), "'5/8'"),
+        (functools.partial(lambda width, rank, world_size: rank // width, 2), "2"),
+    ],
+)
+def test_key(key_or_fn: Any, key: str) -> None:
+    check_key(key_or_fn)
+    assert group_key(key_or_fn, State(5, 8)) == key
+
+
+def test_a_set_has_the_same_text_in_every_process() -> None:
+    program = "from ft_client.inprocess.assignment.topology import text_of; print(text_of(frozenset('abcdefgh')))"
+    texts = {python(program, environ=os.environ | {"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
+    assert texts == {"{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}\n"}
+
+
+@pytest.mark.parametrize("key_or_fn", [[3], {"a": 1}, lambda: 1, lambda a, b, c: 1])
+def test_no_key(key_or_fn: object) -> None:
+    with pytest.raises(TypeError, match="key_or_fn="):
+        check_key(key_or_fn)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"min_ranks": "8"}, TypeError, "min_ranks='8'"),
+        ({"min_ranks": None}, TypeError, "min_ranks=None"),
+        ({"max_ranks": 8.0}, TypeError, "max_ranks=8.0"),
+        ({"max_ranks": True}, TypeError, "max_ranks=True"),
+        ({"key_or_fn": [3]}, TypeError, r"key_or_fn=\[3\]"),
+        ({"flag": "RESERVE"}, TypeError, "flag='RESERVE'"),
+        ({"min_ranks": 8, "max_ranks": 4}, ValueError, "max_ranks=4 is below min_ranks=8"),
+        ({"min_ranks": 0, "max_ranks": 0}, ValueError, "max_ranks=0"),
+    ],
+)
+def test_layers_that_cannot_be(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Layer(**given)
+
+
+def test_defaults_and_flags() -> None:
+    layer = Layer()
+    assert (layer.min_ranks, layer.max_ranks, layer.key_or_fn, layer.flag) == (1, None, "", None)
+    both = Layer(flag=LayerFlag.RESERVE | LayerFlag.BACKFILL)
+    assert both.has(LayerFlag.RESERVE) and both.has(LayerFlag.BACKFILL)
+    assert not layer.has(LayerFlag.RESERVE) and not Layer(flag=LayerFlag.BACKFILL).has(LayerFlag.RESERVE)
 
 
 def nodes(count: int, per_node: int) -> dict[int, list[str]]:

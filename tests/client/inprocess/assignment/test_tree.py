@@ -8,9 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from ft_client.inprocess.assignment.base import RankAssignmentCtx, RankDiscarded, assign
 from ft_client.inprocess.exception import InternalError, RestartAbort
-from ft_client.inprocess.rank_assignment import Layer, LayerFlag, RankAssignment, Tree
+from ft_client.inprocess.rank_assignment import (
+    Layer,
+    LayerFlag,
+    RankAssignment,
+    RankAssignmentCtx,
+    RankDiscarded,
+    Tree,
+    assign,
+)
 from ft_client.inprocess.state import Mode, State
 from tests.client.inprocess.ranks import Ranks, check_consecutive
 
