@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ft_client.straggler.samples import Statistic as Statistic
     from ft_client.straggler.straggler_manager import NVRxStragglerDetectionManager as NVRxStragglerDetectionManager
     from ft_client.straggler.straggler_manager import StragglerManager as StragglerManager
-    from ft_client.straggler.straggler_options import StragglerOptions as StragglerOptions
+    from ft_client.straggler.straggler_manager import StragglerOptions as StragglerOptions
 
 _HOMES = {
     "CallableId": ".callables",
@@ -27,7 +27,7 @@ _HOMES = {
     "Statistic": ".samples",
     "StragglerId": ".reporting",
     "StragglerManager": ".straggler_manager",
-    "StragglerOptions": ".straggler_options",
+    "StragglerOptions": ".straggler_manager",
 }
 """Class -> the module it lives in."""
 

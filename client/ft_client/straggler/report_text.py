@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_client.straggler.reporting import Report
-from ft_client.straggler.straggler_options import StragglerOptions
 
 STEP_SECTION = "train_step"
 _WARNINGS = {
@@ -72,18 +71,13 @@ class RankScores:
         return f"  Rank={rank} Node={self.nodes[rank]} Score={self.scores[rank]:.2f}"
 
 
-def findings(report: Report, options: StragglerOptions) -> list[RankScores]:
-    """Returns the findings of the kinds of scores that `options` asks for."""
-    found = []
-    if options.calc_relative_gpu_perf:
-        threshold = options.gpu_relative_perf_threshold
-        gpus, sections = report.gpu_relative_perf_scores, report.section_relative_perf_scores
-        found.append(_finding("relative", report, gpus, sections, threshold))
-    if options.calc_individual_gpu_perf:
-        threshold = options.gpu_individual_perf_threshold
-        gpus, sections = report.gpu_individual_perf_scores, report.section_individual_perf_scores
-        found.append(_finding("individual", report, gpus, sections, threshold))
-    return found
+def findings(report: Report, thresholds: Mapping[str, float]) -> list[RankScores]:
+    """Returns the findings of the kinds of scores in `thresholds`; a score below its threshold is a straggler's."""
+    of_kinds = {
+        "relative": (report.gpu_relative_perf_scores, report.section_relative_perf_scores),
+        "individual": (report.gpu_individual_perf_scores, report.section_individual_perf_scores),
+    }
+    return [_finding(kind, report, *of_kinds[kind], threshold) for kind, threshold in thresholds.items()]
 
 
 def _finding(

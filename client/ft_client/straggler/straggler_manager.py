@@ -1,7 +1,8 @@
 """`StragglerManager`: straggler detection around a training's step, which reports at an interval and may stop it.
 
-Scripts call it. The name is the peer's, whose documented methods it has. Measuring is `detector.py`'s; it ends no rank
-unless its options say so.
+Scripts call it. The name is the peer's, whose documented methods it has. Names and defaults of its options are those of
+Megatron Bridge's `NVRxStragglerDetectionConfig`. Measuring is `detector.py`'s; it ends no rank unless its options say
+so.
 """
 
 from __future__ import annotations
@@ -12,16 +13,74 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from ft_client.agreement import group
-from ft_client.argument_checks import check_exit_code, check_save
+from ft_client.argument_checks import check_count, check_exit_code, check_save, check_seconds
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
-from ft_client.straggler.report_text import STEP_SECTION, findings
-from ft_client.straggler.reporting import Report
-from ft_client.straggler.straggler_options import read_options
+from ft_client.straggler.report_text import STEP_SECTION, RankScores, findings
+from ft_client.straggler.reporting import check_threshold
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StragglerOptions:
+    """The options: which scores to compute, what to print, when to stop.
+
+    `report_time_interval` is in seconds; `num_gpu_perf_scores_to_print` of the best and as many of the worst (0: none);
+    a score below its threshold is a straggler's; `stop_if_detected`: end the training on all ranks then;
+    `enable_logging`: a structured record of each report; every `profiling_interval`-th step is timed.
+    """
+
+    enabled: bool = True
+    report_time_interval: float = 300.0
+    calc_relative_gpu_perf: bool = True
+    calc_individual_gpu_perf: bool = True
+    num_gpu_perf_scores_to_print: int = 5
+    gpu_relative_perf_threshold: float = 0.7
+    gpu_individual_perf_threshold: float = 0.7
+    stop_if_detected: bool = False
+    enable_logging: bool = True
+    profiling_interval: int = 1
+    logger_name: str = "ft_client.straggler"
+
+    def __post_init__(self) -> None:
+        """Checks every value.
+
+        Raises:
+            ValueError: naming the option.
+        """
+        check_seconds("report_time_interval", self.report_time_interval)
+        check_count("profiling_interval", self.profiling_interval, 1)
+        check_count("num_gpu_perf_scores_to_print", self.num_gpu_perf_scores_to_print)
+        check_threshold("gpu_relative_perf_threshold", self.gpu_relative_perf_threshold)
+        check_threshold("gpu_individual_perf_threshold", self.gpu_individual_perf_threshold)
+        if self.enabled and not (self.calc_relative_gpu_perf or self.calc_individual_gpu_perf):
+            raise ValueError("calc_relative_gpu_perf=False, calc_individual_gpu_perf=False: nothing is left to compute")
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The kinds of scores that are asked for, each with its threshold."""
+        found = {}
+        if self.calc_relative_gpu_perf:
+            found["relative"] = self.gpu_relative_perf_threshold
+        if self.calc_individual_gpu_perf:
+            found["individual"] = self.gpu_individual_perf_threshold
+        return found
+
+
+def _read_options(config: object, options: dict[str, object]) -> StragglerOptions:
+    """Returns the options of any object that has attributes of their names, replaced by those in `options`.
+
+    Raises:
+        ValueError: a value is wrong.
+        TypeError: an option that does not exist.
+    """
+    names = [field.name for field in fields(StragglerOptions)]
+    found: dict[str, object] = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return StragglerOptions(**(found | options))  # type: ignore[arg-type]
 
 
 class StragglerManager:
@@ -51,7 +110,7 @@ class StragglerManager:
     ) -> None:
         if self._LOGGER_NAME and not hasattr(config, "logger_name"):
             options.setdefault("logger_name", self._LOGGER_NAME)
-        self.options = read_options(config, options)
+        self.options = _read_options(config, options)
         self.logger = logging.getLogger(self.options.logger_name)
         check_save(save)
         if exit_code is not None:
@@ -113,7 +172,7 @@ class StragglerManager:
         report = Detector.generate_report_if_interval_elapsed()
         if not Detector.is_interval_elapsed():
             return False
-        found = report is not None and self._log(report, start_s)
+        found = report is not None and self._log(findings(report, self.options.thresholds), start_s)
         if not self.options.stop_if_detected or not group.from_rank0(float(found)):
             return False
         if self._save is None and self._exit_code is None:
@@ -129,9 +188,8 @@ class StragglerManager:
             self._running = False
             Detector.shutdown()
 
-    def _log(self, report: Report, start_s: float) -> bool:
+    def _log(self, found: list[RankScores], start_s: float) -> bool:
         """Logs what was found; returns whether any rank is flagged."""
-        found = findings(report, self.options)
         for finding in found:
             for line in finding.lines(self.options.num_gpu_perf_scores_to_print):
                 self.logger.info(line)

@@ -125,3 +125,20 @@ def test_options_are_checked() -> None:
         StragglerManager(no_option=1)
     with pytest.raises(ValueError, match=r"^gpu_relative_perf_threshold=2"):
         StragglerManager(StragglerOptions(), gpu_relative_perf_threshold=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"report_time_interval": 0}, "report_time_interval"),
+        ({"profiling_interval": 0}, "profiling_interval"),
+        ({"profiling_interval": 1.5}, "profiling_interval"),
+        ({"gpu_relative_perf_threshold": 0}, "gpu_relative_perf_threshold"),
+        ({"gpu_individual_perf_threshold": 1.5}, "gpu_individual_perf_threshold"),
+        ({"num_gpu_perf_scores_to_print": -1}, "num_gpu_perf_scores_to_print"),
+        ({"calc_relative_gpu_perf": False, "calc_individual_gpu_perf": False}, "calc_relative_gpu_perf"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(options: dict[str, float], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}="):
+        StragglerOptions(**options)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ft_client.integrations.lightning.framework import Callback
-from ft_client.straggler import CallableId, Detector, Report, StragglerManager
-from ft_client.straggler.report_text import findings
+from ft_client.straggler import CallableId, Detector, StragglerManager
+from ft_client.straggler.report_text import RankScores
 
 
 class StragglerDetectionCallback(Callback):
@@ -101,12 +101,12 @@ class _ScoreKeeper(StragglerManager):
         super().__init__(**options)  # type: ignore[arg-type]
         self.scores: dict[str, float] = {}
 
-    def _log(self, report: Report, start_s: float) -> bool:
-        for finding in findings(report, self.options):
+    def _log(self, found: list[RankScores], start_s: float) -> bool:
+        for finding in found:
             if finding.scores:
                 name = f"{finding.subject.lower()}_{finding.kind}_perf"
                 self.scores |= _metrics(name, list(finding.scores.values()))
-        return super()._log(report, start_s)
+        return super()._log(found, start_s)
 
 
 def _metrics(prefix: str, scores: list[float]) -> dict[str, float]:
