@@ -1,7 +1,6 @@
-"""Asks the other nodes of a job about their ranks, for those who want to see the whole job.
+"""What the nodes of a job ask each other about their ranks, for those who want to see the whole job: asks and answers.
 
-Made by the node agent where the rendezvous is ours. What is decided of the training does not depend on it;
-`node_answers.py` answers.
+Made by the node agent where the rendezvous is ours. What is decided of the training does not depend on it.
 """
 
 from __future__ import annotations
@@ -12,15 +11,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ft_launcher.agent.node_answers import STACKS_S
+from ft_launcher.agent.parts import NodeParts
 from ft_launcher.nodes.node_messages import Members, RankAssigned
 from ft_launcher.nodes.questions import Questions, Topic
 from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from ft_launcher.status.asking import NodeSeen, OthersSeen, OtherStacks, SilentNode
-from ft_launcher.status.node_record import RanksRecord, ranks_of_record, stacks_of_record
+from ft_launcher.status.node_record import (
+    RanksRecord,
+    ranks_as_record,
+    ranks_of_record,
+    stacks_as_record,
+    stacks_of_record,
+)
 from ft_launcher.status.node_status import RankReading
+from ft_launcher.status.summary import ranks_as_json
 
+_STACKS_S = 2.0
+"""How long a node waits for the stacks of its ranks (seconds): a rank that is stopped gives none."""
+_READING_S = 0.3
+"""How long a node waits for its monitors (seconds): they answer at once."""
 _EVERY_S, _READS = 5.0, 2
 """How often nodes are asked while somebody wants to see all of them (seconds), and how often answers are read then."""
 _WANTED_S = 15.0
@@ -34,6 +44,7 @@ _LONGEST_LOOK_S = 20.0
 _POLL_S = 0.2
 """Between two looks for answers, of which there are many: each is one operation of the store for all nodes."""
 _NOT_ASKED = "the other nodes cannot be asked"
+_NOT_ANSWERED = "a question of another node cannot be answered"
 _NOT_LINKED = "this node is not linked to the others: it has not joined them yet, or has left"
 _NO_THREAD = "this launcher could not start a thread for it"
 _NO_STORE = "the rendezvous' store does not answer, or no cycle has begun"
@@ -74,7 +85,7 @@ class JobNodes:
             if is_new:  # what was said long ago would look like the last words of nodes that are lost
                 self._said = {}
             said = dict(self._said)
-        if is_new and not _is_started(self._watch, "ft_node_watch"):
+        if is_new and not _is_started(self._watch, "ft_node_watch", _NOT_ASKED):
             with self._lock:
                 self._is_watching = False
         nodes = []
@@ -130,7 +141,7 @@ class JobNodes:
         questions = self._rendezvous.questions
         if questions is None:
             return lambda: OtherStacks(problem=_NOT_LINKED)
-        deadline = time.monotonic() + min(questions.look_s, _LONGEST_LOOK_S) + STACKS_S + _TRANSFER_S
+        deadline = time.monotonic() + min(questions.look_s, _LONGEST_LOOK_S) + _STACKS_S + _TRANSFER_S
         found: queue.SimpleQueue[OtherStacks] = queue.SimpleQueue()
 
         # In a thread: an operation of a store whose host stands still ends after a minute.
@@ -143,7 +154,7 @@ class JobNodes:
                 return found.get(timeout=max(0.0, deadline + _TRANSFER_S - time.monotonic()))
             return OtherStacks(problem=_NO_STORE)
 
-        if not _is_started(ask, "ft_node_ask"):
+        if not _is_started(ask, "ft_node_ask", _NOT_ASKED):
             return lambda: OtherStacks(problem=_NO_THREAD)
         return wait
 
@@ -156,12 +167,79 @@ class JobNodes:
         return _await_stacks(questions, names, number, members.cycle, deadline)
 
 
-def _is_started(work: Callable[[], None], name: str) -> bool:
-    """Starts a thread; returns whether it could: on a host that has no more of them, those who ask go on without."""
+class NodeAnswers:
+    """Answers for one node.
+
+    A node that has no place, or whose ranks of it do not run yet, answers nothing: the key of its last place is another
+    node's by now.
+
+    Args:
+        parts: of this launcher.
+        rendezvous: of this node.
+    """
+
+    def __init__(self, parts: NodeParts, rendezvous: NodeRendezvous) -> None:
+        self._parts, self._rendezvous = parts, rendezvous
+        self._lock = threading.Lock()
+        self._asked: dict[Topic, int] = {}
+        self._is_answering = False
+
+    def heard(self, topic: Topic, number: int) -> None:
+        """Notes a question; returns at once. A thread answers it, which lives no longer than that takes."""
+        with self._lock:
+            self._asked[topic] = number
+            if self._is_answering:
+                return
+            self._is_answering = True
+        if not _is_started(self._answer_all, "ft_node_answer", _NOT_ANSWERED):
+            with self._lock:
+                self._is_answering = False
+
+    def _answer_all(self) -> None:
+        while True:
+            with self._lock:
+                asked, self._asked = self._asked, {}
+                if not asked:
+                    self._is_answering = False
+                    return
+            for topic, number in asked.items():
+                with contained(_NOT_ANSWERED):
+                    self._answer(topic, number)
+
+    def _answer(self, topic: Topic, number: int) -> None:
+        questions, place = self._rendezvous.questions, self._rendezvous.current_place
+        if questions is None or place is None or place.cycle != self._parts.status.facts().cycle:
+            return
+        if topic is Topic.STACKS:
+            text = self._stacks(number, place.cycle)
+        else:
+            text = self._ranks(number, place.cycle)
+        if text is not None and self._rendezvous.current_place is place:
+            questions.answer(topic, place.rank, text)
+
+    def _stacks(self, number: int, cycle: int) -> str | None:
+        match self._parts.asking.ask(_STACKS_S, stacks=True):
+            case True:
+                return stacks_as_record(number, cycle, self._parts.status.readings)
+            case None:  # no rank runs
+                return stacks_as_record(number, cycle, ())
+        return None  # the agent's loop stands still: what was read last is old
+
+    def _ranks(self, number: int, cycle: int) -> str:
+        self._parts.asking.ask(_READING_S)
+        facts, readings = self._parts.status.facts(), self._parts.status.readings
+        return ranks_as_record(number, cycle, ranks_as_json(facts, readings, time.monotonic()))
+
+
+def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:
+    """Starts a thread; returns whether it could, and logs `otherwise` if not.
+
+    On a host that has no more threads, those who ask go on without, as does the link's thread that hears questions.
+    """
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError as error:
-        log_contained(_NOT_ASKED, error)
+        log_contained(otherwise, error)
         return False
     return True
 

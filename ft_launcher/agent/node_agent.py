@@ -21,11 +21,10 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.job_nodes import JobNodes
+from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.agent.log_feed import LogFeed
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import EventSource, JobEnd, Membership, NoFurtherCycle
-from ft_launcher.agent.node_answers import NodeAnswers
 from ft_launcher.agent.own_health import HealthWatch
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks

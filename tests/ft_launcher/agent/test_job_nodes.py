@@ -1,22 +1,59 @@
-"""What is shown of other nodes: answers to questions of this watch and this cycle, and nothing else."""
+"""What nodes show of each other: answers to questions of this watch and this cycle, and nothing old; and what a node
+answers about its ranks: only while it has a place of the cycle that they run in."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ft_launcher.agent.job_nodes import JobNodes
-from ft_launcher.nodes.node_messages import Members
+from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
+from ft_launcher.nodes.node_messages import Members, RankAssigned
 from ft_launcher.nodes.questions import Topic
-from ft_launcher.status.asking import NodeSeen, SilentNode
-from ft_launcher.status.node_record import ranks_as_record, stacks_as_record
-from ft_launcher.status.node_status import RankReading
-from tests.ft_launcher.agent.asked_nodes import AskedNodes
+from ft_launcher.record import events
+from ft_launcher.status.asking import Asking, NodeSeen, SilentNode
+from ft_launcher.status.node_record import ranks_as_record, ranks_of_record, stacks_as_record, stacks_of_record
+from ft_launcher.status.node_status import NodeStatus, RankReading
 from tests.ft_launcher.nodes.site import until
 
 SOON_S = 0.02
 """How often nodes are asked here (seconds)."""
+BEGUN = events.CycleStart(0, 1, 2, "host:1", [])
+
+
+class AskedNodes:
+    """Stands for the store, which is a dictionary, and for `Questions` of every node."""
+
+    look_s = 0.01
+
+    def __init__(self, members: Members) -> None:
+        self.current = members
+        self.asked = dict.fromkeys(Topic, 0)
+        self.written: dict[tuple[Topic, int], bytes] = {}
+
+    def ask(self, topic: Topic) -> int:
+        self.asked[topic] += 1
+        return self.asked[topic]
+
+    def answer(self, topic: Topic, rank: int, text: str) -> None:
+        self.written[topic, rank] = text.encode()
+
+    def answers(self, topic: Topic, ranks: Iterable[int]) -> dict[int, bytes]:
+        return {rank: self.written[topic, rank] for rank in ranks if (topic, rank) in self.written}
+
+    def members(self) -> Members:
+        return self.current
+
+    def rendezvous(self, rank: int | None, cycle: int = 0) -> Any:
+        """That of the node with this node rank; None: it waits for a place."""
+        place = None
+        if rank is not None:
+            place = RankAssigned(cycle, rank, 2, "")
+        return SimpleNamespace(questions=self, place=place, current_place=place, members=self.members)
 
 
 def seen(asks: JobNodes) -> NodeSeen:
@@ -82,3 +119,71 @@ def test_a_host_without_threads_still_shows_this_node(monkeypatch: pytest.Monkey
         assert seen(asks).age_s is None
         assert "could not start a thread" in asks.ask_stacks()().problem
     until(lambda: seen(asks) and nodes.asked[Topic.RANKS] > 0)
+
+
+class StillAsking(Asking):
+    """Ranks run, and the agent's thread does not look."""
+
+    def ask(self, limit_s: float, stacks: bool = False, collectives: bool = False) -> bool | None:
+        return False
+
+
+def answers_of(rendezvous: Any, asking: Asking, read_at: float = 0.0) -> NodeAnswers:
+    parts: Any = SimpleNamespace(status=NodeStatus(), asking=asking)
+    parts.status.on_event(BEGUN, 1000.0)
+    parts.status.read([RankReading(1, 0, 11, read_at=read_at, connected=True, attached=True, sign_age_s=0.5)])
+    return NodeAnswers(parts, rendezvous)
+
+
+def until_answered(answers: NodeAnswers) -> None:
+    until(lambda: not answers._is_answering)
+
+
+def test_a_node_answers_for_the_place_that_it_has() -> None:
+    nodes = AskedNodes(Members(0, ["a", "b"]))
+    answers = answers_of(nodes.rendezvous(1), Asking())
+    for topic in Topic:
+        answers.heard(topic, 4)
+    until_answered(answers)
+    stacks = stacks_of_record(nodes.written[Topic.STACKS, 1], 0.0)
+    assert stacks is not None and (stacks.number, stacks.cycle, stacks.readings) == (4, 0, ()), "no rank runs"
+    ranks = ranks_of_record(nodes.written[Topic.RANKS, 1])
+    assert ranks is not None and (ranks.number, ranks.cycle, len(ranks.ranks)) == (4, 0, 1)
+
+
+@pytest.mark.parametrize(("rank", "cycle"), [(None, 0), (1, 1)], ids=["a spare", "its ranks have not begun"])
+def test_a_node_without_ranks_of_its_place_leaves_the_key_to_another(rank: int | None, cycle: int) -> None:
+    nodes = AskedNodes(Members(1, ["a", "c"], ["b"]))
+    answers = answers_of(nodes.rendezvous(rank, cycle), Asking())
+    for topic in Topic:
+        answers.heard(topic, 1)
+    until_answered(answers)
+    assert nodes.written == {}
+
+
+def test_what_is_old_is_not_said_to_be_new() -> None:
+    """Where the agent's loop stands still, what was read last has its age, and is no answer to where ranks are."""
+    nodes = AskedNodes(Members(0, ["a", "b"]))
+    answers = answers_of(nodes.rendezvous(1), StillAsking(), read_at=time.monotonic() - 600.0)
+    for topic in Topic:
+        answers.heard(topic, 1)
+    until_answered(answers)
+    assert list(nodes.written) == [(Topic.RANKS, 1)]
+    record = ranks_of_record(nodes.written[Topic.RANKS, 1])
+    assert record is not None and record.ranks[0]["reading_age_s"] >= 600.0
+
+
+def test_a_host_without_threads_does_not_end_the_thread_that_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = AskedNodes(Members(0, ["a", "b"]))
+    answers = answers_of(nodes.rendezvous(1), Asking())
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        answers.heard(Topic.RANKS, 1)
+    answers.heard(Topic.RANKS, 2)
+    until_answered(answers)
+    record = ranks_of_record(nodes.written[Topic.RANKS, 1])
+    assert record is not None and record.number == 2
