@@ -1,4 +1,5 @@
-"""The end of a cycle that failed on this node: from the first failed rank to the fault, with all ranks stopped.
+"""The end of a cycle that failed on this node: from the first failed rank to the fault, with all ranks stopped, and to
+the record of it.
 
 Called by the memberships, which report the end to other nodes and decide what follows. Asks the monitors and NCCL where
 the ranks are before it stops them, and joins what is known into the fault. Decides nothing, and starts no rank.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.agent.ranks import Ranks
@@ -17,9 +18,13 @@ from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, Rank
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.evidence import fault_in, gather, iteration_reached, of_node, with_own_locks
+from ft_launcher.nodes.node_messages import JobOver, RankAssigned
+from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.record.contained import contained
+from ft_launcher.rendezvous.handler import NodeRendezvous
+from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes.wait import readable
 
 _CAUSE_WAIT_S = 3.0
@@ -186,3 +191,79 @@ def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
             moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
             return min(moments, default=None)
     return None
+
+
+class LastEnd:
+    """What this node found of the cycle that ended last, until the coordinator has said what follows.
+
+    A node alone decides by itself, and records at once.
+
+    Args:
+        ranks: of this node.
+        rendezvous: brings what was found to the coordinator, with the next arrival.
+
+    Attributes:
+        found: of the cycle that has ended, until the coordinator has said what follows.
+        cycle: its number.
+    """
+
+    def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
+        self.found = NodeFindings()
+        self.cycle = 0
+        self._is_recorded = False
+        self._ranks = ranks
+        self._nodes = rendezvous
+
+    def keep(self, found: NodeFindings, is_recorded: bool = False) -> None:
+        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record.
+
+        Args:
+            is_recorded: its end is recorded already, and the coordinator knows it: a rank of this node asked for it.
+        """
+        self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
+        if is_recorded:
+            return
+        fault = {}
+        if found.fault is not None:
+            fault = fault_record(found.fault, found.life, self._ranks.parts.recorder.headline(found.fault))
+        self._nodes.bring(fault, found.views)
+
+    def record(self, answer: RankAssigned | JobOver) -> None:
+        """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
+
+        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
+        node's fault is recorded, or the reason for the new formation.
+        """
+        found, self.found = self.found, NodeFindings()
+        decision, recorder = decision_of(answer.decision), self._ranks.parts.recorder
+        ended = None
+        if self._ranks.were_started and not self._is_recorded:
+            ended = self.cycle
+        self._is_recorded = False
+        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
+        is_ours = answer.fault_of == self._nodes.node
+        if is_ours:
+            found = self._with_guilty_rank(answer, found)
+        if found.fault is not None and decision is not None and is_ours:
+            recorder.failed(self.cycle, found.fault, decision, found.life, inputs_in(answer.decision))
+        elif ended is not None and decision is not None:
+            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
+        elif isinstance(answer, JobOver):
+            if answer.exit_code != ExitCode.OK:
+                recorder.job_over(ended, answer.reason, answer.exit_code)
+        elif ended is not None:
+            recorder.reform(ended, answer.reason)
+
+    def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: NodeFindings) -> NodeFindings:
+        """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
+        guilty = None
+        with contained("which rank held up the others cannot be read"):
+            guilty = guilty_in(answer.decision)
+        if guilty is None:
+            return found
+        fault, life = guilty
+        for local_rank, seen in enumerate(found.views.get("ranks", ())):
+            if seen["rank"] == fault.rank:
+                fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
+                break
+        return replace(found, fault=fault, life=life)

@@ -20,8 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.failed_cycle import NodeFindings
-from ft_launcher.agent.last_end import LastEnd
+from ft_launcher.agent.failed_cycle import LastEnd, NodeFindings
 from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
@@ -208,7 +207,7 @@ class ManyNodes:
             self._await_agreed_exits()
         found = failed_cycle.stop_and_attribute(ranks, hung)
         if ranks.request is not None:
-            self._last_end.keep_recorded(NodeFindings(views=found.views))
+            self._last_end.keep(NodeFindings(views=found.views), is_recorded=True)
             return self._after_request(*ranks.request)
         self._last_end.keep(found)
         return None
