@@ -30,7 +30,7 @@ from ft_launcher.nodes.node_link import Cut
 from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
-from ft_launcher.ranks.devices import Relocation
+from ft_launcher.ranks.environment import Relocation
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace
 from rank_monitor.contract.errors import one_line

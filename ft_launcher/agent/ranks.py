@@ -28,8 +28,7 @@ from ft_launcher.cycle.nccl_ras import NcclRas
 from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.process_tree import Ending, ProcessTree
-from ft_launcher.ranks.devices import Relocation
-from ft_launcher.ranks.environment import cycle_environment, rank_environment
+from ft_launcher.ranks.environment import Relocation, cycle_environment, rank_environment
 from ft_launcher.ranks.found import Replaced
 from ft_launcher.ranks.function_context import FunctionContext
 from ft_launcher.ranks.monitors import NodeMonitors

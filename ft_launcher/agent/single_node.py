@@ -27,7 +27,7 @@ from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.ledger.account import Category
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Action, Question, after_request, answer, inputs_of
-from ft_launcher.ranks.devices import Relocation, another_device
+from ft_launcher.ranks.environment import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings.prescan import gpu_uuids

@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ft_launcher.ranks.devices import Relocation
-from ft_launcher.ranks.environment import cycle_environment, rank_environment
+from ft_launcher.ranks.environment import Relocation, cycle_environment, rank_environment
 from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.settings.config import MonitorSettings

@@ -1,6 +1,6 @@
 """The devices of the ranks: which GPUs CUDA shows to them, and which NIC belongs to each of these GPUs. Pure.
 
-Health checks, `ranks/devices.py` and `settings/prescan.py` ask it, some before torch is imported: no driver is
+Health checks, `ranks/environment.py` and `settings/prescan.py` ask it, some before torch is imported: no driver is
 called.
 """
 
