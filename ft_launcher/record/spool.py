@@ -295,9 +295,11 @@ class SpooledOutput:
     def _bound(self, written: WrittenFiles) -> None:
         spools = self.spools
         with contained("what ranks print is no longer bounded in memory"):
-            while written.wait(least_s=_PERIOD_S):  # a rank that prints nothing wakes nobody
+            goes_on = True
+            while goes_on:  # the first time at once, since the ranks have begun already
                 for spool in spools.values():
                     spool.trim()
+                goes_on = written.wait(least_s=_PERIOD_S)  # a rank that prints nothing wakes nobody
 
     def _replace(self, local_rank: int, paths: MutableMapping[int, str], console: TextIO | None) -> None:
         path = paths[local_rank]

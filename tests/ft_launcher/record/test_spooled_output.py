@@ -109,15 +109,20 @@ def test_where_nobody_reads_only_the_end_is_kept() -> None:
     spool.trim()
 
 
-def test_a_rank_that_prints_unread_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As between the end of a cycle and the end of its ranks, where the stream is not shown."""
+@pytest.mark.parametrize("since", ["before", "after"])
+def test_a_rank_that_prints_unread_stays_bounded(since: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between the end of a cycle and the end of its ranks, where the stream is not shown. Ranks may have printed
+    before."""
     console_in(tmp_path, monkeypatch)
     stdouts, stderrs = {0: os.devnull}, {0: os.devnull}
     output = SpooledOutput.instead_of_console(stdouts, stderrs)
     spools = output.spools
-    output.start()
+    if since == "after":
+        output.start()
     for path in spools:
         write(path, b"x" * (MOST_BEHIND * 2))
+    if since == "before":
+        output.start()
     by = time.monotonic() + patient(10)
     while not all(held(spool) <= MOST_BEHIND for spool in spools.values()):
         assert time.monotonic() < by, "a spool keeps all"
