@@ -158,7 +158,9 @@ class Iteration:
             self._close_if_complete()
 
     def missing(self, arrivals: Arrivals, of: Iterable[int]) -> list[int]:
-        """The members among `of` that have not arrived at a barrier and may still do so."""
+        """The members among `of` that have not arrived at a barrier and may still do so: none once all is closed."""
+        if self.closing() is not None:  # what they signed may be deleted
+            return []
         gone = {entry.member for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
         members = self._members()
         return [member for member in of if member not in gone and (members is None or member in members)]

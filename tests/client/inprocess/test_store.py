@@ -148,6 +148,22 @@ def test_who_was_stopped_in_an_old_iteration_learns_that_the_others_went_on(stor
     depart(store, 1, "{}", SOON.total_seconds())
 
 
+def test_nobody_is_missing_in_an_iteration_that_has_closed(store: TCPStore | FileStore) -> None:
+    """Who was stopped while it waited there for the others finds what they signed deleted."""
+    old = Iteration(store, 0)
+    old.offer("")
+    for member in range(3):
+        old.arrive(Entry(member, member, 3))
+    old.interrupt("{}")
+    for member in range(2):
+        old.account(Entry(member, member, 3))
+    assert old.missing(old.end, old.everybody(3)) == [2]
+    old.account(Entry(2, is_well=False))
+    assert old.missing(old.start, old.everybody(3)) == []
+    tidy(store, 2)
+    assert old.missing(old.start, old.everybody(3)) == old.missing(old.end, old.everybody(3)) == []
+
+
 def test_rolls_and_ranges() -> None:
     assert ranges_of([]) == ""
     assert ranges_of([5, 0, 1, 2]) == "0-2,5"
