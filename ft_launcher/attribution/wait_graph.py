@@ -142,10 +142,11 @@ def cycle_of(waits: Sequence[Wait], without: int | None) -> list[int]:
 
 
 def by_collective(waits: Iterable[Wait]) -> dict[tuple[str, int], list[int]]:
-    """Returns the ranks that wait in each collective, by group and number."""
+    """Returns the ranks that wait in each collective, by group and number; without those in a send or a receive."""
     found: dict[tuple[str, int], list[int]] = {}
     for wait in waits:
-        found.setdefault((wait.group, wait.number), []).append(wait.rank)
+        if not wait.message:
+            found.setdefault((wait.group, wait.number), []).append(wait.rank)
     return found
 
 

@@ -470,6 +470,11 @@ def passes_on(
     )
 
 
+def test_a_stage_of_a_pipeline_whose_peer_is_on_another_node() -> None:
+    blame = find([passes_on(1, sends={2}), passes_on(0, {5})], all_ranks=False)
+    assert (blame.finding, blame.ranks, blame.waiting) == (HangKind.UNKNOWN, (), (0, 1))
+
+
 def test_a_stage_of_a_pipeline_that_sends_nothing() -> None:
     blame = find([outside(0, NO_ITERATION), passes_on(1, {0}), passes_on(2, {1}), passes_on(3, {2})])
     assert (blame.finding, blame.ranks, blame.waiting) == (HangKind.BEHIND, (0,), (1, 2, 3))
