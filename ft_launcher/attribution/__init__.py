@@ -1,14 +1,13 @@
 """Evidence of a failed cycle in, a fault out: who failed first, what, where, why, its class, and a hint. Pure.
 
-`rank_evidence` holds what is known, `first_failure` finds the cause among the ranks, `known_errors` and
+`cycle_evidence` holds what is known, `first_failure` finds the cause among the ranks, `known_errors` and
 `error_text` read what exceptions say, `fault` is the result. Knows no process and no file; `cycle/evidence.py` gathers.
 """
 
+from ft_launcher.attribution.cycle_evidence import RankEvidence, iteration, signal_name, where
 from ft_launcher.attribution.fault import Fault, FaultClass, FaultKind
-from ft_launcher.attribution.first_failure import attribute
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.known_errors import BAD_LOSS
-from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, where
 
 __all__ = [
     "BAD_LOSS",
@@ -17,7 +16,6 @@ __all__ = [
     "FaultKind",
     "NodeEvidence",
     "RankEvidence",
-    "attribute",
     "iteration",
     "signal_name",
     "where",

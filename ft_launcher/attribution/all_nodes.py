@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.attribution import collective, first_failure, nccl_view, rank_view
+from ft_launcher.attribution.cycle_evidence import RankEvidence
 from ft_launcher.attribution.fault import Blame
 from ft_launcher.attribution.nccl_view import NcclView
-from ft_launcher.attribution.rank_evidence import RankEvidence
 from ft_launcher.attribution.rank_view import RankView
 from rank_monitor.contract.errors import ProtocolError
 

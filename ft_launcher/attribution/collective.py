@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ft_launcher.attribution.fault import Blame, HangKind
+from ft_launcher.attribution.fault import NETWORK_OR_DEVICE, Blame, HangKind
 from ft_launcher.attribution.rank_view import GroupState, RankView, group_text
-from ft_launcher.attribution.scene import Whereabouts, numbered
+from ft_launcher.attribution.scene import Scene, Whereabouts, numbered
 from ft_launcher.attribution.wait_graph import (
     Wait,
     by_collective,
@@ -37,9 +37,6 @@ _MOST_NAMED = 4
 _MOST_TRIED = 16
 """Ranks of a circle of which each is left out in turn, to see whether one remains: 10 ms each for 2,048 ranks."""
 
-NETWORK_OR_DEVICE = ", and it does not end: the network, or a device"
-"""The end of what TRANSPORT says."""
-
 _SAME_SIZES = ("reduce", "broadcast", "_all_gather_base", "all_gather_into_tensor")
 """In collectives with one of these in their names all ranks pass as many elements. In a scatter, a gather and an
 all-to-all they may differ, and in an all-gather of a list of tensors."""
@@ -47,9 +44,9 @@ _SIZES = re.compile(r"\[([\d, ]{0,120})\]")
 """Of one tensor, in the text of the recorder."""
 
 
-def sentence(blame: Blame, view: RankView) -> str:
-    """Returns what one of the ranks that are to blame does, and how many wait for it, without the subject."""
-    text = blame.text or view.scene.place.value
+def sentence(blame: Blame, scene: Scene) -> str:
+    """Returns what a rank that is to blame does, at this scene, and how many wait for it, without the subject."""
+    text = blame.text or scene.place.value
     if len(blame.ranks) > 1:
         return text
     return f"{text}{waiting_text(len(blame.waiting))}"
@@ -121,7 +118,7 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     Where nothing shows that one waits for a stopped rank, it is named only if no other rank can be what they wait for.
     """
     waited_for = {rank for wait in waits for rank in wait.missing}
-    stopped = [view for view in views.values() if _is_stopped(view)]
+    stopped = [view for view in views.values() if view.scene.place is Whereabouts.STOPPED and not view.ended]
     if any(view.rank in waited_for for view in stopped):
         stopped = [view for view in stopped if view.rank in waited_for]
     elif any(_is_elsewhere(view) or view.ended for view in views.values()):
@@ -135,10 +132,6 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
             return _one_too_many([wait for wait in waits if blamed[0].rank in wait.missing], blamed, views)
         return Blame(HangKind.GONE, _ranks(blamed), f"has returned, and {never_entered(wait, views)}")
     return None
-
-
-def _is_stopped(view: RankView) -> bool:
-    return view.scene.place is Whereabouts.STOPPED and not view.ended
 
 
 def _is_elsewhere(view: RankView) -> bool:
@@ -156,7 +149,7 @@ def _one_too_many(ahead: Sequence[Wait], others: Sequence[RankView], views: Mapp
     waiting = sorted({wait.rank for wait in ahead})
     collective = collective_text(ahead[0], views)
     if len(waiting) == 1 and _further(others, [views[rank] for rank in waiting]):
-        return Blame(HangKind.BEHIND, _ranks([views[waiting[0]]]), f"is alone in {collective}")
+        return Blame(HangKind.BEHIND, tuple(waiting), f"is alone in {collective}")
     text = f"{numbered(waiting)} in {collective}, which most ranks never entered: they are late, or it is one too many"
     return Blame(HangKind.UNKNOWN, text=text)
 
@@ -297,7 +290,7 @@ def _deadlock(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
         text = f"is out of step ({why}), and ranks wait for each other: {circle}"
     else:
         text = f"waits in a circle, {circle}: one of {numbered(faulty)} is out of step ({why})"
-    return Blame(HangKind.DEADLOCK, _ranks([views[rank] for rank in faulty]), text)
+    return Blame(HangKind.DEADLOCK, tuple(faulty), text)
 
 
 def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
@@ -327,7 +320,7 @@ def _mismatch(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
         place = f"collective {number} of {group_text(group, views[waiting[0]])}"
         verb = "is" if set(faulty) <= set(waiting) else "is or was"
         text = f"{verb} in {place}, in which the ranks differ: {', '.join(sides)}"
-        return Blame(HangKind.MISMATCH, _ranks([views[rank] for rank in faulty]), text)
+        return Blame(HangKind.MISMATCH, tuple(faulty), text)
     return None
 
 

@@ -73,6 +73,10 @@ class HangKind(Enum):
     UNKNOWN = "unknown"
 
 
+NETWORK_OR_DEVICE = ", and it does not end: the network, or a device"
+"""The end of what TRANSPORT says."""
+
+
 @dataclass(frozen=True)
 class Blame:
     """Who holds up the others.
@@ -127,3 +131,15 @@ class Fault:
     finding: str = ""
     blamed: tuple[int, ...] = ()
     waiting: int = 0
+
+
+_PERSISTENT = "persistent_error"
+
+
+def doubt_text(result: ResultInDoubt) -> str:
+    """Describes which device is suspected, and of what. Whether a result is wrong is decided in the ranks
+    (`ft_client.rerun`)."""
+    place, step = f"node {result.node}, device {result.device}", f"iteration {result.iteration} of rank {result.rank}"
+    if result.finding == _PERSISTENT:
+        return f"{place} computed {step} wrongly; another device did not"
+    return f"{step} came out unexpected again on {place}; another device has to compute it"

@@ -13,14 +13,22 @@ from dataclasses import replace
 from functools import partial
 
 from ft_launcher.attribution import collective, hints, known_errors, nccl_view, rank_view
-from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.attribution.cycle_evidence import CycleEvidence, RankEvidence, iteration, signal_name, state, where
 from ft_launcher.attribution.error_text import excerpt, place
-from ft_launcher.attribution.fault import NO_CAUSE, Blame, Cause, Fault, FaultClass, FaultKind, HangKind
+from ft_launcher.attribution.fault import (
+    NO_CAUSE,
+    Blame,
+    Cause,
+    Fault,
+    FaultClass,
+    FaultKind,
+    HangKind,
+    doubt_text,
+)
 from ft_launcher.attribution.hints import NodeEvidence
-from ft_launcher.attribution.nccl_view import NcclView
-from ft_launcher.attribution.rank_evidence import RankEvidence, iteration, signal_name, state, where
+from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Whereabouts
-from ft_launcher.attribution.suspect_result import about_suspect_result
+from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # The hint is one line on the console, and a node can have many ranks.
@@ -53,60 +61,42 @@ def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fa
         on_error: gets the error where what the ranks wrote makes that fail; exit codes and verdicts alone decide then.
     """
     try:
-        return _find(evidence)
+        return attribute(evidence)
     except Exception as error:
         on_error(error)
-    return _find(evidence.without_texts())
+    return attribute(evidence.without_texts())
 
 
-def _find(evidence: CycleEvidence) -> Fault | None:
-    fault = attribute(evidence.ranks, evidence.node, evidence.stop_began, evidence.all_ranks, evidence.nccl)
-    fault = fault or evidence.otherwise
+def attribute(evidence: CycleEvidence) -> Fault | None:
+    """As `find`; an error in what the ranks wrote is raised."""
+    fault = _of_first(evidence) or evidence.otherwise
     if fault is None:
         return None
-    fault = about_suspect_result(fault, evidence.ranks, evidence.suspect_results)
+    fault = _about_suspect_result(fault, evidence)
     return replace(fault, hint=evidence.on_purpose.get(fault.local_rank, fault.hint))
 
 
-def attribute(
-    ranks: Sequence[RankEvidence],
-    node: NodeEvidence,
-    stop_began: float | None = None,
-    all_ranks: bool = True,
-    nccl: NcclView | None = None,
-) -> Fault | None:
-    """Returns the fault that ended a cycle.
-
-    Args:
-        ranks: evidence of every local rank.
-        node: evidence of the node.
-        stop_began: when the launcher began to stop the ranks; what came later is no cause.
-        all_ranks: these are all ranks of the job. Else one that others waited for may be on another node.
-        nccl: what NCCL says of the ranks of the job; None: nothing.
-
-    Returns:
-        The fault of the rank that failed first; None when no rank failed by itself.
-    """
-    ranks = [rank.by_itself(stop_began) for rank in ranks]
+def _of_first(evidence: CycleEvidence) -> Fault | None:
+    """Returns the fault of the rank that failed first; None when no rank failed by itself."""
+    stop_began, node = evidence.stop_began, evidence.node
+    ranks = [rank.by_itself(stop_began) for rank in evidence.ranks]
     own = [rank for rank in ranks if rank.failed_by_itself(stop_began)]
     if not own:
         return None
     earliest = min(own, key=partial(_order, first_verdict=rank_view.first_verdict(ranks)))
-    as_it_was = rank_view.end_of_hang(ranks, stop_began)
-    blame = _blame(earliest, own, ranks, node, all_ranks, as_it_was)
-    if blame is not None and nccl is not None:
-        ended = [rank.rank for rank in ranks if rank.died_at is not None and rank.died_at <= nccl.answered_at]
-        blame = nccl_view.refined(blame, [nccl], {rank.rank: rank.pid for rank in ranks}, ended=ended)
-    missing = None
-    if blame is not None:
-        missing = next((rank for rank in ranks if rank.rank in blame.ranks), None)
+    blame: Blame | None = None
+    views: list[RankView] = []
+    if earliest.fault_kind is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG:
+        views = rank_view.views(ranks, stop_began)
+        blame = _blame(earliest, ranks, views, evidence)
+    first, kind = earliest, earliest.fault_kind
     # Of several that are to blame, the one that its own limit ended first says most.
-    if blame is not None and earliest.rank in blame.ranks:
-        missing = earliest
-    if missing is not None:
-        first, kind, cause = missing, FaultKind.HANG, _of_hang(missing, ranks, blame)
+    if blame is not None and earliest.rank not in blame.ranks:
+        first = next((rank for rank in ranks if rank.rank in blame.ranks), earliest)
+    if blame is not None and first.rank in blame.ranks:
+        kind, cause = FaultKind.HANG, _of_hang(first, ranks, blame)
     else:
-        first, kind, cause = earliest, earliest.fault_kind, _cause(earliest, ranks, node, blame)
+        cause = _cause(first, ranks, node, blame)
     hint = cause.hint
     # Where all are in one collective, none of them is one that the others may have waited for.
     is_transport = blame is not None and blame.finding is HangKind.TRANSPORT
@@ -133,37 +123,29 @@ def attribute(
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
     )
     if blame is None:
-        if all_ranks:
+        if evidence.all_ranks:
             return with_returned(fault, returned(ranks, stop_began))
         return fault
-    waiting = len(blame.waiting)
     # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
     collateral = fault.collateral or first.rank in blame.waiting
-    if blame.finding is HangKind.TRANSPORT and first.rank in blame.ranks:
+    if is_transport and first.rank in blame.ranks:
         collateral = False  # it is in the collective as the others are, and NCCL cannot reach it
     if blame.finding is not HangKind.UNKNOWN:
-        seen = rank_view.others([rank_view.at_hang(rank, rank in own, as_it_was) for rank in ranks], first.rank)
-        fault = replace(fault, others=seen)
+        # Of those that are stopped now, what their monitors saw before says more.
+        seen = [replace(view, scene=rank.scene) for view, rank in zip(views, ranks, strict=True)]
+        fault = replace(fault, others=rank_view.others(seen, first.rank))
+    waiting = len(blame.waiting)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
 
 def _blame(
-    earliest: RankEvidence,
-    own: Sequence[RankEvidence],
-    ranks: Sequence[RankEvidence],
-    node: NodeEvidence,
-    all_ranks: bool,
-    as_it_was: float | None,
+    earliest: RankEvidence, ranks: Sequence[RankEvidence], views: Sequence[RankView], evidence: CycleEvidence
 ) -> Blame | None:
-    """Returns who holds up the ranks that failed; None where they did not fail by waiting.
+    """Returns who holds up the ranks that failed by a hang; None where they did not fail by waiting.
 
     Such a rank shows no failure itself: the limits or timeouts of those that wait for it pass first.
     """
-    hang = earliest.fault_kind is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG
-    if not hang:
-        return None
-    seen = [rank_view.as_seen(rank, rank in own, as_it_was) for rank in ranks]
-    blame = collective.find(seen, all_ranks)
+    blame = collective.find(views, evidence.all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
     named = [rank for rank in stopped if blame.finding is HangKind.GONE and rank.rank in blame.ranks]
     if named:
@@ -173,10 +155,31 @@ def _blame(
         return Blame(HangKind.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
     if earliest.collateral < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
         # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
-        if all_ranks and earliest.condemned and blame.finding is HangKind.UNKNOWN:
-            return collective.all_inside(seen)
-        return None
-    return blame
+        if not (evidence.all_ranks and earliest.condemned and blame.finding is HangKind.UNKNOWN):
+            return None
+        inside = collective.all_inside(views)
+        if inside is None:
+            return None
+        blame = inside
+    if evidence.nccl is None:
+        return blame
+    answered_at = evidence.nccl.answered_at
+    ended = [rank.rank for rank in ranks if rank.died_at is not None and rank.died_at <= answered_at]
+    return nccl_view.refined(blame, [evidence.nccl], {rank.rank: rank.pid for rank in ranks}, ended=ended)
+
+
+def _about_suspect_result(fault: Fault, evidence: CycleEvidence) -> Fault:
+    """Returns the fault of ranks that agreed to exit: about the rank with the suspect result, whichever ended first.
+
+    Unchanged where they did not agree, or none reported a suspect result.
+    """
+    if fault.exit_code not in AGREED or not evidence.suspect_results:
+        return fault
+    local_rank, result = min(evidence.suspect_results.items())
+    rank = next(rank for rank in evidence.ranks if rank.local_rank == local_rank)
+    what = f"exited with code {fault.exit_code}: {doubt_text(result)}"
+    mine = {"rank": rank.rank, "local_rank": local_rank, "pid": rank.pid, "iteration": result.iteration, "where": ""}
+    return replace(fault, kind=FaultKind.EXIT, what=what, doubt=result, detail=(), hint="", collateral=False, **mine)  # type: ignore[arg-type]
 
 
 def returned(ranks: Sequence[RankEvidence], stop_began: float | None) -> dict[int, float]:
@@ -258,7 +261,7 @@ def _why_hung(rank: RankEvidence, blame: Blame | None) -> str:
     if rank.verdict is not None and rank.condemned:
         found.append(rank.verdict.reason)
     if blame is not None and rank.rank in blame.ranks and blame.text:
-        found.append(f"it {collective.sentence(blame, rank_view.at_hang(rank, False, None))}")
+        found.append(f"it {collective.sentence(blame, rank.scene)}")
     if found:
         return "; ".join(found)
     if rank.was_stopped:

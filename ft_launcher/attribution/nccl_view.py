@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ft_launcher.attribution.collective import NETWORK_OR_DEVICE
-from ft_launcher.attribution.fault import Blame, HangKind
+from ft_launcher.attribution.fault import NETWORK_OR_DEVICE, Blame, HangKind
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import ranges_of
 from rank_monitor.contract.wire.json_record import from_json

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.attribution import known_errors
-from ft_launcher.attribution.rank_evidence import RankEvidence, iteration
+from ft_launcher.attribution.cycle_evidence import RankEvidence, iteration
 from ft_launcher.attribution.scene import Scene, Whereabouts, numbered
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import ranges_of
@@ -100,11 +100,16 @@ class RankView:
 
 
 def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
-    """Returns the ranks of a node at a hang, for the coordinator, which sees those of all nodes."""
-    found, as_it_was = [], end_of_hang(ranks, stop_began)
+    """Returns the ranks of a node at a hang, as their monitors saw them, but for those that the launcher has found
+    stopped since.
+
+    Args:
+        stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
+    """
+    found, as_it_was = [], _end_of_hang(ranks, stop_began)
     for rank in ranks:
         by_itself = rank.by_itself(stop_began)
-        found.append(as_seen(by_itself, by_itself.failed_by_itself(stop_began), as_it_was))
+        found.append(_view(by_itself, by_itself.failed_by_itself(stop_began), as_it_was))
     return found
 
 
@@ -114,7 +119,7 @@ def first_verdict(ranks: Sequence[RankEvidence]) -> float | None:
     return min(moments, default=None)
 
 
-def end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
+def _end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
     """Returns the first moment at which anything was done about the hang; None: it goes on.
 
     A monitor continues a rank that is stopped, before it ends it: then all others may go on within milliseconds and
@@ -123,33 +128,22 @@ def end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> floa
     return min((moment for moment in (first_verdict(ranks), stop_began) if moment is not None), default=None)
 
 
-def as_seen(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
-    """Returns a rank as its monitor saw it, but for one that the launcher has found stopped since."""
-    view = at_hang(rank, failed_by_itself, as_it_was)
-    if not rank.was_stopped:
-        return view
-    return replace(view, scene=replace(view.scene, process={"state": "T (stopped)"}))
-
-
-def at_hang(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
-    """Returns a rank as its monitor saw it, whatever the launcher has found since.
-
-    Args:
-        failed_by_itself: as `RankEvidence.failed_by_itself` has it.
-        as_it_was: `end_of_hang`.
-    """
+def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
     gave_up = failed_by_itself and rank.collateral == 1
+    scene = rank.scene
     # One that has lost a peer to the end of the hang, and had no time to show its stack, waited for it until then.
-    has_no_stack = rank.scene.place is Whereabouts.UNKNOWN and as_it_was is not None
+    has_no_stack = scene.place is Whereabouts.UNKNOWN and as_it_was is not None
     if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
         gave_up |= known_errors.is_about_peers(rank.exception) == 1
     groups, members = states_of(rank.groups)
     # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
     # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
     has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
-    has_returned |= rank.scene.has_returned
+    has_returned |= scene.has_returned
+    if rank.was_stopped:
+        scene = replace(scene, process={"state": "T (stopped)"})
     sends, receives = peers_of(rank.groups, "sends"), peers_of(rank.groups, "receives")
-    return RankView(rank.scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives)
+    return RankView(scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives)
 
 
 def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:

@@ -248,7 +248,7 @@ class BlameExchange:
             text = f"rank {first.rank}"
             if self._nodes > 1:
                 text += f" on {name}"
-            text += f" {collective.sentence(blame, first)}"
+            text += f" {collective.sentence(blame, first.scene)}"
             if blame.finding is not HangKind.GONE and first.scene.own_frame:
                 text += f"; it is at {first.scene.own_frame}"
             record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}

@@ -178,7 +178,7 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
         view = next(view for view in views if view.rank == fault.rank)
         seen_there = collective.waiting_text(fault.waiting)
         if not fault.blamed:  # its own node did not see who waits for it
-            found = replace(found, what=f"{fault.what}; it {collective.sentence(blame, view)}")
+            found = replace(found, what=f"{fault.what}; it {collective.sentence(blame, view.scene)}")
         elif fault.what.endswith(seen_there):  # its own node saw some of them
             found = replace(found, what=fault.what.removesuffix(seen_there) + collective.waiting_text(found.waiting))
         if fault.collateral:  # the hint speaks of a wait for others
@@ -192,7 +192,7 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
         rank=view.rank,
         local_rank=0,
         pid=0,
-        what=f"hangs: it {collective.sentence(blame, view)}",
+        what=f"hangs: it {collective.sentence(blame, view.scene)}",
         where="",
         hint="",
         detail=tuple(view.scene.frames[:4]),

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.attribution.suspect_result import describe
+from ft_launcher.attribution.fault import doubt_text
 from ft_launcher.policy.restart_history import CycleLife, History
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
@@ -214,7 +214,7 @@ def _not_restarted(fault: Fault, history: History, settings: RestartSettings, el
     """Returns the decision to end the job where a restart would not help, whatever the budget; else None."""
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
         if fault.doubt:
-            about = describe(fault.doubt)
+            about = doubt_text(fault.doubt)
         else:
             about = "the rank asks for the end of the job, and its log says why"
         reason = f"exit code 17: result could not be validated; {about}"

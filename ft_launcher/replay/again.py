@@ -164,7 +164,7 @@ def blame_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Fa
         # Of several that are to blame the one that its own node found stands, with what that node says of it.
         return found
     view = next(view for node in nodes for view in node.views if view.rank == blame.ranks[0])
-    return found | {"rank": view.rank, "what": f"hangs: it {collective.sentence(blame, view)}"}
+    return found | {"rank": view.rank, "what": f"hangs: it {collective.sentence(blame, view.scene)}"}
 
 
 def _decided_on(fault: Facts, inputs: Facts) -> Fault:

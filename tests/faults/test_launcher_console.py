@@ -22,7 +22,7 @@ HOLD = 8
 CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 FAILING_REPORTS = """
 import sys
-from ft_launcher import attribution, cli, composition
+from ft_launcher import cli, composition
 from ft_launcher.agent import failed_cycle
 from ft_launcher.attribution import first_failure
 from ft_launcher.record import recorder, console_text
@@ -30,10 +30,10 @@ from ft_launcher.record import recorder, console_text
 def fails(*args, **kwargs):
     raise RecursionError("what a rank wrote \\x1b[2J")
 
-def without_exceptions(ranks, *rest):
-    if any(rank.exception for rank in ranks):
+def without_exceptions(evidence, attribute=first_failure.attribute):
+    if any(rank.exception for rank in evidence.ranks):
         fails()
-    return attribution.attribute(ranks, *rest)
+    return attribute(evidence)
 
 first_failure.attribute = without_exceptions
 console_text.block = failed_cycle.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails

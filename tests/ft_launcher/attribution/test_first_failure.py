@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.attribution import FaultClass, FaultKind, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution import Fault, FaultClass, FaultKind, NodeEvidence, RankEvidence, first_failure
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.attribution.nccl_view import NcclProcess, NcclView
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
-from rank_monitor.contract.wire.messages import RankException
+from rank_monitor.contract.wire.messages import RankException, ResultInDoubt
+
+
+def attribute(*evidence: Any, **known: Any) -> Fault | None:
+    return first_failure.attribute(CycleEvidence(*evidence, **known))
 
 
 def rank(number: int, **facts: Any) -> RankEvidence:
@@ -592,3 +597,28 @@ def test_a_rank_that_its_monitor_ended_during_the_stop_did_not_fail_by_itself() 
     fault = attribute([first, crossed], NODE, stop_began=5.0)
     assert fault is not None
     assert (fault.rank, fault.kind, fault.failed) == (0, FaultKind.HANG, (0,))
+
+
+DOUBT = ResultInDoubt("reproducible", 5, 7, "a", "cuda:GPU-1")
+
+
+def agreed(code: int, late: int) -> list[RankEvidence]:
+    """Rank 4 ended first, with this code; then rank 5, whom the stop still met."""
+    return [RankEvidence(4, 0, 40, code, 10.0), RankEvidence(5, 1, 50, late, 10.2)]
+
+
+def test_the_fault_of_ranks_that_agreed_to_exit_is_about_the_rank_in_doubt() -> None:
+    for late in (16, -15):
+        found = attribute(agreed(16, late), NODE, 10.1, suspect_results={1: DOUBT})
+        assert found is not None
+        assert (found.rank, found.local_rank, found.pid, found.exit_code, found.iteration) == (5, 1, 50, 16, 7)
+        assert found.what == (
+            "exited with code 16: iteration 7 of rank 5 came out unexpected again on node a, device cuda:GPU-1; "
+            "another device has to compute it"
+        )
+
+
+def test_other_exits_and_exits_without_a_word_are_left_as_they_are() -> None:
+    for code, suspect_results in ((3, {1: DOUBT}), (16, {})):
+        found = attribute(agreed(code, code), NODE, suspect_results=suspect_results)
+        assert found is not None and found.rank == 4 and found.what == f"exited with code {code}"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.attribution import FaultKind, NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution import FaultKind, RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, of_record, to_record
 from ft_launcher.attribution.fault import Blame, HangKind
-from ft_launcher.attribution.first_failure import find
+from ft_launcher.attribution.first_failure import attribute, find
 from ft_launcher.attribution.nccl_view import Late, NcclProcess, NcclView, refined
 from ft_launcher.attribution.nccl_view import of_record as of_answer
 from ft_launcher.attribution.nccl_view import to_record as to_answer
@@ -165,7 +165,7 @@ def evidence(nccl: NcclView | None) -> CycleEvidence:
 
 
 def test_a_rank_that_nccl_has_given_up_is_the_fault() -> None:
-    fault = attribute(evidence(None).ranks, NodeEvidence(), 3.0, True, view(peer(3)))
+    fault = attribute(evidence(view(peer(3))))
     assert fault is not None
     assert (fault.kind, fault.rank, fault.collateral) == (FaultKind.HANG, 3, False)
     assert (fault.finding, fault.blamed, fault.waiting) == ("transport", (3,), 7)
@@ -174,7 +174,7 @@ def test_a_rank_that_nccl_has_given_up_is_the_fault() -> None:
 
 
 def test_a_hint_says_that_nccl_reaches_all() -> None:
-    fault = attribute(evidence(None).ranks, NodeEvidence(), 3.0, True, ALL_WELL)
+    fault = attribute(evidence(ALL_WELL))
     assert fault is not None
     assert (fault.rank, fault.collateral, fault.blamed) == (0, True, ())
     assert fault.hint.startswith(f"{NETWORK}; NCCL's RAS reaches all 8")
@@ -185,7 +185,7 @@ def test_a_hint_says_that_nccl_reaches_all() -> None:
 )
 def test_an_answer_before_and_after_the_ranks_were_ended(answered_at: float, end: str) -> None:
     nccl = replace(view(peer(3, False)), answered_at=answered_at)
-    fault = attribute(evidence(None).ranks, NodeEvidence(), 3.0, True, nccl)
+    fault = attribute(evidence(nccl))
     assert fault is not None and fault.hint == f"{NETWORK}{end}"
 
 

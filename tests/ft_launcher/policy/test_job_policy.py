@@ -23,6 +23,7 @@ from ft_launcher.policy.job_policy import (
     guilty_in,
     headline_in,
     make_policy,
+    suspect_result_in,
 )
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action
@@ -55,6 +56,21 @@ def test_a_budget_is_spent_over_judgements_that_cross_as_json() -> None:
     decision = decision_of(through_json(judgement.decision))
     assert decision is not None
     assert (judgement.exit_code, decision.action, decision.reason) == (7, Action.GIVE_UP, judgement.reason)
+
+
+def test_the_next_ranks_hear_of_a_suspect_result_and_17_names_the_device() -> None:
+    for code, finding in ((16, "reproducible"), (17, "persistent_error")):
+        doubt = ResultInDoubt(finding, 5, 7, "a", "cuda:GPU-1")
+        agreed = replace(FAULT, exit_code=code, doubt=doubt)
+        case = Case(through_json(fault_record(agreed, CycleLife())), {}, 0.0, elsewhere=True)
+        judgement = make_policy(RestartSettings(), 0)(case, 0.0)
+        if code == 16:
+            assert judgement.relocates and judgement.exit_code is None
+            assert suspect_result_in(judgement.decision) == doubt
+        else:
+            assert judgement.exit_code == 17 and suspect_result_in(judgement.decision) is None
+            why = "node a, device cuda:GPU-1 computed iteration 7 of rank 5 wrongly; another device did not"
+            assert why in judgement.reason
 
 
 def test_the_age_of_a_restart_crosses_the_clocks_of_two_nodes() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.attribution import NodeEvidence, RankEvidence, attribute
+from ft_launcher.attribution import RankEvidence
+from ft_launcher.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.attribution.first_failure import attribute
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
@@ -50,7 +52,7 @@ def test_a_rank_that_is_asked_to_restart_did_not_fail(
 
 def test_the_story_of_a_death_in_process(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     end = RankEvidence(3, 1, 4711, exit_code=-11, died_at=1.0)
-    recorder.in_process.lost(0, end, attribute([end], NodeEvidence()), killed_by_us=False)
+    recorder.in_process.lost(0, end, attribute(CycleEvidence([end])), killed_by_us=False)
     recorder.in_process.restarted(0, 4, 0.0423, [{"rank": 3, "interruption": "TERMINATED"}])
     recorder.in_process.started_again(0, 3, 1, 4712)
     recorder.job_ended(0, "all ranks succeeded")
