@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes.descriptor import socket_copy
 
 _TASKS = Path("/proc/self/task")
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -178,7 +179,7 @@ def _may_open() -> int:
 
 def _listens_at(descriptor: int, inode: int) -> tuple[str, int] | None:
     """The address of a listening TCP socket; None if the descriptor is not one, or has another inode."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+    with suppress(OSError), socket_copy(descriptor) as found:
         is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
         if is_tcp and _has_inode(inode, found) and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             host, port = found.getsockname()[:2]
@@ -198,19 +199,10 @@ def _shut_down(
 ) -> bool:
     """Shuts down a TCP connection, if the descriptor is one and `is_meant` returns true for it.
 
-    Everything is done with a copy of the descriptor, which `keep` gets: the number may be another file a moment later.
+    `keep` gets the copy of the socket with which that is done.
     """
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return False
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return False
     with ExitStack() as unless_kept, suppress(OSError):
-        unless_kept.enter_context(connection)
+        connection = unless_kept.enter_context(socket_copy(descriptor))
         connected = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()
         if connected and is_meant(connection):
             connection.shutdown(how)

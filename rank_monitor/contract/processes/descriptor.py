@@ -1,12 +1,16 @@
-"""Moves our descriptors to high numbers, so that a script gets the same numbers as without us.
+"""Moves our descriptors to high numbers, so that a script gets the same numbers as without us; copies of sockets.
 
-The client calls it for its socket, its stack file and its companion, the zygote for the channel of a rank.
+The client moves its socket, its stack file and its companion's, the zygote the channel of a rank. In-process restart
+looks at the sockets of this process by copies.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import socket
+import stat
 
 FIRST_HIGH = 200
 """A script's own files are not expected to get a number from here on."""
@@ -23,3 +27,20 @@ def moved_up(descriptor: int) -> int:
         return descriptor
     os.close(descriptor)
     return high
+
+
+def socket_copy(descriptor: int) -> socket.socket:
+    """A copy of a socket: it stays the same one, whatever another thread does with the descriptor.
+
+    Raises:
+        OSError: the descriptor is closed, or not of a socket.
+    """
+    # Closing a copy of a file's descriptor would end all POSIX locks that this process has on the file.
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ENOTSOCK, "it is no socket")
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise

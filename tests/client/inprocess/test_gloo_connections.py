@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from ft_client.inprocess import gloo_connections
+from rank_monitor.contract.processes import proc
 from tests.patience import patient
 
 DEADLINE_S = patient(20.0)
@@ -157,6 +158,15 @@ def test_nobody_stands_in_where_no_more_files_may_be_opened(monkeypatch: pytest.
             server.accept()
         monkeypatch.undo()
         assert gloo_connections._may_open() > gloo_connections._LEFT_FOR_OTHERS
+
+
+def test_what_is_no_listening_socket_leaves_no_descriptor_open() -> None:
+    read, write = os.pipe()
+    before = proc.own_descriptors()
+    assert gloo_connections._listens_at(read, os.fstat(read).st_ino) is None
+    assert proc.own_descriptors() == before
+    os.close(read)
+    os.close(write)
 
 
 def test_a_peer_may_send_to_what_was_cut_of_gloo_until_it_is_let_go(until: ExitStack) -> None:

@@ -11,9 +11,7 @@ import contextlib
 import datetime
 import errno
 import ipaddress
-import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from typing import Any
 from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes.descriptor import socket_copy
 
 # TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO.
 _ESTABLISHED = 1
@@ -198,17 +197,7 @@ def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:
     Raises:
         OSError: the descriptor is not of one.
     """
-    # Closing a copy of a file's descriptor would end all POSIX locks that this process has on the file.
-    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        raise OSError(errno.ENOTSOCK, "it is no socket")
-    # A copy, which stays the same connection whatever another thread does with the descriptor.
-    copy = os.dup(descriptor)
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with connection:
+    with socket_copy(descriptor) as connection:
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
             raise OSError(errno.ENOTCONN, "it is being ended")
         here, there = connection.getsockname(), connection.getpeername()

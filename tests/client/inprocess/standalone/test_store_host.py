@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore
 
+from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.standalone import store_host
 from ft_client.inprocess.standalone.store_host import NodeWatch
 from ft_client.inprocess.standalone.watched_call import CallMembers
@@ -118,13 +120,16 @@ def test_a_connection_of_another_process_is_use(server: Any) -> None:
     until(lambda: not store_host.is_used(server.port), "it has ended")
 
 
-def test_a_look_at_the_connections_leaves_locks_of_files(server: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("look", [store_host.is_used, lambda _: gloo_connections.cut_store(1)])
+def test_a_look_at_the_connections_leaves_locks_of_files(
+    server: Any, tmp_path: Path, look: Callable[[int], object]
+) -> None:
     """The kernel ends all of a process's POSIX locks on a file when the process closes any descriptor of it."""
     path = tmp_path / "lock"
     ask = f"import fcntl; fcntl.lockf(open({str(path)!r}, 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     with path.open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        assert not store_host.is_used(server.port)
+        assert not look(server.port)
         other = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     assert "BlockingIOError" in other.stderr
 
