@@ -197,8 +197,10 @@ def do_start(
     global _companion
     from torch.distributed import FileStore
 
-    seconds = {name: datetime.timedelta(seconds=value) for name, value in (timeouts or {}).items()}
-    call = WatchedCall.of(member, world_size, prefix, address, hosts_store, Timeouts(**seconds))
+    host, port = address or ("", 0)
+    limits = {"heartbeat_interval": 1.0, "heartbeat_timeout": 30.0, "barrier_timeout": 120.0, **(timeouts or {})}
+    seconds = {f"{name}_s": value for name, value in limits.items()}
+    call = WatchedCall(member, world_size, prefix, host, port, hosts_store, **seconds)
     _companion = Companion.start(call, (lambda: FileStore(file, -1)) if file else None, **paths)
     process.start(environment=_companion.environment)
     return [_companion.pid, str(_companion.socket.parent)]

@@ -156,8 +156,21 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     iterations_host = ""
     if state.rank == 0:
         iterations_host = own_address(towards)
+    host, port = where or ("", 0)
+    call = WatchedCall(
+        member=state.rank or 0,
+        world_size=state.world_size,
+        prefix=prefix,
+        host=host,
+        port=port,
+        hosts_store=hosts,
+        heartbeat_interval_s=arguments.heartbeat_interval.total_seconds(),
+        heartbeat_timeout_s=arguments.heartbeat_timeout.total_seconds(),
+        barrier_timeout_s=arguments.barrier_timeout.total_seconds(),
+        iterations_host=iterations_host,
+    )
     companion = Companion.start(
-        WatchedCall.of(state.rank or 0, state.world_size, prefix, where, hosts, arguments, iterations_host),
+        call,
         make_store,
         local_rank=local_rank,
         logfile=arguments.monitor_process_logfile,

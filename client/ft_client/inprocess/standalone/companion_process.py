@@ -26,9 +26,16 @@ from typing import Any, NoReturn
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.standalone import store_host
-from ft_client.inprocess.standalone.node_beat import NodeBeat
 from ft_client.inprocess.standalone.sidecar import Sidecar
-from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, CallMembers, MakeStore, WatchedCall
+from ft_client.inprocess.standalone.watched_call import (
+    FINISHED,
+    OVER,
+    CallMembers,
+    MakeStore,
+    NodeWatch,
+    WatchedCall,
+    beat_for_node,
+)
 from ft_client.inprocess.wait_daemon import COMPANION
 from rank_monitor.contract.iterations.iteration import depart
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
@@ -258,15 +265,15 @@ class CompanionWatch:
         if call.iterations_host:
             self._iteration_servers = {}  # those of the call before end here
             self._in_thread(functools.partial(self._serve_iterations, call, self._iteration_servers))
-        NodeBeat(call.member, lambda: self._members_of(call), call.heartbeat_interval_s, self._say).start()
+        members_of = functools.partial(self._members_of, call)
+        self._in_thread(
+            lambda: beat_for_node(call.member, members_of, call.heartbeat_interval_s, self._say),
+            failed="this companion does not beat for its node any more",
+        )
         if call.member == 0:
-            store_host.NodeWatch(
-                lambda: self._members_of(call),
-                call.heartbeat_timeout_s,
-                call.heartbeat_interval_s,
-                lambda members: self._give_up(call, members),
-                self._say,
-            ).start()
+            give_up = functools.partial(self._give_up, call)
+            watch = NodeWatch(members_of, call.heartbeat_timeout_s, call.heartbeat_interval_s, give_up, self._say)
+            self._in_thread(watch.run, failed="nodes are not watched any more")
 
     def _end_call(self) -> None:
         """Ends the call for this rank, which has reported that to the others itself."""
@@ -334,12 +341,17 @@ class CompanionWatch:
     def _members_of(self, call: WatchedCall, limit_s: float = math.inf) -> CallMembers:
         return call.members(call.connect(self._make_store, limit_s))
 
-    def _in_thread(self, task: Callable[[], None], then: Callable[[], None] = lambda: None) -> threading.Thread:
+    def _in_thread(
+        self,
+        task: Callable[[], None],
+        then: Callable[[], None] = lambda: None,
+        failed: str = "the store of this call does not answer as it should",
+    ) -> threading.Thread:
         def run() -> None:
             try:
                 task()
             except RuntimeError as lost:
-                self._say(f"the store of this call does not answer as it should: {lost}")
+                self._say(f"{failed}: {lost}")
             finally:
                 then()
 

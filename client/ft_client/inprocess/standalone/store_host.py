@@ -1,4 +1,4 @@
-"""The stores of a standalone job, hosted by companions so that any rank may die, and the detection of lost nodes.
+"""The stores of a standalone job, hosted by companions so that any rank may die.
 
 Used by `companion_process.py`; a rank opens the socket of the coordination's store itself, so that a port that is taken
 is an error at entry. The companion serves it, and a store server for each iteration. Under a launcher none of this
@@ -12,20 +12,15 @@ import datetime
 import errno
 import ipaddress
 import socket
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ft_client.inprocess.standalone.watched_call import CallMembers
-from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.descriptor import socket_copy
 
 # TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO.
 _ESTABLISHED = 1
-# A reading that is later than its interval by more than this was stopped itself: what it missed counts for no node.
-_SLACK_S = 1.0
 # Trainers use the ports after the store's for groups of their own.
 _FREE_AFTER = 2
 # All addresses, by the version of IP.
@@ -115,57 +110,6 @@ def is_used(port: int) -> bool:
             if there[1] == port:
                 own.add(here)
     return bool(accepted - own)
-
-
-class NodeWatch(threading.Thread):
-    """A thread that watches the beats of a call's nodes, until the call is finished or the store lost.
-
-    Args:
-        open_members: returns the call's `CallMembers` over a new connection.
-        timeout_s, interval_s: when a silent node is lost, and how often the counters are read.
-        lost: called with the members of a lost node that have not finished.
-        say: called with a line for the log.
-    """
-
-    def __init__(
-        self,
-        open_members: Callable[[], CallMembers],
-        timeout_s: float,
-        interval_s: float,
-        lost: Callable[[list[int]], None],
-        say: Callable[[str], None],
-    ) -> None:
-        super().__init__(name="node watch", daemon=True)
-        self._open_members, self._interval_s, self._lost, self._say = open_members, interval_s, lost, say
-        self._timeout_s = timeout_s
-        self._detector = LossDetector(timeout_s, interval_s + _SLACK_S)
-        self._lost_at: dict[str, int] = {}
-        self._nodes: dict[str, list[int]] = {}
-        self._is_complete = False
-
-    def run(self) -> None:
-        """Ends with a line in the log when the store is lost."""
-        try:
-            call_members = self._open_members()
-            for _ in call_members.until_finished(self._interval_s):
-                self._look(call_members)
-        except RuntimeError as lost:
-            self._say(f"nodes are not watched any more: {lost}")
-
-    def _look(self, call_members: CallMembers) -> None:
-        if not self._is_complete:
-            self._is_complete = call_members.all_joined()
-            self._nodes = call_members.members()
-        counters = {node: call_members.beat(node, 0) for node in self._nodes}
-        now = time.monotonic()
-        # A node is watched from its first beat on; one that was lost, when it beats again.
-        self._detector.watch([node for node, beats in counters.items() if beats != self._lost_at.get(node, 0)], now)
-        for node in self._detector.read(counters, now):
-            self._lost_at[node] = counters[node]
-            members = [member for member in self._nodes[node] if not call_members.has_ended(member)]
-            if members:
-                self._say(f"node {node} with ranks {members} was silent for {self._timeout_s:g} s")
-                self._lost(members)
 
 
 def stay(port: int, call_members: CallMembers, interval_s: float, join_timeout_s: float) -> None:

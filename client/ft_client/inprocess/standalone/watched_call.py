@@ -1,25 +1,33 @@
-"""One call of a wrapped function as companions know it: the rank, the timeouts, the store, and the members there.
+"""One call of a wrapped function as companions know it: the rank, the timeouts, the store, and members and nodes there.
 
 `restart/coordination.py` makes a `WatchedCall`, and `companion.py` sends it to the companion. It connects to the store
 of the call, whose keys are those of `rank_monitor.contract`. In a part of it that is their own the companions keep the
 `CallMembers`, each for its own rank. Restarts within the call do not change them.
+
+A node is a booted machine, or the part of it that has a network of its own. One companion of it beats, and when that
+ends another takes over; the companion of rank 0 watches all beats.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import math
+import os
 import secrets
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ft_client.inprocess.arguments import Timeouts
 from rank_monitor.contract.iterations.barrier import EVER
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.loss_detector import LossDetector
+from rank_monitor.contract.processes import proc, resolver
+from rank_monitor.contract.wire import channel
 
 MakeStore = Callable[[], Any]
 
@@ -35,6 +43,13 @@ _STORE_TIMEOUT_S = 300.0
 _INTERVALS_PER_LOOK = 4
 # The part of the store that is the companions' own.
 _OWN = "companion"
+# A reading of beats that is later than its interval by more than this was stopped itself: what it missed counts for no
+# node.
+_SLACK_S = 1.0
+_AGAIN_S = 0.1
+_TRIES = 10
+"""Within this second a companion of ours listens, which it does microseconds after it has bound the name; a process of
+another user may never listen."""
 
 
 @dataclass(frozen=True)
@@ -57,32 +72,6 @@ class WatchedCall:
     heartbeat_timeout_s: float
     barrier_timeout_s: float
     iterations_host: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        member: int,
-        world_size: int,
-        prefix: str,
-        address: tuple[str, int] | None,
-        hosts_store: bool,
-        timeouts: Timeouts,
-        iterations_host: str = "",
-    ) -> WatchedCall:
-        """A call with the wrapper's durations; a store without an address is not hosted."""
-        host, port = address or ("", 0)
-        return cls(
-            member=member,
-            world_size=world_size,
-            prefix=prefix,
-            host=host,
-            port=port,
-            hosts_store=hosts_store and bool(host),
-            heartbeat_interval_s=timeouts.heartbeat_interval.total_seconds(),
-            heartbeat_timeout_s=timeouts.heartbeat_timeout.total_seconds(),
-            barrier_timeout_s=timeouts.barrier_timeout.total_seconds(),
-            iterations_host=iterations_host,
-        )
 
     def connect(self, make_store: MakeStore | None, limit_s: float = math.inf) -> Any:
         """Returns a new connection to the store, without the prefix. Blocks until the store is served.
@@ -186,3 +175,123 @@ class CallMembers:
     def beat(self, node: str, amount: int = 1) -> int:
         """Increases the counter of a node. Returns its value."""
         return int(self._store.add(f"beat/{node}", amount))
+
+
+def this_node() -> str:
+    """A unique name of this node."""
+    boot = proc.boot_id().decode().strip()
+    with contextlib.suppress(OSError):
+        if boot:
+            return f"{boot}-{Path('/proc/self/ns/net').stat().st_ino}"
+    return socket.gethostname()  # in a sandbox that shows neither
+
+
+def beat_for_node(
+    member: int, open_members: Callable[[], CallMembers], interval_s: float, say: Callable[[str], None]
+) -> None:
+    """Adds a member to a call, then beats or waits for its turn, until the call is finished. Blocks.
+
+    The one that listens at an abstract Unix socket beats; the others are connected to it, and the kernel reports that
+    it is gone. Any user of the machine can take such a name, so only a listener of this user is waited for: where
+    another has the name, each companion beats, which costs operations on the store and harms nobody.
+
+    Args:
+        open_members: the call's members over a new connection; one is kept only while this companion beats.
+        interval_s: between two beats.
+        say: called with a line for the log.
+
+    Raises:
+        RuntimeError: the store is lost.
+    """
+    node, call_members = this_node(), open_members()
+    call_members.join(member, node)
+    name, failed = f"\0ft-beat-{call_members.token()}", 0
+    del call_members
+    with socket.socket(socket.AF_UNIX) as own:
+        while failed < _TRIES and not _listens(own, name):
+            failed += 1
+            if _has_waited_for_the_end_of(name):
+                failed = 0
+        if failed == _TRIES:
+            say("another user has the name by which companions of this node take turns: each of them beats")
+        call_members = open_members()
+        for _ in call_members.until_finished(interval_s):
+            call_members.beat(node)
+
+
+class NodeWatch:
+    """Watches the beats of a call's nodes.
+
+    Args:
+        open_members: returns the call's `CallMembers` over a new connection.
+        timeout_s, interval_s: when a silent node is lost, and how often the counters are read.
+        lost: called with the members of a lost node that have not finished.
+        say: called with a line for the log.
+    """
+
+    def __init__(
+        self,
+        open_members: Callable[[], CallMembers],
+        timeout_s: float,
+        interval_s: float,
+        lost: Callable[[list[int]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._open_members, self._interval_s, self._lost, self._say = open_members, interval_s, lost, say
+        self._timeout_s = timeout_s
+        self._detector = LossDetector(timeout_s, interval_s + _SLACK_S)
+        self._lost_at: dict[str, int] = {}
+        self._nodes: dict[str, list[int]] = {}
+        self._is_complete = False
+
+    def run(self) -> None:
+        """Runs until the call is finished.
+
+        Raises:
+            RuntimeError: the store is lost.
+        """
+        call_members = self._open_members()
+        for _ in call_members.until_finished(self._interval_s):
+            self._look(call_members)
+
+    def _look(self, call_members: CallMembers) -> None:
+        if not self._is_complete:
+            self._is_complete = call_members.all_joined()
+            self._nodes = call_members.members()
+        counters = {node: call_members.beat(node, 0) for node in self._nodes}
+        now = time.monotonic()
+        # A node is watched from its first beat on; one that was lost, when it beats again.
+        self._detector.watch([node for node, beats in counters.items() if beats != self._lost_at.get(node, 0)], now)
+        for node in self._detector.read(counters, now):
+            self._lost_at[node] = counters[node]
+            members = [member for member in self._nodes[node] if not call_members.has_ended(member)]
+            if members:
+                self._say(f"node {node} with ranks {members} was silent for {self._timeout_s:g} s")
+                self._lost(members)
+
+
+def _listens(own: socket.socket, name: str) -> bool:
+    try:
+        own.bind(name)
+    except OSError:
+        return False
+    own.listen(socket.SOMAXCONN)
+    return True
+
+
+def _has_waited_for_the_end_of(name: str) -> bool:
+    """Blocks until the companion with this name is gone. Returns False after 0.1 s if this user has none."""
+    with socket.socket(socket.AF_UNIX) as end:
+        try:
+            end.setblocking(False)  # connect() to a stranger whose queue is full would block
+            end.connect(name)
+            is_ours = channel.peer(end).uid == os.geteuid()
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            time.sleep(_AGAIN_S)
+            return False
+        end.setblocking(True)
+        with contextlib.suppress(ConnectionError):
+            end.recv(1)
+        return True

@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written(ranks: Nursery, server: Any, tmp_path: Pa
 def test_a_silent_node_is_lost(ranks: Nursery, server: Any) -> None:
     """The test is another node: its companion beats, then no more."""
     rank = ranks.rank()
-    timeouts = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "monitor_process_interval": 0.1}
+    timeouts = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5}
     rank.do("start", member=0, world_size=2, address=address(server), timeouts=timeouts)
     call_members = CallMembers(PrefixStore("call/companion", server), 2)
     call_members.join(1, "other-node")

@@ -6,7 +6,6 @@ import fcntl
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch.distributed import PrefixStore
 
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.standalone import store_host
-from ft_client.inprocess.standalone.store_host import NodeWatch
 from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
@@ -132,27 +130,3 @@ def test_a_look_at_the_connections_leaves_locks_of_files(
         assert not look(server.port)
         other = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     assert "BlockingIOError" in other.stderr
-
-
-def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
-    """Nodes that are through are not watched, nor one that never beat; one that beats again may be lost again."""
-    lost: list[list[int]] = []
-    call_members = CallMembers(PrefixStore("call", server), 6)
-    for member, node in enumerate(("a", "a", "b", "c", "d")):
-        call_members.join(member, node)
-    for node in ("a", "b", "d"):
-        call_members.beat(node)
-    call_members.end(2)
-    call_members.end(1)
-    said = threading.Event()
-    watch = NodeWatch(lambda: CallMembers(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
-    watch.start()
-    until(lambda: lost or call_members.beat("d") == 0, "the silent node is lost, while another beats")
-    assert lost == [[0]]
-    call_members.beat("a")
-    until(lambda: len(lost) > 1 or call_members.beat("d") == 0, "it beat once more, and is lost again")
-    assert lost == [[0], [0]]
-    for member in range(6):
-        call_members.end(member)
-    watch.join(60)
-    assert not watch.is_alive() and said.is_set()

@@ -1,14 +1,15 @@
-"""The beat of a node: one companion beats, and another takes over."""
+"""The beat of a node: one companion beats, and another takes over; a node that beats no more is lost."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore
 
-from ft_client.inprocess.standalone.node_beat import this_node
-from ft_client.inprocess.standalone.watched_call import CallMembers
+from ft_client.inprocess.standalone.watched_call import CallMembers, NodeWatch, this_node
+from tests.client.inprocess.conftest import connection
 from tests.client.inprocess.nursery import Nursery, until
 from tests.client.stranger import holding, needs_another_user
 
@@ -47,3 +48,28 @@ def test_another_user_who_holds_the_name_silences_nobody(ranks: Nursery, server:
         until(lambda: call_members.beat(node, 0) > 0, "the node beats")
         rank.do("close")
         rank.leave()
+
+
+def test_a_node_is_lost_once_after_each_time_that_it_was_heard(server: Any) -> None:
+    """Nodes that are through are not watched, nor one that never beat; one that beats again may be lost again."""
+    lost: list[list[int]] = []
+    call_members = CallMembers(PrefixStore("call", server), 6)
+    for member, node in enumerate(("a", "a", "b", "c", "d")):
+        call_members.join(member, node)
+    for node in ("a", "b", "d"):
+        call_members.beat(node)
+    call_members.end(2)
+    call_members.end(1)
+    said = threading.Event()
+    nodes = NodeWatch(lambda: CallMembers(connection(server.port), 6), 0.3, 0.02, lost.append, lambda line: said.set())
+    watch = threading.Thread(target=nodes.run)
+    watch.start()
+    until(lambda: lost or call_members.beat("d") == 0, "the silent node is lost, while another beats")
+    assert lost == [[0]]
+    call_members.beat("a")
+    until(lambda: len(lost) > 1 or call_members.beat("d") == 0, "it beat once more, and is lost again")
+    assert lost == [[0], [0]]
+    for member in range(6):
+        call_members.end(member)
+    watch.join(60)
+    assert not watch.is_alive() and said.is_set()
