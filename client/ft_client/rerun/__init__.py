@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ft_client.rerun.data_iterator import RerunDataIterator as RerunDataIterator
     from ft_client.rerun.injector import RerunErrorInjector as RerunErrorInjector
     from ft_client.rerun.judgement import RerunDiagnostic as RerunDiagnostic
-    from ft_client.rerun.result_records import ran_before as ran_before
     from ft_client.rerun.state_machine import RerunStateMachine as RerunStateMachine
     from ft_client.rerun.state_machine import RerunStateMachineConfig as RerunStateMachineConfig
     from ft_client.rerun.state_machine import destroy_rerun_state_machine as destroy_rerun_state_machine
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ft_client.rerun.transitions import EXIT_CODE_RESUME_TO_DISAMBIGUATE as EXIT_CODE_RESUME_TO_DISAMBIGUATE
     from ft_client.rerun.transitions import RerunMode as RerunMode
     from ft_client.rerun.transitions import RerunState as RerunState
+    from ft_client.rerun.unexpected_result import ran_before as ran_before
 
 _HOMES = {
     "EXIT_CODE_FAILED_ON_RESULT_VALIDATION": ".transitions",
@@ -39,7 +39,7 @@ _HOMES = {
     "destroy_rerun_state_machine": ".state_machine",
     "get_rerun_state_machine": ".state_machine",
     "initialize_rerun_state_machine": ".state_machine",
-    "ran_before": ".result_records",
+    "ran_before": ".unexpected_result",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

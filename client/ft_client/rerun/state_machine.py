@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ft_client.agreement import group
-from ft_client.rerun import checkpoint, result_records, rng
+from ft_client.rerun import checkpoint, rng, unexpected_result
 from ft_client.rerun.checkpoint import Checkpoint
 from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators, keep_microbatches
 from ft_client.rerun.injector import RerunErrorInjector
@@ -91,7 +91,7 @@ class RerunStateMachine:
         self._loaded: Checkpoint | None = None
         self._thread: int | None = None
 
-    get_skipped_iterations_from_tracker_file = staticmethod(result_records.get_skipped_iterations_from_tracker_file)
+    get_skipped_iterations_from_tracker_file = staticmethod(unexpected_result.get_skipped_iterations_from_tracker_file)
 
     def get_mode(self) -> RerunMode:
         """Returns `mode`."""
@@ -276,7 +276,7 @@ class RerunStateMachine:
         self._loaded = loaded
         self._largest.load_state_dict(loaded.largest)
         if loaded.state in IN_DOUBT:
-            before = result_records.ran_before()
+            before = unexpected_result.ran_before()
         else:
             before = None
         if before is not None and group.rank() == 0:

@@ -1,18 +1,48 @@
-"""An unexpected result: which one, of which call of a check, on which device, and its form in a checkpoint.
+"""An unexpected result: which one, of which call of a check, on which device; its forms, and what is said of it.
 
-`validation.py` makes it, `checkpoint.py` writes and reads it. What follows from it is decided in `judgement.py`.
+`validation.py` makes it, `checkpoint.py` writes and reads it. A line of the tracker file has what became of it, from
+which follows which iterations to skip; where the ranks exit for it, the launcher gets a message. The file has one JSON
+object per line, appended by every rank; one that cannot be written is logged once per line and does not stop the
+training. What follows from a result is decided in `judgement.py`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import socket
+import time
+from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ft_client.monitoring import process
+from ft_client.rerun import judgement
 from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.result import Result, from_json, to_json
+from rank_monitor.contract import env
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.json_record import read_record
+from rank_monitor.contract.wire.messages import ResultInDoubt
+
+logger = logging.getLogger(__name__)
+
+# The job is about to end for this result; a monitor that does not read must not hold that up.
+_SEND_TIMEOUT_S = 1.0
+# Characters: names of hosts and devices are shorter, and a cut one is still found in the log.
+_MAX_NAME = 200
+_FINDINGS = {
+    judgement.REPRODUCED: "reproducible",
+    judgement.SAME_DEVICE: "same_device",
+    judgement.PERSISTENT: "persistent_error",
+}
+"""Status -> the finding of the message to the launcher."""
+SKIPPED = frozenset({judgement.TOLERATED, judgement.CORRECT})
+"""Outcomes that come from the data or the program, and so again wherever the iteration is computed."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +113,82 @@ class UnexpectedResult:
             "injected": RerunDiagnostic(form["injected"]) if form["injected"] else None,
         }
         return cls(**(form | parts))
+
+
+def record(file_name: str, status: str, failure: UnexpectedResult) -> None:
+    """Appends a line by one write: when, where, which result, and its status, one of those in `judgement`."""
+    event = {
+        "time": time.time(),
+        "status": status,
+        "node": failure.computed_at.node,
+        "device": failure.computed_at.device,
+        "rank": failure.rank,
+        "iteration": failure.iteration,
+        "result": repr(failure.result),
+        "message": failure.message,
+        "fatal": failure.fatal,
+    }
+    try:
+        descriptor = os.open(file_name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, json.dumps(event).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        logger.warning("result_rejected_tracker_filename=%r cannot be written: %s", file_name, error)
+
+
+def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int]:
+    """Returns the iterations, in order, whose unexpected result would come again on any device; none without a file.
+
+    A transient error, a device's fault and a result still in doubt are no reason to skip data. Of a disabled machine,
+    which computes nothing again, an iteration counts that stopped the same rank twice, and no other rank.
+    """
+    try:
+        text = Path(tracker_file_name).read_text()
+    except FileNotFoundError:
+        return []
+    skipped = set()
+    stopped: dict[int, Counter[int]] = {}
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+            status, iteration = event["status"], int(event["iteration"])
+            if status in SKIPPED:
+                skipped.add(iteration)
+            elif status == judgement.DISABLED and event["fatal"]:
+                stopped.setdefault(iteration, Counter())[int(event["rank"])] += 1
+        except (ValueError, KeyError, TypeError):
+            logger.warning("tracker_file_name=%r has a line that is not a record: %.200r", tracker_file_name, line)
+    return sorted(skipped | {at for at, ranks in stopped.items() if len(ranks) == 1 and max(ranks.values()) > 1})
+
+
+def report_to_launcher(status: str, failure: UnexpectedResult) -> None:
+    """Sends a finding for which the ranks exit to the launcher, if there is one. Waits a second at most, never raises.
+
+    Args:
+        status: one of those in `judgement`; those for which no rank exits are not sent.
+    """
+    link = process.current()
+    finding = _FINDINGS.get(status)
+    if link is None or finding is None:
+        return
+    node, device = (text[:_MAX_NAME] for text in (failure.computed_at.node, failure.computed_at.device))
+    message = ResultInDoubt(finding, failure.rank, failure.iteration, node, device)
+    link.post(message, time.monotonic_ns(), _SEND_TIMEOUT_S)
+
+
+def ran_before() -> tuple[int, Device] | None:
+    """Returns the rank with the suspect result, and the device that computed it in the cycle before.
+
+    Returns None where the launcher did not move the job for such a result.
+    """
+    text = os.environ.get(env.RESULT_IN_DOUBT)
+    if not text:
+        return None
+    try:
+        suspect = read_record(ResultInDoubt, text)
+    except ProtocolError as error:
+        logger.warning("%s cannot be read: %s", env.RESULT_IN_DOUBT, error)
+        return None
+    return suspect.rank, Device(suspect.node, suspect.device)

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 
 from ft_client.agreement import group
-from ft_client.rerun import injector, judgement, result_records
+from ft_client.rerun import injector, judgement, unexpected_result
 from ft_client.rerun.injector import RerunErrorInjector
 from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.result import Check, Result, host_copy
@@ -117,7 +117,7 @@ class Validation:
         for line in found.lines:
             at = f"rank {failure.rank}, iteration #{failure.iteration}, {failure.computed_at}"
             logger.error("%s (%s, message='%s')", line, at, failure.message)
-        result_records.report_to_launcher(found.status, failure)
+        unexpected_result.report_to_launcher(found.status, failure)
         self._track(found.status, failure)
 
     def note(self, call: ValidationCall, check: Check, is_rerun: bool) -> None:
@@ -137,4 +137,4 @@ class Validation:
 
     def _track(self, status: str, failure: UnexpectedResult) -> None:
         if self._tracker_file is not None:
-            result_records.record(self._tracker_file, status, failure)
+            unexpected_result.record(self._tracker_file, status, failure)
