@@ -160,7 +160,7 @@ def begin() -> Callable[[], None]:
         trigger = Trigger(fault, own.dice(fault, f"when {own.rank}"), now_s)
         strike = Strike(fault, own)
         if trigger.by_time_s is None:
-            steps.listen(_Waiting(trigger, strike))
+            _strike_when_reached(trigger, strike)
         else:
             timed.append((strike, trigger.by_time_s))
 
@@ -171,20 +171,18 @@ def begin() -> Callable[[], None]:
     return start
 
 
-class _Waiting:
-    """A fault that strikes at a step or in a section of the training."""
+def _strike_when_reached(trigger: Trigger, strike: Strike) -> None:
+    """Has the fault strike at a step or in a section of the training."""
 
-    def __init__(self, trigger: Trigger, strike: Strike) -> None:
-        self._trigger = trigger
-        self._strike = strike
+    def on_step(reached: range) -> None:
+        if trigger.on_step(reached, time.monotonic()):
+            strike.now(f"at step {reached[-1]}")
 
-    def on_step(self, steps: range) -> None:
-        if self._trigger.on_step(steps, time.monotonic()):
-            self._strike.now(f"at step {steps[-1]}")
+    def on_section(name: str) -> None:
+        if trigger.on_section(name, time.monotonic()):
+            strike.now(f"in section {name}")
 
-    def on_section(self, name: str) -> None:
-        if self._trigger.on_section(name, time.monotonic()):
-            self._strike.now(f"in section {name}")
+    steps.listen(on_step, on_section)
 
 
 def _simulated(environ: Mapping[str, str]) -> list[tuple[Strike, float]]:

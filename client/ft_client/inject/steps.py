@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ft_client.inject.trigger import Source, StepCount
 from ft_client.monitoring import process
@@ -20,29 +20,27 @@ from ft_client.start.after_import import after_import
 _OPTIMIZER = "torch.optim.optimizer"
 
 
-class Listener(Protocol):
-    """Is called when the training reaches a step or opens a section, in the training's thread."""
-
-    def on_step(self, steps: range) -> None:
-        """Is called with the steps that the training has just reached."""
-
-    def on_section(self, name: str) -> None:
-        """Is called when a section was opened."""
-
-
-_listeners: list[Listener] = []
+_on_step: list[Callable[[range], None]] = []
+_on_section: list[Callable[[str], None]] = []
 _count = StepCount()
 
 
-def listen(listener: Listener) -> None:
-    """Calls `listener` from now on, in this process but not in its forks."""
-    if not _listeners:
+def listen(on_step: Callable[[range], None], on_section: Callable[[str], None] | None = None) -> None:
+    """Has the training call these from now on, in its thread: in this process but not in its forks.
+
+    Args:
+        on_step: called with the steps that the training has just reached.
+        on_section: called with the name of a section that was opened.
+    """
+    if not _on_step:
         _wrap("report_iteration", lambda iteration: _note(Source.ITERATIONS, int(iteration)))
         _wrap("start_section", _note_section)
         _wrap("end_section", _note_end_of_section)
         _wrap("send_heartbeat", lambda: _note(Source.HEARTBEATS))
         after_import(_OPTIMIZER, lambda module: module.register_optimizer_step_post_hook(_optimizer_stepped))
-    _listeners.append(listener)
+    _on_step.append(on_step)
+    if on_section is not None:
+        _on_section.append(on_section)
 
 
 def _wrap(name: str, then: Callable[..., None]) -> None:
@@ -70,8 +68,8 @@ def _note(source: Source, iteration: int | None = None, who: object = None) -> N
     steps = _count.reached(source, iteration, who)
     if steps is None:
         return
-    for listener in tuple(_listeners):
-        listener.on_step(steps)
+    for on_step in tuple(_on_step):
+        on_step(steps)
 
 
 def _note_end_of_section(section: str) -> None:
@@ -81,5 +79,5 @@ def _note_end_of_section(section: str) -> None:
 
 def _note_section(section: str) -> None:
     if not process.is_forked():
-        for listener in tuple(_listeners):
-            listener.on_section(section)
+        for on_section in tuple(_on_section):
+            on_section(section)

@@ -72,9 +72,6 @@ class Straggle:
             time.sleep((self._fault.factor - 1) * (now - self._since))
         self._since = time.monotonic()
 
-    def on_section(self, name: str) -> None:
-        """Does nothing: only steps are slowed."""
-
 
 def _exception(fault: Injection) -> NoReturn:
     raise FaultOnPurpose(f"a fault on purpose: {fault}")
@@ -141,7 +138,7 @@ def _nan(fault: Injection) -> None:
 
 
 def _straggle(fault: Injection) -> None:
-    steps.listen(Straggle(fault))
+    steps.listen(Straggle(fault).on_step)
 
 
 def _lasting(fault: Injection) -> float:
