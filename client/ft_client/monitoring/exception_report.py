@@ -24,7 +24,7 @@ from typing import Any
 
 from ft_client.monitoring import process
 from rank_monitor.contract.errors import text_of
-from rank_monitor.contract.wire.messages import LastOutput, RankException, Returned
+from rank_monitor.contract.wire.messages import LastOutput, Message, RankException, Returned
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
@@ -46,32 +46,25 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
     if error is None:
-        _report_output(_end_of_stderr())
+        printed = _end_of_stderr()
+        if printed:
+            _send(LastOutput(printed))
         return
     if isinstance(error, SystemExit) and error.code is None:
-        _report_return()
+        # Its connections to other ranks end now, and they may fail before its process ends.
+        _send(Returned())
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
     message = text_of(error)
     with contextlib.suppress(OSError):
         _write_error_file(f"{type(error).__name__}: {message}", text)
+    _send(RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time()))
+
+
+def _send(message: Message) -> None:
     link = process.current()
     if link is not None:
-        exception = RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time())
-        link.post(exception, time.monotonic_ns(), _SEND_TIMEOUT_S)
-
-
-def _report_output(text: str) -> None:
-    link = process.current()
-    if link is not None and text:
-        link.post(LastOutput(text), time.monotonic_ns(), _SEND_TIMEOUT_S)
-
-
-def _report_return() -> None:
-    """Tells when the rank is done: its connections to others end now, and they may fail before its process ends."""
-    link = process.current()
-    if link is not None:
-        link.post(Returned(), time.monotonic_ns(), _SEND_TIMEOUT_S)
+        link.post(message, time.monotonic_ns(), _SEND_TIMEOUT_S)
 
 
 def _write_error_file(message: str, text: str) -> None:
