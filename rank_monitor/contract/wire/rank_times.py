@@ -61,7 +61,7 @@ class Outside(str, Enum):
 
 @dataclass
 class Durations:
-    """How often something occurred and how long it took.
+    """How often something occurred and how long it took. It is sent as its numbers in this order.
 
     `exclusive_ns` is the time in which no section was open that was opened later; it includes an occurrence that has
     not ended. All others are of whole occurrences: the first one stands apart, since it is often the longest by far.
@@ -248,16 +248,10 @@ class RankTimes:
 
 
 def _packed(durations: Durations, with_buckets: bool) -> list[int]:
-    numbers = [
-        durations.count,
-        durations.exclusive_ns,
-        durations.first_ns,
-        durations.least_ns,
-        durations.most_ns,
-        durations.sum_ns,
-    ]
+    """The numbers in the order of the fields, then each bucket's."""
+    *numbers, buckets = vars(durations).values()
     if with_buckets:
-        numbers += [number for item in sorted(durations.buckets.items()) for number in item]
+        numbers += [number for item in sorted(buckets.items()) for number in item]
     return numbers
 
 
