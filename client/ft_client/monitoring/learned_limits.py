@@ -78,15 +78,8 @@ class LearnedLimits:
 
     def averaged(self, learned: Mapping[str, float]) -> dict[str, float]:
         """New learned limits, each merged by mean with the one that was learned before."""
-        before = {name: self.seconds[name] for name in self.learned}
-        averaged = {}
-        for name, value in learned.items():
-            old = before.get(name)
-            if old is None:
-                averaged[name] = value
-            else:
-                averaged[name] = (old + value) / 2
-        return averaged
+        before = {name: limit for name, limit in self.seconds.items() if name in self.learned and limit is not None}
+        return {name: (before.get(name, value) + value) / 2 for name, value in learned.items()}
 
     @property
     def heartbeats(self) -> HeartbeatTimeouts:

@@ -94,10 +94,8 @@ def encode(message: Message, sequence: int, sent_ns: int) -> bytes:
             return heartbeat(sequence, sent_ns)
         case Sections():
             return sections(sequence, sent_ns, message.iteration, dict(message.open))
-        case IterationReached():
-            return _HEADER_AND_INT.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns, message.iteration)
-        case Progress():
-            return _HEADER_AND_INT.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns, message.stamp_ns)
+        case IterationReached(value) | Progress(value):
+            return _HEADER_AND_INT.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns, value)
     header = _HEADER.pack(VERSION, message.kind, 0, sequence & 0xFFFFFFFF, sent_ns)
     data = header + _ENCODE(vars(message)).encode()
     if len(data) > MAX_MESSAGE:
