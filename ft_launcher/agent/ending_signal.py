@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.processes.signals import SignalPipe
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
@@ -25,7 +26,7 @@ from rank_monitor.contract.processes.wait import readable
 _T = TypeVar("_T")
 
 
-class EndingSignal:
+class EndingSignal(EventSource):
     """The signal that ends the launcher on this node, once one has arrived.
 
     Args:
@@ -49,10 +50,6 @@ class EndingSignal:
         """Readable when a signal has arrived."""
         return {self.signals.fileno()}
 
-    def next_check(self) -> float | None:
-        """Returns None: a signal makes its descriptor readable."""
-        return None
-
     def attend(self, ready: Set[int]) -> list[Event]:
         """Notes the signals that have arrived; any of them ends the cycle."""
         numbers = self.signals.read()
@@ -73,16 +70,6 @@ class EndingSignal:
         if self.number is None:
             self.number = self.signals.wait(limit_s)
         return self.number
-
-    def wait_or_raise(self, wait_s: float) -> None:
-        """Waits so many seconds while no rank runs.
-
-        Raises:
-            SignalException: a signal arrived.
-        """
-        number = self.signals.wait(wait_s)
-        if number is not None:
-            raise self.error_without_ranks(number)
 
     def note_and_limit(self, number: int) -> float:
         """Notes a signal that arrived while ranks end; returns how long they may still take (seconds).

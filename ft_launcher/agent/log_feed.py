@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import BAD_LOSS
@@ -22,7 +23,7 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 _FAULT, _OFF = "fault", "off"
 
 
-class LogFeed:
+class LogFeed(EventSource):
     """What the ranks of this node print, through all cycles.
 
     Args:
@@ -81,10 +82,6 @@ class LogFeed:
         if self._watch is None:
             return set()
         return {self._watch.fileno()}
-
-    def next_check(self) -> float | None:
-        """Returns None: there is nothing to do at a certain time."""
-        return None
 
     def attend(self, ready: Set[int]) -> list[Event]:
         """Passes on what is new. Returns the failure of the cycle where a loss is one."""

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.failed_cycle import LastEnd, NodeFindings
-from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
+from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
@@ -46,7 +46,7 @@ _ENDS_AFTER_SIGNAL_S = 5.0
 _REQUESTS = {"exclude_this_node": EndReason.LEFT, "stop_job": EndReason.STOP, "restart": EndReason.RESTART}
 
 
-class ManyNodes:
+class ManyNodes(Membership):
     """The part of one node among several, or of a spare.
 
     Args:
@@ -160,7 +160,7 @@ class ManyNodes:
         return place.active, place.standby
 
     @contextmanager
-    def attended(self) -> Iterator[None]:
+    def during_cycle(self) -> Iterator[None]:
         """While a loop that should take an arrived end does not, the lease is not renewed: this launcher hangs."""
         self._nodes.link.attended = True
         try:

@@ -92,13 +92,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _run_cycles(self, reserve: Reserve) -> JobEnd:
         nprocs = self._worker_group.spec.local_world_size
         feeds = (self._health_watch, self._status_feed, self._log_feed)
-        sources = (self._ending, self._ranks, self._membership, *feeds)
+        sources: Sequence[EventSource] = (self._ending, self._ranks, self._membership, *feeds)
         while True:
             self._initialize_workers(self._worker_group)
             reserve.fill()
-            with self._membership.attended(), ExitStack() as contexts:
-                for feed in feeds:
-                    contexts.enter_context(feed.during_cycle())
+            with ExitStack() as contexts:
+                for source in sources:
+                    contexts.enter_context(source.during_cycle())
                 phase = CycleLoop(nprocs, sources).run()
             self._parts.times.cycle_over()
             reserve.await_enough(self._ending.wait)

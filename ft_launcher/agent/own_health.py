@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.cycle.cycle import Event
 from ft_launcher.health.check import State
@@ -48,7 +49,7 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
         parts.times.begins(Category.RENDEZVOUS)
 
 
-class HealthWatch:
+class HealthWatch(EventSource):
     """The readings of one job on this node while ranks run: a source of events, which waits for no check.
 
     Args:

@@ -18,6 +18,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.cycle import nccl_ras
@@ -54,7 +55,7 @@ _ASKING_NODES = 3
 off, and an answer to each of hundreds would be much to send."""
 
 
-class Ranks:
+class Ranks(EventSource):
     """The ranks of this node, through all cycles of the job.
 
     Args:

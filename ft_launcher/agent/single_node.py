@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Set
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -19,7 +18,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent import failed_cycle, preemption
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.membership import JobEnd, NoFurtherCycle
+from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
@@ -36,7 +35,7 @@ from rank_monitor.contract.exit_codes import ExitCode
 logger = logging.getLogger(__name__)
 
 
-class SingleNode:
+class SingleNode(Membership):
     """The part of a node that decides by itself.
 
     Args:
@@ -62,10 +61,6 @@ class SingleNode:
         self._next_poll = 0.0
 
     # As a source of events.
-
-    def descriptors(self) -> set[int]:
-        """Returns nothing: torch's rendezvous has no descriptor."""
-        return set()
 
     def next_check(self) -> float | None:
         """When to ask the rendezvous for new members (monotonic seconds); None where there can be none."""
@@ -113,10 +108,6 @@ class SingleNode:
         if self._parts.several_nodes:
             return [], []
         return [socket.gethostname()], []
-
-    def attended(self) -> AbstractContextManager[None]:
-        """Returns a context that does nothing: no other node waits for this one's loop."""
-        return nullcontext()
 
     # After its end.
 
@@ -173,7 +164,9 @@ class SingleNode:
         ranks.forgive_learned_limit(fault.limit if fault.learned_limit else "")
         # A signal must end the launcher at once during a backoff.
         self._parts.times.begins(Category.BACKOFF)
-        self._ending.wait_or_raise(decision.wait_s)
+        number = self._ending.wait(decision.wait_s)
+        if number is not None:
+            raise self._ending.error_without_ranks(number)
         return None
 
     def _after_request(self, rank: int, request: Any) -> JobEnd | None:
@@ -186,6 +179,3 @@ class SingleNode:
         if decision.action is Action.RESTART:
             return None
         return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
-
-    def leave(self, job_end: JobEnd | None) -> None:
-        """Does nothing: torch's launcher closes the rendezvous."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.cycle.cycle import Event
@@ -21,7 +22,7 @@ _READING_S, _STACKS_S = 0.2, 1.0
 that is stopped gives none."""
 
 
-class StatusFeed:
+class StatusFeed(EventSource):
     """The readings of one job on this node.
 
     Args:

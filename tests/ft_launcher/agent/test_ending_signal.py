@@ -84,11 +84,3 @@ def test_a_signal_ends_the_wait_for_a_call(ending: EndingSignal) -> None:
         ending.call(work)
     assert told.value.sigval == signal.SIGUSR1
     over.set()
-
-
-def test_a_signal_ends_a_backoff(ending: EndingSignal) -> None:
-    ending.ranks_were_started = True
-    os.kill(os.getpid(), signal.SIGUSR1)
-    with pytest.raises(SignalException):
-        ending.wait_or_raise(60)
-    assert ending.exit_code == ExitCode.PREEMPTED

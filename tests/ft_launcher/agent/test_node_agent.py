@@ -7,11 +7,12 @@ from collections.abc import Iterator, Set
 
 import pytest
 
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.node_agent import CycleLoop
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded
 
 
-class Source:
+class Source(EventSource):
     """A source with a pipe: `bring` makes it readable, and the next `attend` returns these events."""
 
     def __init__(self, check: float | None = None) -> None:
