@@ -1,7 +1,8 @@
-"""The signal that ends the launcher on this node: notes the first one, and ends waits and blocking calls early.
+"""The signal that ends the launcher on this node: notes the first one, ends waits and blocking calls early, and has the
+ranks save before they end.
 
 Made by the node agent, as a source of events of its cycle loop and for the memberships, which wait for other things
-too. Sends no signal to a rank: `preemption.py` does.
+too, and know whether ranks end for a signal to this launcher or to that of another node.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.ranks import Ranks
 from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.processes.signals import RankSignal, rank_signal
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.processes.wait import readable
 
 _T = TypeVar("_T")
@@ -30,17 +34,15 @@ class EndingSignal(EventSource):
     """The signal that ends the launcher on this node, once one has arrived.
 
     Args:
-        signals: all signals to the launcher that end it.
-        stop_limit_s: how long ranks may take to end after a second signal, or after Ctrl-C (seconds).
+        ranks: of this node; among their `parts` are all signals to the launcher that end it.
     """
 
-    def __init__(self, signals: SignalPipe, stop_limit_s: float) -> None:
-        self.signals = signals
-        self._stop_limit_s = stop_limit_s
+    def __init__(self, ranks: Ranks) -> None:
+        self.signals = ranks.parts.signals
+        self._ranks = ranks
+        self._stop = ranks.parts.settings.stop
         self.number: int | None = None
         """The first signal; None: none has arrived."""
-        self.ranks_were_started = False
-        """Whether a rank of this job has run: without one, the launcher ends as any program does."""
         self.exit_code: int | None = None
         """The launcher's exit code, once `error` was called, unless the job has ended otherwise all the same."""
 
@@ -80,7 +82,7 @@ class EndingSignal(EventSource):
         self.note(number)
         if is_first and number != signal.SIGINT:
             return math.inf
-        return self._stop_limit_s
+        return self._stop.workers_stop_timeout
 
     def error(self, number: int, exit_code: int) -> SignalException:
         """Returns the exception with which a signal ends the launcher, and sets the exit code.
@@ -95,7 +97,7 @@ class EndingSignal(EventSource):
         """Returns the exception for a signal that ends the launcher while no rank runs, and sets the exit code."""
         if number == signal.SIGINT:
             return self.error(number, INTERRUPTED)
-        if not self.ranks_were_started:
+        if not self._ranks.were_started:  # it ends as any program does
             return self.error(number, died_of(number))
         return self.error(number, int(ExitCode.PREEMPTED))
 
@@ -131,3 +133,64 @@ class EndingSignal(EventSource):
         finally:
             os.close(done)
         return outcome.result()
+
+    # For ranks that save before they end.
+
+    def preempt(self, number: int) -> int:
+        """Sends the ranks the signal that stands for `number` once, and waits while they save. No limit is judged.
+
+        Returns:
+            The launcher's exit code.
+        """
+        ranks = self._ranks
+        ranks.monitors.end_cycle()
+        self._signal_ranks(rank_signal(number, ranks.parts.named_signals, self._stop.preemption_signal))
+        if self._wait_for_exits(self._stop.preemption_grace):
+            ranks.stop()
+            return int(ExitCode.PREEMPTED)
+        ranks.stop(limit_s=0.0)
+        return int(ExitCode.PREEMPTED_KILLED)
+
+    def end_ranks(self) -> SignalException:
+        """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends."""
+        assert self.number is not None
+        self._ranks.parts.recorder.signalled(self.number)
+        if self.number == signal.SIGINT:
+            # Ctrl-C reaches the ranks as SIGINT, as it would from the terminal: they are in sessions of their own.
+            self._ranks.stop(signal.SIGINT)
+            return self.error_without_ranks(self.number)
+        return self.error(self.number, self.preempt(self.number))
+
+    def await_agreed_exits(self) -> None:
+        """Waits until ranks that have agreed to exit have saved and ended, for `--workers-stop-timeout` at most.
+
+        A signal to the launcher meanwhile is noted.
+        """
+        self._wait_for_exits(self._stop.workers_stop_timeout)
+
+    def _signal_ranks(self, asked: RankSignal) -> None:
+        """Sends each rank's main process the signal; SIGTERM if the rank has no handler and needs one.
+
+        Not to its tree: data loaders must not end while their rank saves.
+        """
+        pids = self._ranks.processes.pids()
+        for local_rank, pidfd in self._ranks.processes.pidfds.items():
+            handled = asked.always or proc.catches(proc.status(pids[local_rank]), asked.number)
+            with suppress(OSError):  # it has just ended, and another process took its end
+                signal.pidfd_send_signal(pidfd, asked.number if handled else signal.SIGTERM)
+                # A stopped process handles the signal only when it runs again.
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+
+    def _wait_for_exits(self, limit_s: float) -> bool:
+        """Waits until all ranks have ended, at most `limit_s`; returns whether they have.
+
+        A signal to the launcher meanwhile is noted, and says how long to wait from then on.
+        """
+        processes, deadline = self._ranks.processes, time.monotonic() + limit_s
+        while processes.pidfds and (left := deadline - time.monotonic()) > 0:
+            readable([*processes.pidfds.values(), *self.descriptors()], left)
+            for number in self.signals.read():
+                # A signal never lengthens the wait.
+                deadline = min(deadline, time.monotonic() + self.note_and_limit(number))
+            processes.reap_all()
+        return not processes.pidfds

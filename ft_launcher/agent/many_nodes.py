@@ -18,7 +18,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.agent import failed_cycle, preemption
+from ft_launcher.agent import failed_cycle
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.failed_cycle import LastEnd, NodeFindings
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
@@ -213,7 +213,7 @@ class ManyNodes(Membership):
         return None
 
     def _await_agreed_exits(self) -> None:
-        preemption.await_agreed_exits(self._ranks, self._ending)
+        self._ending.await_agreed_exits()
         if self._ending.number is not None:
             self._end_by_signal()
 
@@ -239,7 +239,7 @@ class ManyNodes(Membership):
         self._parts.recorder.preempted_elsewhere(self._ranks.cycle, end.reason)
         # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
         is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
-        self._preempted = preemption.preempt(self._ranks, self._ending, end.signal if is_signal else signal.SIGTERM)
+        self._preempted = self._ending.preempt(end.signal if is_signal else signal.SIGTERM)
         if self._ending.number is not None:
             self._end_by_signal()
         if end.exit_code is not None:
@@ -257,7 +257,7 @@ class ManyNodes(Membership):
         number = self._ending.number
         if number != signal.SIGINT and self._ranks.running():
             self._nodes.report_end(EndReason.PREEMPTED, f"told to end by signal {number}", number=number or 0)
-        raise preemption.end_ranks(self._ranks, self._ending)
+        raise self._ending.end_ranks()
 
     def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
         """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""

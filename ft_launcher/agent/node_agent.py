@@ -44,21 +44,22 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._parts = parts
         self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
-        self._ending = EndingSignal(parts.signals, parts.settings.stop.workers_stop_timeout)
-        group, handler = self._worker_group, self._rdzv_handler
-        self._membership: Membership
-        if isinstance(handler, NodeRendezvous):
+        handler = self._rdzv_handler
+        is_ours, lease = isinstance(handler, NodeRendezvous), None
+        if is_ours and handler.lease.fileno() >= 0:
             lease = handler.lease.fileno()
-            self._ranks = Ranks(parts, group, lease if lease >= 0 else None, follows_requests=True)
-            self.results = Results(self._ranks, self._ending, self._monitor_workers)
+        # torch's own rendezvous cannot pass a request on to other nodes.
+        follows_requests = is_ours or not parts.several_nodes
+        self._ranks = Ranks(parts, self._worker_group, lease, follows_requests)
+        self._ending = EndingSignal(self._ranks)
+        self.results = Results(self._ranks, self._ending, self._monitor_workers)
+        self._membership: Membership
+        if is_ours:
             self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
             handler.waiting = parts.status.waits
             handler.heard = NodeAnswers(parts, handler).heard
             parts.asking.other_nodes = JobNodes(handler)
         else:
-            # torch's own rendezvous cannot pass a request on to other nodes.
-            self._ranks = Ranks(parts, group, None, follows_requests=not parts.several_nodes)
-            self.results = Results(self._ranks, self._ending, self._monitor_workers)
             self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
         self._health_watch = HealthWatch(parts, lambda: self._ranks.cycle)
         self._status_feed = StatusFeed(parts, self._ranks)
@@ -136,7 +137,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         finally:
             torch_agent.start_processes = before
         self._ranks.begin(self._pcontext)
-        self._ending.ranks_were_started = True
         if not self._membership.needs_agents_store:
             # Ranks are assigned: its connection is one of the descriptors of the node that hosts it.
             worker_group.store = self._store = None

@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher.agent import failed_cycle, preemption
+from ft_launcher.agent import failed_cycle
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
@@ -124,7 +124,7 @@ class SingleNode(Membership):
                 self._ranks.stop()
                 return None
             case CyclePhase.SIGNALLED:
-                raise preemption.end_ranks(self._ranks, self._ending)
+                raise self._ending.end_ranks()
         raise AssertionError(f"{phase}: no other node goes on without this one, and no lease runs out")
 
     def _after_success(self) -> JobEnd:
@@ -143,9 +143,9 @@ class SingleNode(Membership):
         """Stops the ranks, attributes the fault, and carries out the decision."""
         ranks = self._ranks
         if ranks.have_agreed:
-            preemption.await_agreed_exits(ranks, self._ending)
+            self._ending.await_agreed_exits()
             if self._ending.number is not None:
-                raise preemption.end_ranks(ranks, self._ending)
+                raise self._ending.end_ranks()
         elif ranks.request is None and not self._parts.several_nodes:
             failed_cycle.await_cause(ranks, self._ending.signals.fileno())
         found = failed_cycle.stop_and_attribute(ranks, failed_cycle.failed_by_hang(ranks))

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -15,6 +17,7 @@ from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.cycle.cycle import CyclePhase
 from ft_launcher.processes.signals import SignalPipe
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
+from rank_monitor.contract.settings.config import Settings, StopSettings
 
 LIMIT_S = 7.0
 
@@ -22,7 +25,9 @@ LIMIT_S = 7.0
 @pytest.fixture
 def ending() -> Iterator[EndingSignal]:
     pipe = SignalPipe([signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
-    yield EndingSignal(pipe, LIMIT_S)
+    settings = Settings(stop=StopSettings(workers_stop_timeout=LIMIT_S))
+    ranks: Any = SimpleNamespace(parts=SimpleNamespace(signals=pipe, settings=settings), were_started=True)
+    yield EndingSignal(ranks)
     pipe.close()
 
 
@@ -62,7 +67,8 @@ def test_the_second_signal_and_ctrl_c_shorten_the_time_of_the_ranks(
 def test_the_exit_code_of_a_launcher_without_ranks(
     ending: EndingSignal, number: int, were_started: bool, code: int
 ) -> None:
-    ending.ranks_were_started = were_started
+    ranks: Any = ending._ranks
+    ranks.were_started = were_started
     assert ending.error_without_ranks(number).sigval == number
     assert ending.exit_code == code
 
