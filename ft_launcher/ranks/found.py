@@ -14,25 +14,13 @@ from rank_monitor.contract.wire.launcher_messages import (
     STALL,
     Connected,
     CycleStart,
-    Fenced,
+    Ready,
     Snapshot,
     Suspected,
     Times,
     Verdict,
 )
-from rank_monitor.contract.wire.messages import (
-    ControlRequest,
-    GroupMade,
-    InterruptedAgain,
-    LastOutput,
-    LimitsSet,
-    Message,
-    RankException,
-    Restarter,
-    ResultInDoubt,
-    Returned,
-    SectionTimes,
-)
+from rank_monitor.contract.wire.messages import Guard, LastOutput, Message, RankException, ResultInDoubt, Returned
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
 logger = logging.getLogger(__name__)
@@ -100,15 +88,9 @@ class Found:
             case Suspected():
                 self.suspected_at = now
                 return message
-            case (
-                LimitsSet()
-                | ControlRequest()
-                | InterruptedAgain()
-                | Restarter()
-                | SectionTimes()
-                | GroupMade()
-                | Fenced()
-            ):
+            case Ready() | Guard():
+                pass
+            case _:
                 return message
         return None
 

@@ -57,16 +57,16 @@ _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
 
 @dataclass
 class _Slot:
-    """The state of one local rank: its listening socket, its present monitor, and the last messages."""
+    """The state of one local rank: its listening socket, its present monitor, and what is known of its process.
+
+    `judges_by`: the last message of each kind by which a monitor judges; another one that takes its place needs them.
+    """
 
     listener: socket.socket
     monitor: Monitor
     start: CycleStart | None = None
     attached: bool = False
-    limits: LimitsSet | None = None
-    guard: Guard | None = None
-    printed: LogStep | None = None
-    overdue: LogOverdue | None = None
+    judges_by: dict[type[Message], Message] = field(default_factory=dict)
     stopped_since: float | None = None
     found: Found = field(default_factory=Found)
 
@@ -144,8 +144,7 @@ class NodeMonitors:
     def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
         """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
         slot = self._slots[local_rank]
-        slot.attached, slot.limits, slot.guard = False, None, None
-        slot.printed, slot.overdue = None, None
+        slot.attached, slot.judges_by = False, {}
         with contextlib.suppress(OSError):
             os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
         stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
@@ -164,10 +163,9 @@ class NodeMonitors:
         slot = self._slots[local_rank]
         if slot.start is None:
             return
+        slot.judges_by[type(message)] = message
         if isinstance(message, LogStep):
-            slot.printed, slot.overdue = message, None
-        else:
-            slot.overdue = message
+            slot.judges_by.pop(LogOverdue, None)
         self._send(slot, message)
 
     def fail(self, local_rank: int, why: RankException) -> None:
@@ -287,10 +285,8 @@ class NodeMonitors:
         match message:
             case Connected():
                 slot.attached = message.attached
-            case LimitsSet():
-                slot.limits = message
-            case Guard():
-                slot.guard = message
+            case LimitsSet() | Guard():
+                slot.judges_by[type(message)] = message
             case Fenced() | Suspected() if slot.start is None or message.cycle != slot.start.cycle:
                 return None
         return slot.found.take(message, sent_ns, time.monotonic())
@@ -331,9 +327,8 @@ class NodeMonitors:
                 start = replace(start, times=slot.found.times.json())
             self._send(slot, start)
             # The new monitor judges by these at once, also where its rank is stuck and connects late.
-            for message in (slot.limits, slot.guard, slot.printed, slot.overdue):
-                if message is not None:
-                    self._send(slot, message)
+            for message in slot.judges_by.values():
+                self._send(slot, message)
 
     def _send(self, slot: _Slot, message: Message) -> None:
         self._sequence += 1
