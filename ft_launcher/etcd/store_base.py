@@ -6,21 +6,32 @@ know where the values are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import DistStoreError, Store
 
 
 class WaitingStore(Store):  # type: ignore[misc]
-    """torch's `Store` by one method, `_await`, and the removal of what a job leaves.
+    """torch's `Store`, of which each read is a wait, and the removal of what a job leaves.
+
+    A wait raises DistStoreError when time is up, as TCPStore does.
 
     Attributes:
         serves_many_jobs: whether other jobs use this store as well, under run ids of their own.
     """
 
     serves_many_jobs = True
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Writes a value, text as UTF-8."""
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Writes a value for each key."""
+        raise NotImplementedError
 
     def get(self, key: str) -> bytes:
         """Waits until the key has a value, and returns it."""
@@ -46,7 +57,7 @@ class WaitingStore(Store):  # type: ignore[misc]
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Returns the values that are there now, None for a missing one; waits for none."""
-        raise NotImplementedError
+        return self._read(keys, 0.0)[0]
 
     def hold(self, folder: str, ttl_s: int) -> None:
         """Has all keys of a folder removed after so many seconds, unless it is held again before.
@@ -67,6 +78,33 @@ class WaitingStore(Store):  # type: ignore[misc]
         raise NotImplementedError
 
     def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        began = time.monotonic()
+        deadline = began + timeout.total_seconds()
+        missing, found = list(keys), dict[str, bytes]()
+        while True:
+            values, index = self._read(missing, deadline)
+            found |= {key: value for key, value in zip(missing, values, strict=True) if value is not None}
+            missing = [key for key in keys if key not in found]
+            if not missing:
+                return [found[key] for key in keys]
+            now = time.monotonic()
+            if now >= deadline:
+                unset = ", ".join(missing[:3])
+                raise DistStoreError(f"wait timeout after {timeout}, not set ({len(missing)} of {len(keys)}): {unset}")
+            self._watch(missing[0], index, now - began, deadline - now)
+
+    def _read(self, keys: Sequence[str], deadline: float) -> tuple[list[bytes | None], int]:
+        """Returns as `read`, and the store's index, of which no value is older; 0 where the store has none.
+
+        `deadline` (monotonic seconds): until then a store that is lost for a moment is tried again.
+        """
+        raise NotImplementedError
+
+    def _watch(self, key: str, index: int, waited_s: float, limit_s: float) -> None:
+        """Returns when a key may have been written after the index, at the latest after `limit_s` seconds.
+
+        `waited_s`: for how long it has been awaited.
+        """
         raise NotImplementedError
 
 

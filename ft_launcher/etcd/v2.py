@@ -29,8 +29,8 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 class EtcdV2Store(WaitingStore):
-    """Keys `a/b/c` are `FOLDER/a/b/=c` in etcd, values in base64. Raises the exceptions of `client`, and LookupError
-    where time is up. A `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
+    """Keys `a/b/c` are `FOLDER/a/b/=c` in etcd, values in base64. Raises the exceptions of `client`. A
+    `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
 
     Args:
         client: a python-etcd client of its own: it makes one connection.
@@ -44,29 +44,16 @@ class EtcdV2Store(WaitingStore):
         self._counted: dict[str, tuple[int, int]] = {}
         self.set_timeout(timedelta(seconds=_WATCH_S))
 
-    def set(self, key: str, value: str | bytes) -> None:
-        """Writes a value, text as UTF-8."""
-        self._do(self.client.write, self._at(key), _text(value))
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Writes a value for each key."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """See base class."""
-        paths = [self._at(key) for key in keys]
-        found, _ = self._read(paths)
-        return [found[at] for at in paths]
+        for key, value in zip(keys, values, strict=True):
+            self._do(self.client.write, self._at(key), _text(value))
 
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none; returns the sum. One operation where nobody else adds to it."""
-        at = self._at(key)
         if num == 0:
-            found = self._read([at])[0][at]
-            if found is None:
-                return 0
-            return int(found)
+            return int(self.read([key])[0] or 0)
+        at = self._at(key)
         backoff_s = 0.001
         while True:
             try:
@@ -85,11 +72,10 @@ class EtcdV2Store(WaitingStore):
         Returns what the key has now; the expected value where it has none, as TCPStore does.
         """
         before = _only_if("prevValue", expected and _text(expected))
-        at = self._at(key)
         with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
-            self._do(self.client.write, at, _text(desired), **before)
+            self._do(self.client.write, self._at(key), _text(desired), **before)
             return bytes_of(desired)
-        found = self._read([at])[0][at]
+        (found,) = self.read([key])
         if found is None:
             return bytes_of(expected)
         return found
@@ -167,8 +153,9 @@ class EtcdV2Store(WaitingStore):
             return 0, 0
         return int(b64decode(found.value)), int(found.modifiedIndex)
 
-    def _read(self, paths: Sequence[str]) -> tuple[dict[str, bytes | None], int]:
-        """Returns the values and an index that none of them is older than. Keys of one folder are one request."""
+    def _read(self, keys: Sequence[str], deadline: float) -> tuple[list[bytes | None], int]:
+        """See base class. Keys of one folder are one request."""
+        paths = [self._at(key) for key in keys]
         by_folder: defaultdict[str, list[str]] = defaultdict(list)
         for at in paths:
             by_folder[at.rpartition("/")[0]].append(at)
@@ -187,22 +174,12 @@ class EtcdV2Store(WaitingStore):
             for node in answer.children:
                 if node.key in found and not node.dir:
                     found[node.key] = b64decode(node.value)
-        return found, min(indices, default=0)
+        return [found[at] for at in paths], min(indices, default=0)
 
-    def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        deadline = time.monotonic() + timeout.total_seconds()
-        paths, found = [self._at(key) for key in keys], dict[str, bytes]()
-        while True:
-            values, index = self._read([at for at in paths if at not in found])
-            found |= {at: value for at, value in values.items() if value is not None}
-            missing = [at for at in paths if at not in found]
-            if not missing:
-                return [found[at] for at in paths]
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise LookupError(f"{len(missing)} of {len(keys)} keys were not set within {timeout}")
-            with contextlib.suppress(etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
-                self._do(self.client.read, missing[0], wait=True, waitIndex=index + 1, timeout=min(left_s, _WATCH_S))
+    def _watch(self, key: str, index: int, waited_s: float, limit_s: float) -> None:
+        limit_s = min(limit_s, _WATCH_S)
+        with contextlib.suppress(etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
+            self._do(self.client.read, self._at(key), wait=True, waitIndex=index + 1, timeout=limit_s)
 
 
 def _only_if(condition: str, value: str | bytes | int) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class EtcdV3Store(WaitingStore):
 
     What waits ends within its timeout plus the read timeout, anything else within the read timeout per transaction. A
     lost connection is tried again once; while waiting, as long as the read timeout. Raises `RendezvousConnectionError`
-    when etcd is lost, and `DistStoreError` where TCPStore does: time is up.
+    when etcd is lost.
     """
 
     def __init__(self, records: Records) -> None:
@@ -88,18 +88,9 @@ class EtcdV3Store(WaitingStore):
         self._counted: dict[str, Record] = {}
         self.set_timeout(timedelta(seconds=records.gateway.read_timeout_s))
 
-    def set(self, key: str, value: str | bytes) -> None:
-        """Writes a value, text as UTF-8."""
-        self._records.put({_name(key): bytes_of(value)})
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Writes a value for each key."""
-        self._records.put({_name(key): bytes_of(value) for key, value in zip(keys, values, strict=True)})
-
-    def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """See base class."""
-        found, _ = self._records.read([_name(key) for key in keys])
-        return [None if record is None else record.value for record in found]
+        self._records.put({_name(key): bytes_of(value) for key, value in zip(keys, values, strict=True)})
 
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum.
@@ -107,10 +98,7 @@ class EtcdV3Store(WaitingStore):
         One operation where nobody else adds to it.
         """
         if num == 0:
-            (found,), _ = self._records.read([_name(key)])
-            if found:
-                return int(found.value)
-            return 0
+            return int(self.read([key])[0] or 0)
         written = self._change(key, lambda old: b"%d" % (int(old or 0) + num), self._counted.pop(key, None))
         assert written is not None
         self._counted[key] = written
@@ -167,30 +155,21 @@ class EtcdV3Store(WaitingStore):
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             time.sleep(random.uniform(0, backoff_s))
 
-    def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        now = time.monotonic()
-        deadline, lost_at = now + timeout.total_seconds(), now + self._records.gateway.read_timeout_s
-        missing, found = [_name(key) for key in keys], dict[str, bytes]()
+    def _read(self, keys: Sequence[str], deadline: float) -> tuple[list[bytes | None], int]:
+        lost_at = min(deadline, time.monotonic() + self._records.gateway.read_timeout_s)
         while True:
             try:
-                records, revision = self._records.read(missing)
+                found, revision = self._records.read([_name(key) for key in keys])
+                return [None if record is None else record.value for record in found], revision
             except EtcdRefusal:
                 raise
             except RendezvousConnectionError:
-                if time.monotonic() + _RETRY_S > min(deadline, lost_at):
+                if time.monotonic() + _RETRY_S > lost_at:
                     raise
-                time.sleep(_RETRY_S)
-                continue
-            found |= {name: record.value for name, record in zip(missing, records, strict=True) if record is not None}
-            missing = [name for name in missing if name not in found]
-            if not missing:
-                return [found[_name(key)] for key in keys]
-            now = time.monotonic()
-            lost_at = now + self._records.gateway.read_timeout_s
-            if now >= deadline:
-                unset = ", ".join(name.removeprefix(_name("")) for name in missing[:3])
-                raise DistStoreError(f"wait timeout after {timeout}, not set ({len(missing)} of {len(keys)}): {unset}")
-            self._records.watch(missing[0], revision, min(deadline - now, _WATCH_S))
+            time.sleep(_RETRY_S)
+
+    def _watch(self, key: str, index: int, waited_s: float, limit_s: float) -> None:
+        self._records.watch(_name(key), index, min(limit_s, _WATCH_S))
 
 
 def _name(key: str) -> str:

@@ -22,15 +22,14 @@ from urllib.parse import quote
 from ft_launcher.etcd.store_base import WaitingStore, bytes_of
 
 _LOCK = "lock"
-# The pause of a poll grows by a fifth each time: what is written soon is seen soon, and a long wait costs little.
+# The pause of a poll is a fifth of the wait until then: what is written soon is seen soon, and a long wait costs little.
 _SHORT_S, _LONG_S = 0.005, 0.05
 
 
 class FolderStore(WaitingStore):
     """A store whose keys are the files `=KEY` of a folder. Several hosts, processes and threads may use it.
 
-    The first write makes the folder. Operations raise OSError if the file system refuses, and LookupError if the keys
-    they wait for are not set within the timeout.
+    The first write makes the folder. Operations raise OSError if the file system refuses.
     """
 
     serves_many_jobs = False
@@ -40,25 +39,16 @@ class FolderStore(WaitingStore):
         self.folder = folder
         self.set_timeout(timedelta(minutes=1))
 
-    def set(self, key: str, value: str | bytes) -> None:
-        """Writes a value, text as UTF-8."""
-        with self._locked():
-            self._write(key, bytes_of(value))
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Writes a value for each key."""
+        """See base class."""
         with self._locked():
             for key, value in zip(keys, values, strict=True):
                 self._write(key, bytes_of(value))
 
-    def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See base class."""
-        return [self._read(key) for key in keys]
-
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none; returns the sum."""
         with self._locked():
-            sum_ = int(self._read(key) or b"0") + num
+            sum_ = int(self._value(key) or b"0") + num
             self._write(key, b"%d" % sum_)
         return sum_
 
@@ -69,7 +59,7 @@ class FolderStore(WaitingStore):
         """
         wanted, new = bytes_of(expected), bytes_of(desired)
         with self._locked():
-            now = self._read(key)
+            now = self._value(key)
             if now == wanted or (now is None and not wanted):
                 self._write(key, new)
                 return new
@@ -95,7 +85,7 @@ class FolderStore(WaitingStore):
         """Removes the folder with all keys, if the key `record` still has this value."""
         removed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
         with contextlib.suppress(FileNotFoundError), self._locked():
-            if self._read(record) != token:
+            if self._value(record) != token:
                 return
             self.folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
@@ -121,7 +111,7 @@ class FolderStore(WaitingStore):
         written.write_bytes(value)
         written.replace(self._at(key))
 
-    def _read(self, key: str) -> bytes | None:
+    def _value(self, key: str) -> bytes | None:
         try:
             return self._at(key).read_bytes()
         except FileNotFoundError:
@@ -130,20 +120,11 @@ class FolderStore(WaitingStore):
     def _at(self, key: str) -> Path:
         return self.folder / _name(key)
 
-    def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        deadline, pause_s = time.monotonic() + timeout.total_seconds(), _SHORT_S
-        found: dict[str, bytes] = {}
-        while True:
-            for key in set(keys) - found.keys():
-                value = self._read(key)
-                if value is not None:
-                    found[key] = value
-            if len(found) == len(set(keys)):
-                return [found[key] for key in keys]
-            if time.monotonic() >= deadline:
-                raise LookupError(f"{len(set(keys)) - len(found)} of {len(keys)} keys were not set within {timeout}")
-            time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, _LONG_S)
+    def _read(self, keys: Sequence[str], deadline: float) -> tuple[list[bytes | None], int]:
+        return [self._value(key) for key in keys], 0
+
+    def _watch(self, key: str, index: int, waited_s: float, limit_s: float) -> None:
+        time.sleep(min(max(_SHORT_S, waited_s / 5), _LONG_S))
 
 
 def _name(key: str) -> str:

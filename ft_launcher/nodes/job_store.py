@@ -308,9 +308,9 @@ class JobStore:
         deadline = time.monotonic() + limit_s
         try:
             self._store.wait([key], timedelta(seconds=limit_s))
-        except (LookupError, RuntimeError, TimeoutError) as error:
+        except (RuntimeError, TimeoutError) as error:
             # Stores raise different errors when time is up; the class alone does not tell it from a lost connection.
-            if isinstance(error, LookupError) or "timeout" in str(error).lower():
+            if "timeout" in str(error).lower():
                 return False
             # TCPStore looks up the names of both ends for its error: time may be up when a lost connection is told.
             if isinstance(error, DistNetworkError) or time.monotonic() < deadline:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ft_launcher.etcd.v2 import EtcdV2Store
@@ -87,7 +88,7 @@ def test_it_does_what_tcpstore_does(store: EtcdV2Store) -> None:
     assert store.check([f"{FOLDER}/once", f"{FOLDER}/text/below"])
     assert not store.check([f"{FOLDER}/once", f"{FOLDER}/none"])
     assert store.delete_key(f"{FOLDER}/once") and not store.delete_key(f"{FOLDER}/once")
-    with pytest.raises(LookupError):
+    with pytest.raises(DistStoreError):
         store.wait([f"{FOLDER}/none"], timedelta(seconds=0.2))
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistStoreError
 
 from ft_launcher.nodes.file_store import FolderStore
 
@@ -28,7 +29,7 @@ def test_it_does_what_tcpstore_does(store: FolderStore) -> None:
     assert store.compare_set("none", "some", "other") == b"some"
     assert store.check(["once", "b"]) and not store.check(["once", "none"])
     assert store.delete_key("once") and not store.delete_key("once")
-    with pytest.raises(LookupError):
+    with pytest.raises(DistStoreError):
         store.wait(["none"], timedelta(seconds=0.05))
 
 
