@@ -22,7 +22,7 @@ from urllib.parse import quote
 from ft_launcher.etcd.store_base import WaitingStore, bytes_of
 
 _LOCK = "lock"
-# The pause of a poll is a fifth of the wait until then: what is written soon is seen soon, and a long wait costs little.
+# The pause of a poll is a fifth of the wait until then: what is written soon is seen soon, a long wait costs little.
 _SHORT_S, _LONG_S = 0.005, 0.05
 
 
