@@ -8,9 +8,8 @@ characters, of Python code that other threads interrupt. Lines without the longe
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -33,15 +32,11 @@ _PLACES = {
     sre.AT_BOUNDARY: r"\b",
     sre.AT_NON_BOUNDARY: r"\B",
 }
-_MOST_KNOWN = 1000
-"""Characters whose answer is kept: a line of any text has fewer."""
 
 
 class _Kind(Enum):
-    CHARACTER = auto()
-    """One character for which `test` holds."""
-    PLACE = auto()
-    """No character; `place` matches here."""
+    PATTERN = auto()
+    """`pattern` matches here: one character, or none at a place like `^`."""
     SPLIT = auto()
     """Goes on at `first`; where that fails, at `second`."""
     SAVE = auto()
@@ -52,8 +47,7 @@ class _Kind(Enum):
 @dataclass
 class _Part:
     kind: _Kind
-    test: Callable[[str], bool] = bool
-    place: re.Pattern[str] | None = None
+    pattern: re.Pattern[str] = re.compile("")
     first: int = 0
     second: int = 0
 
@@ -63,7 +57,8 @@ class LinePattern:
 
     def __init__(self, text: str) -> None:
         tree = parse(text)
-        self._flags = tree.state.flags & (re.IGNORECASE | re.ASCII | re.DOTALL | re.VERBOSE | re.MULTILINE)
+        # Without `re.VERBOSE`: in the tree all that it leaves out is gone.
+        self._flags = tree.state.flags & (re.IGNORECASE | re.ASCII | re.DOTALL | re.MULTILINE)
         self._groups: Mapping[str, int] = tree.state.groupdict
         self._parts: list[_Part] = []
         self._add(tree)
@@ -93,12 +88,10 @@ class LinePattern:
             seen.add((number, at))
             part = self._parts[number]
             match part.kind:
-                case _Kind.CHARACTER:
-                    if at < len(line) and part.test(line[at]):
-                        waiting.append((number + 1, at + 1, saved))
-                case _Kind.PLACE:
-                    if part.place is not None and part.place.match(line, at):
-                        waiting.append((number + 1, at, saved))
+                case _Kind.PATTERN:
+                    found = part.pattern.match(line, at)
+                    if found is not None:
+                        waiting.append((number + 1, found.end(), saved))
                 case _Kind.SPLIT:
                     waiting.append((part.second, at, saved))
                     waiting.append((part.first, at, saved))
@@ -124,11 +117,9 @@ class LinePattern:
             elif operation in (sre.MAX_REPEAT, sre.MIN_REPEAT):
                 low, high, body = value
                 self._add_repeat(low, high, body, operation is sre.MIN_REPEAT)
-            elif operation is sre.AT:
-                place = re.compile(_PLACES[value], self._flags)
-                self._parts.append(_Part(_Kind.PLACE, place=place))
             else:
-                self._parts.append(_Part(_Kind.CHARACTER, test=_test(operation, value, self._flags)))
+                pattern = re.compile(_simple(operation, value), self._flags)
+                self._parts.append(_Part(_Kind.PATTERN, pattern))
 
     def _add_branches(self, branches: list[Any]) -> None:
         ends = []
@@ -177,19 +168,10 @@ def _between(line: str, saved: Mapping[int, int], group: int) -> str | None:
     return line[saved[2 * group] : saved[2 * group + 1]]
 
 
-def _test(operation: Any, value: Any, flags: int) -> Callable[[str], bool]:
-    """Returns what says whether a character is one of these."""
-    pattern = re.compile(_one_character(operation, value), flags & ~re.VERBOSE)
-
-    @functools.lru_cache(_MOST_KNOWN)
-    def test(character: str) -> bool:
-        return pattern.match(character) is not None
-
-    return test
-
-
-def _one_character(operation: Any, value: Any) -> str:
-    """Returns the expression for one character that this part of the tree stands for."""
+def _simple(operation: Any, value: Any) -> str:
+    """Returns the expression for the one character or the place that this part of the tree stands for."""
+    if operation is sre.AT:
+        return _PLACES[value]
     if operation is sre.ANY:
         return "."
     if operation is sre.LITERAL:
