@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.nodes.node_messages import Members, RankAssigned
@@ -18,7 +19,7 @@ from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from ft_launcher.status.asking import NodeSeen, OthersSeen, OtherStacks, SilentNode
 from ft_launcher.status.node_record import (
-    RanksRecord,
+    NodeRecord,
     ranks_as_record,
     ranks_of_record,
     stacks_as_record,
@@ -63,7 +64,7 @@ class JobNodes:
         self._lock = threading.Lock()
         self._wanted_at = 0.0
         self._is_watching = False
-        self._said: dict[int, tuple[float, RanksRecord]] = {}
+        self._said: dict[int, tuple[float, NodeRecord[Mapping[str, Any]]]] = {}
         """By node rank: what a node has said last since this is wanted, and when that was read (monotonic seconds)."""
 
     def counts(self) -> Mapping[str, int]:
@@ -261,7 +262,7 @@ def _await_stacks(questions: Questions, names: dict[int, str], number: int, cycl
             # That of a later question will do as well.
             if record is not None and record.number >= number and record.cycle == cycle:
                 del silent[rank]
-                readings += record.readings
+                readings += record.ranks
         if time.monotonic() >= deadline:
             break
         if silent:

@@ -6,9 +6,9 @@ A reader takes a record as a stranger's: whatever is wrong in it, it is no recor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ft_launcher.status.node_status import RankReading
 from ft_launcher.status.summary import RankState
@@ -27,25 +27,17 @@ _PLAIN = ("rank", "local_rank", "pid", "state", "exit_code", "iteration", "sign_
 """What is written of a rank as `/status.json` has it."""
 _MOST_RANKS = 4096
 _MOST_NUMBER = 2**63 - 1
+_Rank = TypeVar("_Rank")
 _GROUP_NUMBERS, _GROUP_TEXTS = ("entered", "started", "finished"), ("description", "operation", "shape")
 
 
 @dataclass(frozen=True)
-class StacksRecord:
-    """Where the ranks of a node are in a cycle: the answer to question `number`."""
+class NodeRecord(Generic[_Rank]):
+    """What a node says of its ranks in a cycle: the answer to question `number`."""
 
     number: int
     cycle: int
-    readings: tuple[RankReading, ...] = ()
-
-
-@dataclass(frozen=True)
-class RanksRecord:
-    """A line about each rank of a node in a cycle, as `ranks` of `/status.json` has it: the answer to `number`."""
-
-    number: int
-    cycle: int
-    ranks: tuple[Mapping[str, Any], ...] = ()
+    ranks: tuple[_Rank, ...]
 
 
 def stacks_as_record(number: int, cycle: int, readings: Sequence[RankReading]) -> str:
@@ -65,24 +57,20 @@ def stacks_as_record(number: int, cycle: int, readings: Sequence[RankReading]) -
     return text
 
 
-def stacks_of_record(text: bytes, now: float) -> StacksRecord | None:
+def stacks_of_record(text: bytes, now: float) -> NodeRecord[RankReading] | None:
     """Returns what a record says; None: it is not one.
 
     Args:
         now: monotonic seconds.
     """
-    if len(text) > MOST_BYTES:
-        return None
-    try:
-        found = parse_json(text)
-        if found["v"] != VERSION:
-            return None
+
+    def ranks(found: Mapping[str, Any]) -> Sequence[RankReading]:
         readings: list[RankReading] = []
         for scene in _listed(found["scenes"]):
             readings += _readings(scene, _MOST_RANKS - len(readings), now)
-        return StacksRecord(_whole(found["number"]), _whole(found["cycle"]), tuple(readings))
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
-        return None
+        return readings
+
+    return _of_record(text, MOST_BYTES, ranks)
 
 
 def ranks_as_record(number: int, cycle: int, ranks: Iterable[Mapping[str, Any]]) -> str:
@@ -99,16 +87,23 @@ def ranks_as_record(number: int, cycle: int, ranks: Iterable[Mapping[str, Any]])
     return json.dumps({"v": VERSION, "number": number, "cycle": cycle, "ranks": rows}, separators=(",", ":"))
 
 
-def ranks_of_record(text: bytes) -> RanksRecord | None:
-    """Returns what a record says; None: it is not one."""
-    if len(text) > MOST_OF_RANK * _MOST_RANKS:
+def ranks_of_record(text: bytes) -> NodeRecord[Mapping[str, Any]] | None:
+    """Returns what a record says, of each rank as `ranks` of `/status.json` has it; None: it is not one."""
+    return _of_record(
+        text, MOST_OF_RANK * _MOST_RANKS, lambda found: [_rank(row) for row in _listed(found["ranks"])[:_MOST_RANKS]]
+    )
+
+
+def _of_record(
+    text: bytes, most: int, ranks: Callable[[Mapping[str, Any]], Sequence[_Rank]]
+) -> NodeRecord[_Rank] | None:
+    if len(text) > most:
         return None
     try:
         found = parse_json(text)
         if found["v"] != VERSION:
             return None
-        ranks = tuple(_rank(row) for row in _listed(found["ranks"])[:_MOST_RANKS])
-        return RanksRecord(_whole(found["number"]), _whole(found["cycle"]), ranks)
+        return NodeRecord(_whole(found["number"]), _whole(found["cycle"]), tuple(ranks(found)))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return None
 

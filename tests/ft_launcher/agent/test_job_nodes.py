@@ -146,7 +146,7 @@ def test_a_node_answers_for_the_place_that_it_has() -> None:
         answers.heard(topic, 4)
     until_answered(answers)
     stacks = stacks_of_record(nodes.written[Topic.STACKS, 1], 0.0)
-    assert stacks is not None and (stacks.number, stacks.cycle, stacks.readings) == (4, 0, ()), "no rank runs"
+    assert stacks is not None and (stacks.number, stacks.cycle, stacks.ranks) == (4, 0, ()), "no rank runs"
     ranks = ranks_of_record(nodes.written[Topic.RANKS, 1])
     assert ranks is not None and (ranks.number, ranks.cycle, len(ranks.ranks)) == (4, 0, 1)
 

@@ -33,7 +33,7 @@ def test_stacks_and_collectives_of_two_nodes_are_merged() -> None:
     there = [reading(2, "train.py:5 in step", g=STATE), reading(3, "load.py:9 in fetch", g=STATE | {"entered": 6})]
     record = stacks_of_record(stacks_as_record(4, 2, there).encode(), 9.0)
     assert record is not None and (record.number, record.cycle) == (4, 2)
-    readings = [*here, *record.readings]
+    readings = [*here, *record.ranks]
     groups = merged_stacks({"rank": one.rank, "frames": one.frames, "process": one.process} for one in readings)
     assert [(group["ranks"], list(group["frames"])) for group in groups] == [
         ([3], ["load.py:9 in fetch"]),
@@ -50,7 +50,7 @@ def test_stacks_and_collectives_of_two_nodes_are_merged() -> None:
 def test_a_rank_without_a_stack_says_why() -> None:
     silent = RankReading(3, 3, 1, process={"stacks": "it is stopped"})
     record = stacks_of_record(stacks_as_record(1, 0, [silent]).encode(), 0.0)
-    assert record is not None and record.readings[0].process == {"stacks": "it is stopped"}
+    assert record is not None and record.ranks[0].process == {"stacks": "it is stopped"}
 
 
 @pytest.mark.parametrize("ranks", [8, 1024])
@@ -60,7 +60,7 @@ def test_a_record_has_a_bound_whatever_ranks_write(ranks: int) -> None:
     text = stacks_as_record(1, 0, [reading(rank, f"own.py:{rank}", *frames, **groups) for rank in range(ranks)])
     assert len(text.encode()) <= MOST_BYTES
     record = stacks_of_record(text.encode(), 0.0)
-    assert record is not None and record.readings[0].frames[0] == "own.py:0"
+    assert record is not None and record.ranks[0].frames[0] == "own.py:0"
 
 
 RANK = {
@@ -158,5 +158,5 @@ def test_ranks_share_what_is_in_their_scene() -> None:
     scene = {"ranks": [1] * 20_000, "frames": ["a.py:1 in f"], "why": "", "groups": groups}
     found = json.dumps({"v": 1, "number": 1, "cycle": 0, "scenes": [scene]}, separators=(",", ":"))
     record = stacks_of_record(found.encode(), 0.0)
-    assert record is not None and len(record.readings) == 4096
-    assert len({id(reading.groups) for reading in record.readings}) == 1
+    assert record is not None and len(record.ranks) == 4096
+    assert len({id(reading.groups) for reading in record.ranks}) == 1
