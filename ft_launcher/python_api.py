@@ -31,8 +31,7 @@ from ft_launcher.ranks import function_rank
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers, named_signals
-from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
-from ft_launcher.settings.rendezvous_keys import Settled
+from ft_launcher.settings.rendezvous_check import Settled, check_members, check_rendezvous
 from ft_launcher.settings.sources import Resolved
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError

@@ -1,5 +1,7 @@
 """Checks the rendezvous and the members that a job asks for, before anything starts. Connects to nothing.
 
+Of the keys of `--rdzv-conf` (`settle`), what torch itself would refuse is an error. What torch never reads is left out
+here, with a warning, instead of ending the job. A key that cannot have its effect here is refused with the reason.
 Called for a command line by `job_settings.py`, for `launch()` by `python_api.py`. Uses the table of torch's registry of
 rendezvous backends, by its underscored name.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,43 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher.settings.command_line import Parsed
-from ft_launcher.settings.rendezvous_keys import BACKENDS, Settled, settle
 from rank_monitor.contract.errors import ConfigError, nearest
 from rank_monitor.contract.settings.config import MemberSettings
 
 _PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd"), "etcd-v3": ("etcd3gw", "etcd3gw")}
 _FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
+
+_FORMATION = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"})
+_BEATS = frozenset({"keep_alive_interval", "keep_alive_max_attempt"})
+_TLS = frozenset({"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"})
+_RECORDS = frozenset({"key_prefix", "etcd_prefix", "ttl"})
+# What torch's handlers and backends of these names look up in their parameters.
+_READ_BY_TORCH: Mapping[str, frozenset[str]] = {
+    "c10d": _FORMATION | _BEATS | {"read_timeout", "is_host", "store_type"},
+    "static": frozenset({"timeout", "rank"}),
+    "etcd-v2": _FORMATION | _BEATS | _TLS | {"read_timeout"},
+    "etcd": frozenset({"timeout", "last_call_timeout", "etcd_prefix", "protocol", "cert", "key", "cacert"}),
+}
+# What the rendezvous of this package reads in addition (docs/nodes.md); `etcd-v3` is its own backend.
+_READ_HERE_TOO: Mapping[str, frozenset[str]] = {
+    "c10d": frozenset({"timeout"}),
+    "static": _FORMATION | _BEATS,
+    "etcd-v2": _RECORDS | {"timeout"},
+    "etcd-v3": _FORMATION | _BEATS | _TLS | _RECORDS | {"timeout", "read_timeout"},
+}
+BACKENDS = tuple({**_READ_BY_TORCH, **_READ_HERE_TOO})
+"""Those of torch, and one of our own."""
+
+_SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
+_CHOICES = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The keys that apply, and warnings about the others."""
+
+    conf: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
 
 
 def check_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed) -> Settled:
@@ -82,3 +116,92 @@ def check_members(config: Any, members: MemberSettings, sources: Mapping[str, st
     if members.segment and config.min_nodes % members.segment:
         problem = f"the minimum of nodes, {config.min_nodes}, is not a multiple of it"
         raise ConfigError("segment", members.segment, sources.get("segment", "settings"), problem, "Change --nnodes")
+
+
+def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settled:
+    """Returns which of the given keys apply to a backend. Those of a backend that torch does not ship stay unchanged.
+
+    Args:
+        several_nodes: whether the job has more than one node; one alone needs no rendezvous, unless it is in etcd.
+
+    Raises:
+        ValueError: a value is wrong, or a key cannot do what it says.
+    """
+    if backend not in BACKENDS:
+        return Settled(dict(conf))
+    by_torch = _READ_BY_TORCH.get(backend, frozenset())
+    here = by_torch | _READ_HERE_TOO.get(backend, frozenset())
+    kept: dict[str, Any] = {}
+    warnings = []
+    for key, value in conf.items():
+        reason = _refusal(backend, key, value)
+        if reason and (several_nodes or key != "heartbeat_timeout"):
+            raise ValueError(f"{key}: {reason}")
+        if key not in here:
+            warnings.append(f"{key}={value} is left out: {_unread(backend, key, here)}")
+        elif key in by_torch or backend == "etcd-v3":
+            kept[key] = value
+            _check(key, value)
+        else:
+            kept[key], problem = _tolerated(key, value)
+            if problem:
+                warnings.append(f"{key}={value} {problem}")
+            if kept[key] is None:
+                del kept[key]
+    return Settled(kept, tuple(f"--rdzv-conf: {warning}" for warning in warnings))
+
+
+def _refusal(backend: str, key: str, value: object) -> str:
+    """Returns why a key that a user may rely on cannot have its effect; empty for any other key."""
+    if key == "heartbeat_timeout" and backend != "etcd":
+        return "a beat has no time limit of its own here; a node is lost when it is silent for --ft-node-timeout"
+    if backend == "etcd" and key in ("key_prefix", "ttl"):
+        return "the backend etcd has etcd_prefix, and no other key for its records; etcd-v3 has both"
+    return ""
+
+
+def _unread(backend: str, key: str, here: frozenset[str]) -> str:
+    owners = [
+        other for other in BACKENDS if key in _READ_BY_TORCH.get(other, ()) or key in _READ_HERE_TOO.get(other, ())
+    ]
+    if owners:
+        return f"{backend} does not read it; it is a key of {', '.join(owners)}"
+    return f"{backend} has no such key{nearest(_bare(key), here)}"
+
+
+def _check(key: str, value: Any) -> None:
+    """Raises ValueError for a value that torch, or the backend, refuses."""
+    if key in _SECONDS_OR_COUNTS:
+        number = _whole(value)
+        if number is None:
+            raise ValueError(f"{key} must be a whole number")
+        if number <= 0:
+            raise ValueError(f"{key} must be above 0")
+    if key in _CHOICES and str(value).strip().lower() not in _CHOICES[key]:
+        raise ValueError(f"{key} must be {' or '.join(_CHOICES[key])}")
+
+
+def _tolerated(key: str, value: Any) -> tuple[Any, str]:
+    """Returns the value of a key that torch does not read, None for an invalid one, and what is wrong with it."""
+    if key not in _SECONDS_OR_COUNTS:
+        return value, ""
+    number = _whole(value)
+    if number is not None and number > 0:
+        return value, ""
+    bare = _whole(_bare(str(value)))
+    if bare is not None and bare > 0:
+        return bare, f"is read as {bare}"
+    return None, "is left out: it must be a whole number above 0"
+
+
+def _bare(text: str) -> str:
+    """Removes quotes that a shell, YAML or a template has left around a text."""
+    return text.strip("\"' ")
+
+
+def _whole(value: Any) -> int | None:
+    """Returns the number as torch reads it; None if it is not one."""
+    try:
+        return int(value)
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.settings.rendezvous_keys import settle
+from ft_launcher.settings.rendezvous_check import settle
 
 
 @pytest.mark.parametrize(
