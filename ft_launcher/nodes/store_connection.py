@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,12 +66,15 @@ def open_job_store(
     run_id = parameters.run_id
     if backend in ("etcd-v2", "etcd-v3"):
         check(False)
-        connect = _etcd(backend, parameters)
-        holder, store = connect()
-        lease_s = 0.0
-        if backend == "etcd-v2":  # v3 refreshes its lease by itself
-            lease_s = float(parameters.get_as_int("ttl") or _V2_TTL_S)
-        return JobStore(holder, store, connect, run_id, False, lease_s)
+        if backend == "etcd-v2":
+            return _job_store(partial(_etcd_v2, parameters), run_id, float(parameters.get_as_int("ttl") or _V2_TTL_S))
+        from ft_launcher.etcd.v3 import create_backend as create_etcd_v3
+
+        return _job_store(partial(create_etcd_v3, parameters), run_id)  # it refreshes its lease by itself
+    if backend == "c10d" and parameters.get("store_type", "tcp").strip().lower() != "tcp":
+        check(True)
+        folder = Path(f"{parameters.endpoint or tempfile.mktemp()}.d")
+        return _job_store(lambda: _with_record(FolderStore(folder), run_id), run_id)
     may_host, limit_s = _may_host(backend, parameters)
     check(may_host)
     if not may_host:
@@ -81,8 +85,6 @@ def open_job_store(
         holder = C10dRendezvousBackend(store, run_id)
     else:
         holder, store = _c10d_store(parameters)
-    if isinstance(store, FolderStore):
-        return JobStore(holder, store, lambda: _with_record(FolderStore(store.folder), run_id), run_id, False)
     host, port = store.host, store.port
     hosts = may_host and _listens(port)
     if hosts:
@@ -90,12 +92,9 @@ def open_job_store(
     return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), run_id, hosts)
 
 
-def _etcd(backend: str, parameters: RendezvousParameters) -> Connect:
-    if backend == "etcd-v2":
-        return lambda: _etcd_v2(parameters)
-    from ft_launcher.etcd.v3 import create_backend as create_etcd_v3
-
-    return lambda: create_etcd_v3(parameters)
+def _job_store(connect: Connect, run_id: str, lease_s: float = 0.0) -> JobStore:
+    """Returns the first connection to a store that no node hosts."""
+    return JobStore(*connect(), connect, run_id, False, lease_s)
 
 
 def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
@@ -133,28 +132,20 @@ def _with_record(store: Any, run_id: str) -> tuple[Any, Any]:
 
 def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, float]:
     """Returns whether this node hosts the store, or may; and how many seconds to wait for the host otherwise."""
-    if parameters.get("store_type", "tcp").strip().lower() != "tcp" or not parameters.endpoint:
+    if not parameters.endpoint:
         return True, 0.0
-    host, _ = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
     if backend == "static":
-        may_host = int(parameters.config["rank"]) == 0
-        limit_s = parameters.get_as_int("timeout", 600) or 600
-    else:
-        is_host = parameters.get_as_bool("is_host")
-        if is_host is None:
-            may_host = _matches_machine_hostname(host)
-        else:
-            may_host = is_host
-        limit_s = parameters.get_as_int("read_timeout", 60) or 60
-    return may_host, float(limit_s)
+        return int(parameters.config["rank"]) == 0, float(parameters.get_as_int("timeout", 600) or 600)
+    host, _ = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+    is_host = parameters.get_as_bool("is_host")
+    if is_host is None:
+        is_host = _matches_machine_hostname(host)
+    return is_host, float(parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S)
 
 
 def _c10d_store(parameters: RendezvousParameters) -> tuple[Any, Any]:
     limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
     try:
-        if parameters.get("store_type", "tcp").strip().lower() != "tcp":
-            file = parameters.endpoint or tempfile.mktemp()
-            return _with_record(FolderStore(Path(f"{file}.d")), parameters.run_id)
         host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
         made: tuple[Any, Any] = _within(limit_s, lambda: create_c10d(parameters), host, port, check=True)
         return made
