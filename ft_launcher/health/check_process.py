@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 from ft_launcher.health.reading import Order, Reading, too_late, understand
@@ -116,13 +116,16 @@ class CheckRound:
         self._deadline = 0.0
         self._is_late = False
 
-    def start(self, orders: Iterable[Order], limit_s: float, readings: Sequence[Reading] = ()) -> None:
-        """Starts a round of at most `limit_s` seconds; the one before is over. `readings`: those known already."""
-        self._readings = list(readings)
+    def start(self, orders: Iterable[Order | Reading], limit_s: float) -> None:
+        """Starts a round of at most `limit_s` seconds; the one before is over. Readings are those known already."""
+        self._readings = []
         self._is_late = False
         self._deadline = time.monotonic() + limit_s
         for order in orders:
-            self._readings += self._start(order)
+            if isinstance(order, Reading):
+                self._readings.append(order)
+            else:
+                self._start(order)
 
     def descriptors(self) -> set[int]:
         """Returns descriptors that are readable when `attend` has something to do."""
@@ -174,18 +177,19 @@ class CheckRound:
         for process in list(self._running.values()):
             process.kill()
 
-    def _start(self, order: Order) -> list[Reading]:
-        """Starts the check; a reading instead, where it cannot be started."""
+    def _start(self, order: Order) -> None:
+        """Starts the check; adds a reading instead, where it cannot be started."""
         before = self._stuck.get(order.check)
         if before is not None:
             if not before.gone():
-                return [too_late(order, bytes(before.output), time.monotonic() - before.started, before.pid)]
+                took_s = time.monotonic() - before.started
+                self._readings.append(too_late(order, bytes(before.output), took_s, before.pid))
+                return
             del self._stuck[order.check]
         try:
             self._running[order.check] = CheckProcess(order, self._tag)
         except (OSError, ValueError) as error:
-            return [Reading(order.check, "unknown", f"no process can be started ({error})", 0.0)]
-        return []
+            self._readings.append(Reading(order.check, "unknown", f"no process can be started ({error})"))
 
     def _ended(self, process: CheckProcess, code: int) -> Reading:
         took_s = time.monotonic() - process.started

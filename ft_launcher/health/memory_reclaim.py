@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 from ft_launcher.health.check_process import CheckRound
 from ft_launcher.health.node_health import Places, has_driver, order_for
-from ft_launcher.health.reading import Reading
 from rank_monitor.contract.settings.config import StopSettings
 
 _CHECK = "gpu_memory"
@@ -115,8 +114,4 @@ class MemoryReclaim:
     def _start(self) -> None:
         left_s = self._began + self._settings.gpu_memory_reclaim_timeout - time.monotonic()
         order = order_for(_CHECK, {}, {}, "unknown", needs="pynvml")
-        if order is None:
-            missing = Reading(_CHECK, "unknown", "that needs the package nvidia-ml-py, which is not installed", 0.0)
-            self._round.start([], 0.0, [missing])
-        else:
-            self._round.start([order], max(_READING_S, left_s))
+        self._round.start([order], max(_READING_S, left_s))

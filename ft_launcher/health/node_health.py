@@ -10,7 +10,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rank_monitor.contract.settings.config import HealthSettings
 _START = "import sys; sys.path.append({root!r}); from ft_launcher.health.check import main; main()"
 # The endpoint's time ends before that of the check's process, so that the check can still report its own error.
 _ANSWER_SHARE = 0.9
+_PACKAGES = {"pynvml": "nvidia-ml-py", "grpc": "grpcio"}
 _NIC_INTERVAL_S = 5.0
 """NVIDIA's default. A reading of eight NICs takes 20 ms of CPU in its process and 1 ms in the launcher."""
 
@@ -84,8 +85,73 @@ class NodeHealth(CheckRound):
 
     def begin(self) -> None:
         """Starts a round of checks; the one before is over."""
-        plan = Plan(self._settings, self._folders, self._places, self.memory)
-        self.start(plan.orders, self._settings.health_timeout, plan.readings)
+        if self._settings.health != "off":
+            self.start(self._planned(), self._settings.health_timeout)
+
+    def _planned(self) -> Iterator[Order | Reading]:
+        """Yields the checks of a round: what is to be started, and readings that are there already."""
+        settings, places = self._settings, self._places
+        if settings.enable_gpu_health_check:
+            for check in ("gpu", "nvlink"):
+                if has_driver(places):
+                    yield self._order(check, {}, needs="pynvml")
+                else:
+                    yield Reading(check, "not present", "no NVIDIA driver")
+        if settings.check_remaining_processes and has_driver(places):
+            # A launcher inside of a program that uses a GPU is such a process itself.
+            yield self._order("gpu_processes", {"own": os.getpid()}, needs="pynvml")
+        if settings.enable_nic_healthcheck:
+            yield self._nics()
+        table = storage.mounts_of(_text(places.mountinfo))
+        yield from self._space(table)
+        if settings.enable_dist_storage_healthcheck:
+            yield self._mounts(table)
+        if settings.storage_health_check_path:
+            yield self._order("storage", {"paths": list(settings.storage_health_check_path)}, "unhealthy")
+        if settings.node_check:
+            argv = ["/bin/sh", "-c", settings.node_check]
+            yield Order("node_check", argv, answers=False, late="unhealthy")
+        if settings.node_health_check_endpoint:
+            yield self._endpoint(settings.node_health_check_endpoint)
+
+    def _nics(self) -> Order | Reading:
+        root = self._places.infiniband
+        if not self.memory.get("nic") and not _names(root):
+            return Reading("nic", "not present", f"nothing in {root}")
+        work = {
+            "infiniband": root,
+            "gpus": self._places.gpus,
+            "topology": self._settings.pci_topo_file,
+            "state": self._settings.link_state_path_template,
+            "downed": self._settings.link_down_path_template,
+        }
+        return self._order("nic", work)
+
+    def _space(self, table: list[storage.Mount]) -> Iterator[Order | Reading]:
+        local = [folder for folder in self._folders if storage.is_local(folder, table)]
+        found = [
+            storage.free_space(self._places.shm, needed=True),
+            *(storage.free_space(folder, needed=False) for folder in local),
+        ]
+        yield Reading("space", *worst(found))
+        remote = [folder for folder in self._folders if folder not in local]
+        if remote:
+            yield self._order("space", {"folders": remote})
+
+    def _mounts(self, table: list[storage.Mount]) -> Order | Reading:
+        found = [mount for mount in table if mount.kind in storage.NETWORK]
+        if found:
+            return self._order("mounts", {"mounts": found}, "unhealthy")
+        return Reading("mounts", "not present", "no network mount")
+
+    def _endpoint(self, endpoint: str) -> Order | Reading:
+        work = {"endpoint": endpoint, "timeout_s": _ANSWER_SHARE * self._settings.health_timeout}
+        if endpoint.startswith(LINE):
+            return self._order("endpoint", work)
+        return self._order("endpoint", work, needs="grpc")
+
+    def _order(self, check: str, work: dict[str, Any], late: State = "unknown", needs: str = "") -> Order | Reading:
+        return order_for(check, work, self.memory.get(check, {}), late, needs)
 
 
 def repeated(settings: HealthSettings) -> HealthSettings | None:
@@ -111,122 +177,26 @@ def repeated(settings: HealthSettings) -> HealthSettings | None:
     return None
 
 
-class Plan:
-    """The checks of one round: `readings` are there already, `orders` are to be started.
-
-    Args:
-        folders: where the launcher writes: a full one is a warning.
-        memory: check -> the memory that it returned last time.
-    """
-
-    def __init__(
-        self, settings: HealthSettings, folders: Sequence[str], places: Places, memory: Mapping[str, dict[str, Any]]
-    ) -> None:
-        self.readings: list[Reading] = []
-        self.orders: list[Order] = []
-        self._settings = settings
-        self._places = places
-        self._memory = memory
-        if settings.health == "off":
-            return
-        if settings.enable_gpu_health_check:
-            self._plan_gpus()
-        if settings.check_remaining_processes and has_driver(places):
-            # A launcher inside of a program that uses a GPU is such a process itself.
-            self._order("gpu_processes", {"own": os.getpid()}, "unknown", needs="pynvml", package="nvidia-ml-py")
-        if settings.enable_nic_healthcheck:
-            self._plan_nics()
-        table = storage.mounts_of(_text(places.mountinfo))
-        self._plan_space(folders, table)
-        if settings.enable_dist_storage_healthcheck:
-            self._plan_mounts(table)
-        if settings.storage_health_check_path:
-            self._order("storage", {"paths": list(settings.storage_health_check_path)}, "unhealthy")
-        if settings.node_check:
-            argv = ["/bin/sh", "-c", settings.node_check]
-            self.orders.append(Order("node_check", argv, answers=False, late="unhealthy"))
-        if settings.node_health_check_endpoint:
-            self._plan_endpoint(settings.node_health_check_endpoint)
-
-    def _plan_gpus(self) -> None:
-        present = has_driver(self._places)
-        for check in ("gpu", "nvlink"):
-            if not present:
-                self._read(check, "not present", "no NVIDIA driver")
-            else:
-                self._order(check, {}, "unknown", needs="pynvml", package="nvidia-ml-py")
-
-    def _plan_nics(self) -> None:
-        root = self._places.infiniband
-        if not self._memory.get("nic") and not _names(root):
-            self._read("nic", "not present", f"nothing in {root}")
-            return
-        work = {
-            "infiniband": root,
-            "gpus": self._places.gpus,
-            "topology": self._settings.pci_topo_file,
-            "state": self._settings.link_state_path_template,
-            "downed": self._settings.link_down_path_template,
-        }
-        self._order("nic", work, "unknown")
-
-    def _plan_space(self, folders: Sequence[str], table: list[storage.Mount]) -> None:
-        local = [folder for folder in folders if storage.is_local(folder, table)]
-        found = [
-            storage.free_space(self._places.shm, needed=True),
-            *(storage.free_space(folder, needed=False) for folder in local),
-        ]
-        self._read("space", *worst(found))
-        remote = [folder for folder in folders if folder not in local]
-        if remote:
-            self._order("space", {"folders": remote}, "unknown")
-
-    def _plan_mounts(self, table: list[storage.Mount]) -> None:
-        found = [mount for mount in table if mount.kind in storage.NETWORK]
-        if found:
-            self._order("mounts", {"mounts": found}, "unhealthy")
-        else:
-            self._read("mounts", "not present", "no network mount")
-
-    def _plan_endpoint(self, endpoint: str) -> None:
-        work = {"endpoint": endpoint, "timeout_s": _ANSWER_SHARE * self._settings.health_timeout}
-        if endpoint.startswith(LINE):
-            self._order("endpoint", work, "unknown")
-        else:
-            self._order("endpoint", work, "unknown", needs="grpc", package="grpcio")
-
-    def _read(self, check: str, state: State, reason: str) -> None:
-        self.readings.append(Reading(check, state, reason, 0.0))
-
-    def _order(self, check: str, work: dict[str, Any], late: State, needs: str = "", package: str = "") -> None:
-        order = order_for(check, work, self._memory.get(check, {}), late, needs)
-        if order is None:
-            self._read(check, "unknown", f"needs the package {package}, which is not installed")
-        else:
-            self.orders.append(order)
-
-
 def has_driver(places: Places) -> bool:
     """Whether an NVIDIA driver is loaded."""
     return any(os.path.exists(path) for path in places.nvidia)  # noqa: PTH110 - it raises nothing
 
 
-def order_for(check: str, work: dict[str, Any], memory: dict[str, Any], late: State, needs: str = "") -> Order | None:
-    """A check in a lean interpreter (no site); None where `needs`, the module of an optional package, is missing."""
+def order_for(
+    check: str, work: dict[str, Any], memory: dict[str, Any], late: State, needs: str = ""
+) -> Order | Reading:
+    """A check in a lean interpreter (no site); a reading where `needs`, the module of an optional package, is missing.
+
+    Args:
+        memory: what the check returned as its memory last time.
+    """
+    site = []
     if needs:
         spec = importlib.util.find_spec(needs)
-    else:
-        spec = None
-    if needs and (spec is None or spec.origin is None):
-        return None
-    if spec is None or spec.submodule_search_locations is None:
-        levels = 0
-    else:
-        levels = 1
-    if spec is not None and spec.origin:
+        if spec is None or spec.origin is None:
+            return Reading(check, "unknown", f"needs the package {_PACKAGES[needs]}, which is not installed")
+        levels = 0 if spec.submodule_search_locations is None else 1
         site = [str(Path(spec.origin).parents[levels])]
-    else:
-        site = []
     order = {"check": check, "work": work, "memory": memory, "site": site}
     root = str(Path(ft_launcher.__file__).resolve().parents[1])
     # -I ignores PYTHON* variables and the working folder, -S skips .pth files: nothing of the user's runs in a check.

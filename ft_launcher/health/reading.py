@@ -48,7 +48,7 @@ class Reading:
     check: str
     state: State
     reason: str
-    took_s: float
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True)
