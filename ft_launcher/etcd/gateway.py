@@ -93,8 +93,6 @@ class Gateway:
                 continue
             if isinstance(answer, dict):
                 answer = answer.get("result", answer)
-            else:
-                answer = None
             if isinstance(answer, dict) and "header" in answer:
                 self._current = at
                 return answer

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import unquote
 
 import etcd  # type: ignore[import-untyped]
 
@@ -198,9 +199,7 @@ def _escaped(name: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    head, *escaped = text.removeprefix("~~").split("~")
-    parts = [bytes.fromhex(part[:2]) + part[2:].encode() for part in escaped]
-    return b"".join([head.encode(), *parts]).decode(errors="replace")
+    return unquote(text.removeprefix("~~").replace("~", "%"))
 
 
 def _text(value: str | bytes) -> str:

@@ -114,10 +114,7 @@ def _open_attempt(
     store.enter(secrets.token_hex(4))
     # Before the record names the attempt, so that no key of it is ever written without a lease.
     store.hold()
-    if last is None:
-        before = {}
-    else:
-        before = {last.attempt: last.over}
+    before = {last.attempt: last.over} if last is not None else {}
     other = store.other_job()
     if other:
         hint = f"the store holds the job {other!r}, this one is {store.run_id!r}: is --rdzv-id right?"
@@ -126,10 +123,7 @@ def _open_attempt(
     if coordination is None:
         store.drop_attempt()
         return None
-    if last is None:
-        over = None
-    else:
-        over = over_of(last)
+    over = over_of(last) if last is not None else None
     if over is not None:
         ended = f"an earlier job under this --rdzv-id ended with code {over.exit_code} ({over.reason})"
         logger.info("%s; this is a new one, with a budget of its own", ended)

@@ -149,7 +149,7 @@ class Awaited:
                 return
             key, box = expected
             text = self._receive(key)
-            if not self._is_mine():
+            if threading.current_thread() is not self.thread:
                 return
             with self._changed:
                 self._open.remove(expected)
@@ -175,6 +175,3 @@ class Awaited:
             if self._open and not self._connections.closed.is_set():
                 return self._open[0]
             return None
-
-    def _is_mine(self) -> bool:
-        return threading.current_thread() is self.thread

@@ -166,8 +166,8 @@ class NodeLink:
         """
         return self._connections.shared.open().another().raw
 
-    def entered(self, place: RankAssigned, deputies: int, hosted_by_user: bool = False) -> None:
-        """Notes that this node takes part in a cycle. Of its members, `deputies` watch the coordinator closely.
+    def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
+        """Notes that this node takes part in a cycle.
 
         `hosted_by_user`: the cycle's store is known to all from the command line.
         """
@@ -179,7 +179,7 @@ class NodeLink:
         if place.deputy or not self._watches:
             deputies = 0
         else:
-            deputies = min(deputies, place.nodes - 1)
+            deputies = min(self._settings.rules.deputies, place.nodes - 1)
         self._beat_schedule.serve(place.rank, place.nodes, deputies)
         self._begin_lease()
         if place.rank != 0 and not hosted_by_user:

@@ -251,7 +251,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise NoPlace(answer)
         assert isinstance(answer, RankAssigned)
         self.place, self._is_joining = answer, False
-        link.entered(answer, self._settings.rules.deputies, self._is_hosted_by_user(answer))
+        link.entered(answer, self._is_hosted_by_user(answer))
         self.waiting(False)
         return answer
 

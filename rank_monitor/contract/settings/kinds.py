@@ -10,6 +10,7 @@ import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 NONE_TEXTS = frozenset({"", "none", "null"})
 AUTO = "auto"
@@ -21,6 +22,9 @@ _LEVELS = {
     **{"10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "CRITICAL"},
     **{"DBG": "DEBUG", "WARN": "WARNING"},
 }
+
+
+_N = TypeVar("_N", int, float)
 
 
 @dataclass(frozen=True)
@@ -49,38 +53,37 @@ def _number(raw: object) -> float:
     return value
 
 
-def _limit(raw: object) -> float:
+def _count(raw: object) -> int:
     value = _number(raw)
-    if value <= 0:
-        raise ValueError("a limit must be above zero; write none for no limit")
-    return value
+    if value < 0 or value != int(value):
+        raise ValueError("must be a whole number, zero or more")
+    return int(value)
+
+
+def _within(read: Callable[[object], _N], least: float, most: float, problem: str) -> Callable[[object], _N]:
+    """Returns a reader that refuses what is not from `least` to `most`."""
+
+    def read_within(raw: object) -> _N:
+        value = read(raw)
+        if not least <= value <= most:
+            raise ValueError(problem)
+        return value
+
+    return read_within
+
+
+# The least number above zero.
+_limit = _within(_number, math.ulp(0.0), math.inf, "a limit must be above zero; write none for no limit")
+_seconds = _within(_number, 0, math.inf, "must not be negative")
+_factor = _within(_number, 1, math.inf, "must be at least 1")
+_exit_code = _within(_count, 0, 255, "exit codes lie between 0 and 255")
+_port = _within(_count, 1, 65535, "ports lie between 1 and 65535")
 
 
 def _save_interval(raw: object) -> float | str:
     if isinstance(raw, str) and raw.strip().lower() == AUTO:
         return AUTO
     return _limit(raw)
-
-
-def _seconds(raw: object) -> float:
-    value = _number(raw)
-    if value < 0:
-        raise ValueError("must not be negative")
-    return value
-
-
-def _factor(raw: object) -> float:
-    value = _number(raw)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
-
-
-def _count(raw: object) -> int:
-    value = _number(raw)
-    if value < 0 or value != int(value):
-        raise ValueError("must be a whole number, zero or more")
-    return int(value)
 
 
 def _nccl_mode(raw: object) -> int | None:
@@ -128,13 +131,6 @@ def _texts(raw: object) -> tuple[str, ...]:
     if isinstance(raw, (list, tuple)):
         return tuple(_text(item) for item in raw)
     return tuple(text for text in (part.strip() for part in _text(raw).split(",")) if text)
-
-
-def _exit_code(raw: object) -> int:
-    code = _count(raw)
-    if code > 255:
-        raise ValueError("exit codes lie between 0 and 255")
-    return code
 
 
 def _codes(raw: object) -> tuple[int, ...]:
@@ -188,10 +184,8 @@ def _range(raw: object, *, form: str) -> tuple[float, float]:
 
 
 def _ports(raw: object) -> tuple[int, int]:
-    low, high = (_count(bound) for bound in _range(raw, form="LOW:HIGH"))
-    if not 1 <= low <= high <= 65535:
-        raise ValueError("ports lie between 1 and 65535")
-    return low, high
+    low, high = _range(raw, form="LOW:HIGH")
+    return _port(low), _port(high)
 
 
 def _backoff(raw: object) -> tuple[float, float]:
@@ -203,10 +197,7 @@ def _backoff(raw: object) -> tuple[float, float]:
 def _port_or_off(raw: object) -> int | None:
     if raw is False or means_none(raw) or str(raw).strip().lower() == "off":
         return None
-    port = _count(raw)
-    if not 1 <= port <= 65535:
-        raise ValueError("ports lie between 1 and 65535")
-    return port
+    return _port(raw)
 
 
 def _log_level(raw: object) -> str:
@@ -247,15 +238,6 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def _or_none(kind: Kind) -> Kind:
-    def read(raw: object) -> object:
-        if means_none(raw):
-            return None
-        return kind.read(raw)
-
-    return Kind(f"{kind.form} or none", read)
-
-
 def _or_empty(form: str, read_some: Callable[[object], object], empty: Callable[[], object]) -> Kind:
     def read(raw: object) -> object:
         if means_none(raw):
@@ -263,6 +245,10 @@ def _or_empty(form: str, read_some: Callable[[object], object], empty: Callable[
         return read_some(raw)
 
     return Kind(form, read)
+
+
+def _or_none(kind: Kind) -> Kind:
+    return _or_empty(f"{kind.form} or none", kind.read, lambda: None)
 
 
 def choice(*choices: str) -> Kind:

@@ -71,7 +71,7 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
     link: NodeLink, lease: Lease, store: JobStore
 ) -> None:
     """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
-    link.entered(RankAssigned(0, 0, 2, "", False), deputies=0)
+    link.entered(RankAssigned(0, 0, 2, "", False))
     link.attended = True
     store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
