@@ -161,7 +161,7 @@ def _write(
     if former is None:  # so that a look for questions is one operation from the beginning
         texts |= dict.fromkeys(COUNTERS, "0")
     store.publish(texts)
-    return CoordinatorService(node, store, written, machine, settings.beat_s, settings.timeout_s)
+    return CoordinatorService(store, written, formed, machine, settings.beat_s, settings.timeout_s)
 
 
 def _record(head: Head | None) -> Formed | None:

@@ -77,29 +77,28 @@ class CoordinatorService:
     """The coordinator at work in this agent, until `close` or the loss of the store or of its term.
 
     Args:
-        me: this node.
         store: a connection that it shares with the link of its node: nothing may block on it.
-        head: the job's record as this node wrote it to become the coordinator.
-        machine: the coordinator.
+        head, formed: the job's record as this node wrote it to become the coordinator.
+        machine: the coordinator, on this node.
         beat_s, timeout_s: period of beats, and when a silent node is lost.
     """
 
     def __init__(
-        self, me: str, store: JobStore, head: Head, machine: Coordinator, beat_s: float, timeout_s: float
+        self, store: JobStore, head: Head, formed: Formed, machine: Coordinator, beat_s: float, timeout_s: float
     ) -> None:
-        self._me = me
+        self._me = formed.coordinator
         self._machine = machine
         self._head = head
         self._beat_s = beat_s
         self._timeout_s = timeout_s
-        self._formed = decode(head.value)
+        self._formed = formed
         self._refresh_at = time.monotonic() + store.lease_s / _REFRESHES
         self._hosts = store.hosted_here
         # Read with the messages, to see that another coordinator took over; nobody can where this node hosts the store.
         self._fence: tuple[str, ...] = (TERM,)
         if self._hosts:
             self._fence = ()
-        self._term = str(machine.formed().term).encode()
+        self._term = str(formed.term).encode()
         self._beat_reader = BeatReader(timeout_s, beat_s, beat_s)
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -353,7 +352,6 @@ class CoordinatorService:
     def _agree(self, store: JobStore, formed: Formed) -> None:
         """Writes the record for a successor. Messages that it includes may be removed from the inbox afterwards."""
         if not self._hosts:
-            assert isinstance(self._formed, Formed)
             self._write(store, replace(formed, attempt=self._formed.attempt, before=self._formed.before))
         self._kept = range(self._kept.start, formed.read + 1)
 
@@ -362,7 +360,6 @@ class CoordinatorService:
         if store.lease_s and time.monotonic() >= self._refresh_at:
             store.hold()
             with self._lock:
-                assert isinstance(self._formed, Formed)
                 self._write(store, self._formed)
 
     def _write(self, store: JobStore, formed: Formed) -> None:

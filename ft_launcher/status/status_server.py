@@ -11,10 +11,9 @@ import hmac
 import logging
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseServer, ThreadingMixIn
@@ -22,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire import channel
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ _WAITING = 512
 second."""
 _QUIET_S = 10.0
 """A connection on which nothing arrives for so long is closed."""
-_UCRED = struct.Struct("3i")
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'"
 _ALWAYS = {
     "Cache-Control": "no-store",
@@ -53,14 +52,12 @@ class Answer:
 
     Attributes:
         stream: more pieces of the body, after `body`, until it ends or the client does.
-        headers: beside those of every answer.
     """
 
     body: bytes = b""
     kind: str = "text/plain; charset=utf-8"
     code: int = 200
     stream: Iterator[bytes] | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Handler = Callable[[str, Mapping[str, str]], Answer]
@@ -244,8 +241,7 @@ class StatusServer(ThreadingMixIn, BaseServer):
         if self._token is not None and split.path not in self._open_paths:
             given = headers.get("Authorization", "").partition("Bearer ")[2].strip()
             if not hmac.compare_digest(given.encode(errors="replace"), self._token.encode()):
-                say = {"WWW-Authenticate": "Bearer"}
-                return Answer(b"a token is needed: Authorization: Bearer TOKEN\n", code=401, headers=say)
+                return Answer(b"a token is needed: Authorization: Bearer TOKEN\n", code=401)
         query = {name: values[-1] for name, values in parse_qs(split.query, max_num_fields=16).items()}
         return self._handler(split.path, query)
 
@@ -264,7 +260,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", answer.kind)
         if answer.stream is None:
             self.send_header("Content-Length", str(len(answer.body)))
-        for name, value in (_ALWAYS | dict(answer.headers)).items():
+        if answer.code == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        for name, value in _ALWAYS.items():
             self.send_header(name, value)
         self.send_header("Connection", "close")
         self.end_headers()
@@ -286,8 +284,7 @@ def _end(connection: socket.socket) -> None:
 
 def _is_ours(connection: socket.socket) -> bool:
     """Whether the process at the other end is of this user, or of root."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return _UCRED.unpack(found)[1] in (os.geteuid(), 0)
+    return channel.peer(connection).uid in (os.geteuid(), 0)
 
 
 def _names_this_host(host: str) -> bool:
