@@ -14,8 +14,6 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from rank_monitor.contract.errors import ConfigError
-
 # Each endpoint is tried twice, so that one lost connection is not an error of the job.
 _ROUNDS = 2
 # Between the rounds, and an eighth of `read_timeout` at most: without a pause both would meet the same short outage.
@@ -52,11 +50,8 @@ class Gateway:
         cert: str | tuple[str, str] | None,
         ca_cert: str | None,
     ) -> None:
-        try:
-            import etcd3gw
-        except ImportError:
-            hint = "pip install 'ft-launcher[etcd]'"
-            raise ConfigError("rdzv_backend", "etcd-v3", "--rdzv-backend", "needs the package etcd3gw", hint) from None
+        import etcd3gw
+
         self.read_timeout_s = read_timeout_s
         self._pause_s = min(_PAUSE_S, read_timeout_s / 8)
         try_s = (read_timeout_s - self._pause_s) / (_ROUNDS * len(addresses))

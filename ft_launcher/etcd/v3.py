@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import random
 import secrets
 import threading
@@ -40,7 +39,6 @@ _PREFIX = "/ft_launcher"
 _TTL_S = 7200
 # torch's default for its backends.
 _READ_TIMEOUT_S = 60
-_SOURCE = "--rdzv-conf"
 _WATCH_S = 10.0
 """One watch stream at most: a connection to a host that vanished would be silent for ever."""
 # Between two attempts to read again after etcd was lost, while a key is awaited.
@@ -298,47 +296,24 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3S
     `read_timeout` (seconds for one call, over all endpoints and tries; 60; also the store's timeout), `key_prefix` or
     `etcd_prefix` (`/ft_launcher`), `ttl` (seconds that records outlive the job; two hours).
 
+    What can be wrong with them, `settings/rendezvous_check.py` has found out.
+
     Raises:
-        ConfigError: a setting is wrong, or the package etcd3gw is missing.
+        ConfigError: the run id is empty.
         RendezvousConnectionError: no endpoint answers as an etcd does.
     """
     if not params.run_id:
         raise ConfigError("rdzv_id", params.run_id, "--rdzv-id", "must not be empty")
     protocol = str(params.get("protocol", "http")).strip().lower()
-    if protocol not in ("http", "https"):
-        raise ConfigError("protocol", protocol, _SOURCE, "must be http or https")
-    cert, key, authority = (_file(params, name) for name in ("ssl_cert", "ssl_cert_key", "ca_cert"))
-    if key and not cert:
-        raise ConfigError("ssl_cert_key", key, _SOURCE, "needs ssl_cert")
-    ttl_s, read_timeout_s = _seconds(params, "ttl", _TTL_S), _seconds(params, "read_timeout", _READ_TIMEOUT_S)
-    prefix = str(params.get("key_prefix") or params.get("etcd_prefix") or _PREFIX).rstrip("/")
-    try:
-        addresses = [parse_rendezvous_endpoint(address, _PORT) for address in params.endpoint.split(",")]
-    except ValueError as error:
-        raise ConfigError("rdzv_endpoint", params.endpoint, "--rdzv-endpoint", str(error)) from None
-    certificate: str | tuple[str, str] | None = cert
+    cert, key = params.get("ssl_cert"), params.get("ssl_cert_key")
     if cert and key:
-        certificate = (cert, key)
-    gateway = Gateway(addresses, read_timeout_s, protocol, certificate, authority)
-    records = Records(gateway, f"{prefix}/{quote(params.run_id, safe='')}/", ttl_s)
+        cert = (cert, key)
+    prefix = str(params.get("key_prefix") or params.get("etcd_prefix") or _PREFIX).rstrip("/")
+    addresses = [parse_rendezvous_endpoint(address, _PORT) for address in params.endpoint.split(",")]
+    read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
+    gateway = Gateway(addresses, read_timeout_s, protocol, cert or None, params.get("ca_cert") or None)
+    records = Records(gateway, f"{prefix}/{quote(params.run_id, safe='')}/", params.get_as_int("ttl", _TTL_S))
     return EtcdV3Backend(records), EtcdV3Store(records)
-
-
-def _seconds(params: RendezvousParameters, name: str, default_s: int) -> int:
-    try:
-        seconds = params.get_as_int(name, default_s)
-    except ValueError:
-        seconds = 0
-    if seconds <= 0:
-        raise ConfigError(name, params.get(name), _SOURCE, "must be whole seconds above 0")
-    return int(seconds)
-
-
-def _file(params: RendezvousParameters, name: str) -> str | None:
-    path = params.get(name) or None
-    if path is not None and not os.access(path, os.R_OK):
-        raise ConfigError(name, path, _SOURCE, "there is no such file, or it cannot be read")
-    return path
 
 
 def _text(value: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed) -> Se
         _check_reserved(conf)
         settled = settle(backend, conf, several_nodes=config.max_nodes > 1)
         if backend in BACKENDS:
-            _check_files(settled.conf)
+            _check_files(backend, settled.conf)
             RendezvousParameters(backend, "", "", 1, 1, **settled.conf).get_as_bool("is_host")
     return settled
 
@@ -98,10 +99,15 @@ def _check_reserved(conf: Mapping[str, Any]) -> None:
         raise ValueError(f"{', '.join(sorted(doubled))}: there is an option of its own for that")
 
 
-def _check_files(conf: Mapping[str, Any]) -> None:
+def _check_files(backend: str, conf: Mapping[str, Any]) -> None:
     missing = [f"{key}={conf[key]}" for key in _FILES if key in conf and not Path(conf[key]).is_file()]
     if missing:
         raise ValueError(f"{', '.join(missing)}: no such file")
+    unreadable = [f"{key}={conf[key]}" for key in _FILES if key in conf and not os.access(conf[key], os.R_OK)]
+    if unreadable:
+        raise ValueError(f"{', '.join(unreadable)}: cannot be read")
+    if backend == "etcd-v3" and "ssl_cert_key" in conf and "ssl_cert" not in conf:
+        raise ValueError("ssl_cert_key needs ssl_cert")
 
 
 def check_members(config: Any, members: MemberSettings, sources: Mapping[str, str]) -> None:
@@ -134,7 +140,7 @@ def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settle
     kept: dict[str, Any] = {}
     warnings = []
     for key, value in conf.items():
-        reason = _refusal(backend, key, value)
+        reason = _refusal(backend, key)
         if reason and (several_nodes or key != "heartbeat_timeout"):
             raise ValueError(f"{key}: {reason}")
         if key not in here:
@@ -151,7 +157,7 @@ def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settle
     return Settled(kept, tuple(f"--rdzv-conf: {warning}" for warning in warnings))
 
 
-def _refusal(backend: str, key: str, value: object) -> str:
+def _refusal(backend: str, key: str) -> str:
     """Returns why a key that a user may rely on cannot have its effect; empty for any other key."""
     if key == "heartbeat_timeout" and backend != "etcd":
         return "a beat has no time limit of its own here; a node is lost when it is silent for --ft-node-timeout"

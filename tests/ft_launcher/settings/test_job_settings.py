@@ -19,6 +19,7 @@ from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.errors import ConfigError
 
 JobOf = Callable[..., Job]
+V3 = "--rdzv-backend etcd-v3 --rdzv-endpoint localhost:1"
 
 
 def torchrun_would_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, list[str]]:
@@ -172,6 +173,12 @@ def test_standalone_wins_and_says_so(job_of: JobOf) -> None:
         ("--rdzv-backend c10d --rdzv-conf join_timeout=0 train.py", "join_timeout must be above 0"),
         ("--rdzv-backend c10d --rdzv-conf is_host=maybe train.py", "is_host"),
         ("--rdzv-conf min_nodes=3 train.py", "min_nodes: there is an option of its own"),
+        (f"{V3} --rdzv-conf protocol=ftp train.py", "protocol must be http or https"),
+        (f"{V3} --rdzv-conf read_timeout=0 train.py", "read_timeout must be above 0"),
+        (f"{V3} --rdzv-conf ssl_cert=/no/file train.py", "ssl_cert=/no/file: no such file"),
+        (f"{V3} --rdzv-conf ssl_cert_key=train.py train.py", "ssl_cert_key needs ssl_cert"),
+        ("--rdzv-backend etcd-v3 --rdzv-endpoint h:port train.py", "rdzv_endpoint='h:port'"),
+        ("--rdzv-backend etcd-v3 --rdzv-endpoint h:1,http://h:2 train.py", "rdzv_endpoint='h:1,http://h:2'"),
         ("--logs-specs none-such train.py", "none-such"),
     ],
 )
