@@ -147,7 +147,7 @@ def _write(
     rules = settings.rules
     beats = node
     if store.hosted_here:  # nobody can take over where the coordinator's node hosts the store: nothing to watch for
-        rules = replace(rules, hosts=True, deputies=0)
+        rules = replace(rules, hosts=True)
         beats = HOST
     try:
         machine = Coordinator(node, rules, settings.policy, time.monotonic(), former)

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from rank_monitor.contract.loss_detector import LossDetector
 
+DEPUTIES = 2
+"""Members that watch the coordinator as closely as it watches them."""
 # Bounded, so that many operations at once do not make a node leave out beats for long afterwards.
 _MOST_TO_LEAVE_OUT = 2.0
 _ENOUGH = 7

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from enum import Enum, auto
 
+from ft_launcher.nodes.beat_schedule import DEPUTIES
 from ft_launcher.nodes.fault_decision import FaultDecision, Policy
 from ft_launcher.nodes.formation import Formation, Rules
 from ft_launcher.nodes.node_messages import (
@@ -54,7 +55,7 @@ class Coordinator:
         self.read = 0
         self._me, self._rules = me, rules
         self._roster = Roster(former)
-        self._fault_decision = FaultDecision(policy, rules.failed_starts, now, former)
+        self._fault_decision = FaultDecision(policy, now, former)
         self._formation = Formation(rules, self._roster, self._fault_decision, now, former)
         self._rank_claims = RankClaims(me, rules.rank_claim_s)
         self._term = 1
@@ -126,14 +127,10 @@ class Coordinator:
             return [*work, *self._places()]
         if self.phase is Phase.FORMING:
             return []
-        if self._over.exit_code == ExitCode.OK:
-            end_reason = EndReason.SUCCEEDED
-        else:
-            end_reason = EndReason.STOP
         everybody = self._roster.members | self._roster.waiting
         self._roster.waiting = {}
         return [
-            self._cycle_end(end_reason, self._over.reason, self._over.exit_code),
+            self._cycle_end(self._over.end_reason, self._over.reason, self._over.exit_code),
             *self._answer(everybody, self._over),
         ]
 
@@ -310,17 +307,15 @@ class Coordinator:
                 return [self.formed(), *self._places()]
 
     def _places(self) -> list[Work]:
-        deputies = [node for node in self._roster.members if node != self._me][: self._rules.deputies]
+        deputies: list[str] = []
+        if not self._rules.hosts:  # else nobody can take over
+            deputies = [node for node in self._roster.members if node != self._me][:DEPUTIES]
         decided = self._fault_decision
-        place = RankAssigned(
-            cycle=self._roster.cycle,
-            rank=0,
-            nodes=self.size,
-            reason=self._formation.why,
-            decision=decided.decision,
-            fault_of=decided.faulty_node,
-        )
-        places = [replace(place, rank=rank, deputy=node in deputies) for rank, node in enumerate(self._roster.members)]
+        of_fault = decided.decision, decided.faulty_node
+        places = [
+            RankAssigned(self._roster.cycle, rank, self.size, self._formation.why, node in deputies, *of_fault)
+            for rank, node in enumerate(self._roster.members)
+        ]
         active = [arrival.name for arrival in self._roster.members.values()]
         standby = [arrival.name for arrival in self._roster.waiting.values()]
         places[0] = replace(places[0], active=active, standby=standby)

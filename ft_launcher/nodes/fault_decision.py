@@ -15,6 +15,9 @@ from rank_monitor.contract.exit_codes import ExitCode
 
 _A = TypeVar("_A", RankAssigned, JobOver)
 
+MOST_FAILED_STARTS = 3
+"""So many cycles in a row that fail without a failed rank end the job; for instance because no node reaches their
+store."""
 
 Fault = Mapping[str, Any]
 """A node's fault as JSON; empty: it had none."""
@@ -86,14 +89,12 @@ class FaultDecision:
 
     Args:
         policy: the restart policy.
-        failed_starts: this many cycles in a row that fail without a failed rank end the job.
         now: the current time.
         former: the last record of the former coordinator.
     """
 
-    def __init__(self, policy: Policy, failed_starts: int, now: float, former: Formed | None) -> None:
+    def __init__(self, policy: Policy, now: float, former: Formed | None) -> None:
         self._policy = policy
-        self._most_failed_starts = failed_starts
         self._history_at = now
         self.history: dict[str, Any] = {}
         self.kept: dict[str, dict[str, Any]] = {}
@@ -145,14 +146,14 @@ class FaultDecision:
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
         failed_to_start = reported and faulty_node is None and not gone
         if failed_to_start:
-            self._failed_starts = self._failed_starts + 1
+            self._failed_starts += 1
         else:
             self._failed_starts = 0
         self.faulty_node = faulty_node or ""
         if faulty_node is not None:
             self.answer = self._ask(combined(faults[faulty_node], faults.values()), places, now, views)
             self.faulty_node = self.answer.faulty_node or faulty_node
-        elif self._failed_starts >= self._most_failed_starts:
+        elif self._failed_starts >= MOST_FAILED_STARTS:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
             self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), {}, self.history)
         else:

@@ -56,11 +56,8 @@ class Rules:
         last_call_s: from the minimum to the formation, unless that can be at once.
         join_s: how long too few nodes wait for more.
         keep_healthy: a failed node does not end the cycle while the minimum of nodes is healthy.
-        deputies: how many members watch the coordinator.
         rank_claim_s: how long a node waits whose node rank is held by another, which may be dead.
         hosts: the coordinator's node hosts the store, so the job ends when it leaves.
-        failed_starts: this many cycles in a row that fail without a failed rank end the job; for instance because no
-            node reaches their store.
         hint: text that is added to the reason where nodes turn out to be too few.
     """
 
@@ -68,10 +65,8 @@ class Rules:
     last_call_s: float = 30.0
     join_s: float = 600.0
     keep_healthy: bool = False
-    deputies: int = 2
     rank_claim_s: float = 20.0
     hosts: bool = False
-    failed_starts: int = 3
     hint: str = ""
 
 

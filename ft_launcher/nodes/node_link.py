@@ -21,7 +21,7 @@ from ft_launcher.nodes.attempt import (
     check,
     enter_current,
 )
-from ft_launcher.nodes.beat_schedule import BeatSchedule, look_every, own_limit_s
+from ft_launcher.nodes.beat_schedule import DEPUTIES, BeatSchedule, look_every, own_limit_s
 from ft_launcher.nodes.connections import Connections
 from ft_launcher.nodes.coordinator_service import BEAT, HOST, CoordinatorService, end_key, host_key, reply_key
 from ft_launcher.nodes.job_store import JobStore
@@ -29,7 +29,6 @@ from ft_launcher.nodes.key_waiter import Awaited, Box, RingingBox
 from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.node_messages import (
     CycleEnd,
-    EndReason,
     JobOver,
     JoinRequest,
     NodeMessage,
@@ -39,7 +38,6 @@ from ft_launcher.nodes.node_messages import (
 )
 from ft_launcher.nodes.questions import Questions
 from rank_monitor.contract.errors import ProtocolError, StoreLost
-from rank_monitor.contract.exit_codes import ExitCode
 
 # Where no host is known yet, another node gets this long to open the attempt before this one does.
 _FIRST_S = 0.5
@@ -179,7 +177,7 @@ class NodeLink:
         if place.deputy or not self._watches:
             deputies = 0
         else:
-            deputies = min(self._settings.rules.deputies, place.nodes - 1)
+            deputies = min(DEPUTIES, place.nodes - 1)
         self._beat_schedule.serve(place.rank, place.nodes, deputies)
         self._begin_lease()
         if place.rank != 0 and not hosted_by_user:
@@ -378,13 +376,9 @@ class NodeLink:
 
     def _hear(self, store: JobStore, over: JobOver) -> None:
         """Writes the end of this node's attempt to the keys that it awaits, since no coordinator will any more."""
-        if over.exit_code == ExitCode.OK:
-            end_reason = EndReason.SUCCEEDED
-        else:
-            end_reason = EndReason.STOP
 
         def end(key: str) -> str:
-            return encode(CycleEnd(int(key.rpartition("/")[2]), end_reason.value, over.reason, over.exit_code))
+            return encode(CycleEnd(int(key.rpartition("/")[2]), over.end_reason.value, over.reason, over.exit_code))
 
         self._awaited.release(store, self._hosts_of_cycles)
         self._awaited.release(store, self._ends, text=end)

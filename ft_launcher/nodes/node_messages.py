@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import from_json
 
 # Nodes of one job may run different releases of the launcher; a record of another version is refused.
@@ -111,6 +112,13 @@ class JobOver:
     reason: str
     decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
     fault_of: str = ""
+
+    @property
+    def end_reason(self) -> EndReason:
+        """How the last cycle ended for a node that has not heard that."""
+        if self.exit_code == ExitCode.OK:
+            return EndReason.SUCCEEDED
+        return EndReason.STOP
 
 
 @dataclass(frozen=True)

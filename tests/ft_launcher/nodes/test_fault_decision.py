@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ft_launcher.nodes import fault_decision
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
@@ -79,7 +80,7 @@ def test_what_a_waiting_node_has_to_hear_outlives_the_coordinator() -> None:
 
 def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:
     """The store of a cycle cannot be reached, time after time."""
-    story = running("ab", failed_starts=3)
+    story = running("ab")
     for cycle in (1, 2):
         assert story.failed("b") == [f"end {cycle - 1}: failed"]
         assert story.come("ba") == [f"cycle {cycle}: ab"]
@@ -89,8 +90,9 @@ def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:
 
 
 @pytest.mark.parametrize("otherwise", ["fault", "loss", "growth"])
-def test_only_such_cycles_in_a_row_count(otherwise: str) -> None:
-    story = running("ab", minimum=1, maximum=3, failed_starts=2)
+def test_only_such_cycles_in_a_row_count(otherwise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_decision, "MOST_FAILED_STARTS", 2)
+    story = running("ab", minimum=1, maximum=3)
     story.failed("b")
     assert story.come("ba") == ["cycle 1: ab"]
     if otherwise == "fault":
