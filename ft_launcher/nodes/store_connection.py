@@ -159,15 +159,8 @@ def _static_store(parameters: RendezvousParameters) -> TCPStore:
     host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
     first = int(parameters.config["rank"]) == 0
     limit_s = parameters.get_as_int("timeout", 600) or 600
-    limit = timedelta(seconds=limit_s)
     try:
-        return _within(
-            min(limit_s, _OPERATION_S) + _REACH_S,
-            lambda: TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True),
-            host,
-            port,
-            check=True,
-        )
+        return _tcp_store(host, port, limit_s, min(limit_s, _OPERATION_S) + _REACH_S, hosts=first, check=True)
     except (ValueError, RuntimeError, TimeoutError) as error:
         raise RendezvousConnectionError(_about(f"{host}:{port}", error)) from error
 
@@ -180,13 +173,7 @@ def _must_be_a_store(host: str, port: int) -> None:
     """
     try:
         socket.create_connection((host, port), _REACH_S).close()
-        limit = timedelta(seconds=_FIRST_ANSWER_S)
-        _within(
-            2 * _FIRST_ANSWER_S,
-            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit),
-            host,
-            port,
-        )
+        _tcp_store(host, port, _FIRST_ANSWER_S, 2 * _FIRST_ANSWER_S)
     except (OSError, ValueError, RuntimeError, RendezvousConnectionError) as error:
         if _WRONG_FIRST_ANSWER in str(error):
             raise RendezvousConnectionError(_about(f"{host}:{port}", error)) from None
@@ -205,15 +192,23 @@ def _connect(host: str, port: int) -> TCPStore:
     """
     with resolver.usual(), socket.create_connection((host, port), _REACH_S) as plain:
         address = plain.getpeername()[0]
-    limit = timedelta(seconds=_CONNECT_S)
-    store: TCPStore = _within(
-        _CONNECT_S,
-        lambda: TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit, multi_tenant=True),
-        address,
-        port,
-    )
+    store = _tcp_store(address, port, _CONNECT_S, _CONNECT_S)
     store.set_timeout(timedelta(seconds=_OPERATION_S))
     return store
+
+
+def _tcp_store(
+    host: str, port: int, timeout_s: float, limit_s: float, hosts: bool = False, check: bool = False
+) -> TCPStore:
+    """Makes torch's store with a timeout. `hosts`: as its server. `limit_s`, `check`: as for `_within`."""
+    limit = timedelta(seconds=timeout_s)
+    return _within(
+        limit_s,
+        lambda: TCPStore(host, port, is_master=hosts, wait_for_workers=False, timeout=limit, multi_tenant=True),
+        host,
+        port,
+        check,
+    )
 
 
 def _within(limit_s: float, make: Callable[[], _T], host: str, port: int, check: bool = False) -> _T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
@@ -49,9 +49,7 @@ def as_metrics(
                 yield from _of_times(times)
             yield from _of_ranks(readings, facts, now)
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Once())
-    return generate_latest(registry)
+    return generate_latest(Once())
 
 
 def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
