@@ -22,7 +22,7 @@ from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, CoordinatorS
 from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import Head, JobStore
-from ft_launcher.nodes.node_messages import Formed, JobOver, decode, encode, over_of
+from ft_launcher.nodes.node_messages import Formed, JobOver, decode_as, encode, over_of
 from ft_launcher.nodes.questions import COUNTERS
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
@@ -168,12 +168,9 @@ def _record(head: Head | None) -> Formed | None:
     if head is None:
         return None
     try:
-        found = decode(head.value)
-        if not isinstance(found, Formed):
-            raise ProtocolError(f"it is a {type(found).__name__}")
+        return decode_as(Formed, head.value)
     except ProtocolError as error:
         raise StoreLost(f"the job's record cannot be read: {error}") from None
-    return found
 
 
 def _must_be_of(attempt: str, found: Formed | None) -> Formed:

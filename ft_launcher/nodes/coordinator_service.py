@@ -254,16 +254,14 @@ class CoordinatorService:
         self._deadline_changed.set()
 
     def _take(self, text: bytes) -> list[Work]:
-        if not text:
-            self._given_up.add(self._machine.read + 1)
-        try:
-            if text:
+        message = None
+        if text:
+            try:
                 message = decode(text)
-            else:
-                message = None
-        except ProtocolError as error:
-            logger.warning("a record of another program in the rendezvous' store is left out: %s", error)
-            message = None
+            except ProtocolError as error:
+                logger.warning("a record of another program in the rendezvous' store is left out: %s", error)
+        else:
+            self._given_up.add(self._machine.read + 1)
         if not isinstance(message, (JoinRequest, Ended, Left)):
             self._machine.read += 1
             return []

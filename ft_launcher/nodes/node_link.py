@@ -33,7 +33,7 @@ from ft_launcher.nodes.node_messages import (
     JoinRequest,
     NodeMessage,
     RankAssigned,
-    decode,
+    decode_as,
     encode,
 )
 from ft_launcher.nodes.questions import Questions
@@ -127,9 +127,7 @@ class NodeLink:
     def take_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle; None if it was not received. Does not block."""
         with contextlib.suppress(ProtocolError):
-            end = decode(self._ends.take(end_key(cycle), 0) or b"")
-            if isinstance(end, CycleEnd):
-                return end
+            return decode_as(CycleEnd, self._ends.take(end_key(cycle), 0) or b"")
         return None
 
     def send(self, message: NodeMessage) -> None:

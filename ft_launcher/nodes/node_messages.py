@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
@@ -188,6 +188,7 @@ Work: TypeAlias = "Formed | Reply | CycleEnd"
 """What the coordinator wants done, in order. `Formed` must be agreed on before anything after it is done."""
 NodeMessage: TypeAlias = "JoinRequest | Ended | Left | RankAssigned | JobOver | CycleEnd | Formed | Members"
 
+_M = TypeVar("_M")
 _CLASSES = (JoinRequest, Ended, Left, RankAssigned, JobOver, CycleEnd, Formed, Members)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _CLASSES}
 
@@ -218,6 +219,14 @@ def decode(text: bytes) -> NodeMessage:
     if kind is None:
         raise ProtocolError("unknown kind of record")
     message: NodeMessage = from_json(kind, values)
+    return message
+
+
+def decode_as(kind: type[_M], text: bytes) -> _M:
+    """Parses a message of one kind. Raises ProtocolError as `decode`, and for a message of another kind."""
+    message = decode(text)
+    if not isinstance(message, kind):
+        raise ProtocolError(f"it is a {type(message).__name__}")
     return message
 
 

@@ -9,6 +9,7 @@ Nothing is tried again here, and no failure counts as trouble of this node's lin
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from ft_launcher.nodes.connections import Connections
 from ft_launcher.nodes.job_store import MOST_SENT, JobStore
-from ft_launcher.nodes.node_messages import Members, decode
+from ft_launcher.nodes.node_messages import Members, decode_as
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -152,14 +153,8 @@ class Questions:
     def members(self) -> Members | None:
         """Returns the nodes of the last cycle; None: none has begun, or the store does not answer."""
         text = self._try(lambda store: store.receive(MEMBERS, 0))
-        if text is None:
-            return None
-        try:
-            found = decode(text)
-        except ProtocolError:
-            return None
-        if isinstance(found, Members):
-            return found
+        with contextlib.suppress(ProtocolError):
+            return decode_as(Members, text or b"")
         return None
 
     def close(self) -> None:
