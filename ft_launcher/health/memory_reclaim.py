@@ -86,13 +86,10 @@ class MemoryReclaim:
         with self._reads:
             while readings := self._round.wait():
                 used: Used = self._round.memory.pop(_CHECK, {}).get("used_mib", {})
-                is_first = self._before is None
                 if self._before is None:
                     self._before = used
                 if not used:
                     return f"{_UNREAD}: {readings[0].reason or readings[0].state}"
-                if is_first:
-                    break
                 step = next_step(self._before, used, self._settings, time.monotonic() - self._began)
                 if step.pause_s is None or self._closed.wait(step.pause_s):
                     return step.reason
