@@ -280,16 +280,15 @@ def _with_free_port(parsed: Parsed) -> Namespace:
     return asked
 
 
-def _from_torch(namespace: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
-    """Returns what torch's `run` would launch: `LaunchConfig`, command and its arguments.
+def _from_torch(asked: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
+    """Returns what torch's `run` would launch: `LaunchConfig`, command and its arguments. Changes the namespace.
 
     Raises:
         ConfigError: torch refuses an option.
     """
-    asked = copy(namespace)
     asked.nproc_per_node = str(ranks)
     asked.run_path = False  # torch would run the script by `runpy`, in processes without our bootstrap
-    if namespace.logs_specs is None:
+    if asked.logs_specs is None:
         vars(asked).update(_NO_LOGS)
     found: list[tuple[Any, str, list[str]]] = []
 

@@ -30,21 +30,21 @@ _FORMATION = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "h
 _BEATS = frozenset({"keep_alive_interval", "keep_alive_max_attempt"})
 _TLS = frozenset({"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"})
 _RECORDS = frozenset({"key_prefix", "etcd_prefix", "ttl"})
-# What torch's handlers and backends of these names look up in their parameters.
-_READ_BY_TORCH: Mapping[str, frozenset[str]] = {
+# What torch's handlers and backends of these names look up in their parameters, and our own backend `etcd-v3`.
+_READ_BY_BACKEND: Mapping[str, frozenset[str]] = {
     "c10d": _FORMATION | _BEATS | {"read_timeout", "is_host", "store_type"},
     "static": frozenset({"timeout", "rank"}),
     "etcd-v2": _FORMATION | _BEATS | _TLS | {"read_timeout"},
     "etcd": frozenset({"timeout", "last_call_timeout", "etcd_prefix", "protocol", "cert", "key", "cacert"}),
+    "etcd-v3": _FORMATION | _BEATS | _TLS | _RECORDS | {"timeout", "read_timeout"},
 }
-# What the rendezvous of this package reads in addition (docs/nodes.md); `etcd-v3` is its own backend.
+# What the rendezvous of this package reads in addition (docs/nodes.md).
 _READ_HERE_TOO: Mapping[str, frozenset[str]] = {
     "c10d": frozenset({"timeout"}),
     "static": _FORMATION | _BEATS,
     "etcd-v2": _RECORDS | {"timeout"},
-    "etcd-v3": _FORMATION | _BEATS | _TLS | _RECORDS | {"timeout", "read_timeout"},
 }
-BACKENDS = tuple({**_READ_BY_TORCH, **_READ_HERE_TOO})
+BACKENDS = tuple(_READ_BY_BACKEND)
 """Those of torch, and one of our own."""
 
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
@@ -135,8 +135,8 @@ def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settle
     """
     if backend not in BACKENDS:
         return Settled(dict(conf))
-    by_torch = _READ_BY_TORCH.get(backend, frozenset())
-    here = by_torch | _READ_HERE_TOO.get(backend, frozenset())
+    by_backend = _READ_BY_BACKEND[backend]
+    here = by_backend | _READ_HERE_TOO.get(backend, frozenset())
     kept: dict[str, Any] = {}
     warnings = []
     for key, value in conf.items():
@@ -145,7 +145,7 @@ def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settle
             raise ValueError(f"{key}: {reason}")
         if key not in here:
             warnings.append(f"{key}={value} is left out: {_unread(backend, key, here)}")
-        elif key in by_torch or backend == "etcd-v3":
+        elif key in by_backend:
             kept[key] = value
             _check(key, value)
         else:
@@ -167,9 +167,7 @@ def _refusal(backend: str, key: str) -> str:
 
 
 def _unread(backend: str, key: str, here: frozenset[str]) -> str:
-    owners = [
-        other for other in BACKENDS if key in _READ_BY_TORCH.get(other, ()) or key in _READ_HERE_TOO.get(other, ())
-    ]
+    owners = [other for other in BACKENDS if key in _READ_BY_BACKEND[other] or key in _READ_HERE_TOO.get(other, ())]
     if owners:
         return f"{backend} does not read it; it is a key of {', '.join(owners)}"
     return f"{backend} has no such key{nearest(_bare(key), here)}"
@@ -188,7 +186,7 @@ def _check(key: str, value: Any) -> None:
 
 
 def _tolerated(key: str, value: Any) -> tuple[Any, str]:
-    """Returns the value of a key that torch does not read, None for an invalid one, and what is wrong with it."""
+    """Returns the value of a key that the backend does not read, None for an invalid one, and what is wrong with it."""
     if key not in _SECONDS_OR_COUNTS:
         return value, ""
     number = _whole(value)
