@@ -171,9 +171,12 @@ class SingleNode(Membership):
 
     def _after_request(self, rank: int, request: Any) -> JobEnd | None:
         """Carries out a rank's request after the ranks have ended."""
-        policy, now = self._parts.settings.restart, time.monotonic()
-        decision = after_request(request, rank, self._history, policy, self._group.spec.max_restarts, now)
-        asked = Question(policy, self._group.spec.max_restarts, self._history).to_record(now)
+        question, now = (
+            Question(self._parts.settings.restart, self._group.spec.max_restarts, self._history),
+            time.monotonic(),
+        )
+        decision = after_request(request, rank, question, now)
+        asked = question.to_record(now)
         asked["request"] = {"rank": rank, "action": request.action, "description": request.description}
         self._parts.recorder.asked(self._ranks.cycle, request, decision, asked)
         if decision.action is Action.RESTART:

@@ -185,9 +185,7 @@ class InProcess:
         """Records and returns the local ranks without which the cycle succeeded."""
         lost = sorted(self._rungs.lost)
         if lost:
-            self._recorder.finished_without(
-                self._store.cycle, [int(self._workers[local_rank].global_rank) for local_rank in lost]
-            )
+            self._recorder.finished_without(self._store.cycle, [self._rank(local_rank) for local_rank in lost])
         return set(lost)
 
     def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
@@ -223,33 +221,32 @@ class InProcess:
 
     def _do(self, steps: list[Step]) -> None:
         for step in steps:
-            if isinstance(step, Restarted):
-                rank = 0
-            else:
-                rank = int(self._workers[step.local_rank].global_rank)
             match step:
                 case NotifyLoss():
                     self._loss_notifier.notify(step, self._ends[step.local_rank].pid)
                 case StartAgain(local_rank):
-                    self._start_again(local_rank, rank)
-                case StayAway(_, reason):
-                    self._recorder.stays_away(self._store.cycle, rank, reason)
+                    self._start_again(local_rank)
+                case StayAway(local_rank, reason):
+                    self._recorder.stays_away(self._store.cycle, self._rank(local_rank), reason)
                 case Joined(local_rank, iteration):
                     self._events.append(TakesPart(local_rank))
-                    self._recorder.joined(self._store.cycle, rank, iteration)
+                    self._recorder.joined(self._store.cycle, self._rank(local_rank), iteration)
                 case Restarted(iteration, took_s):
                     self._open.clear()
                     why = self._records(step.prefix, step.failed)
                     self._recorder.restarted(self._store.cycle, iteration, took_s, why)
                 case EndRank(local_rank, reason):
-                    self._recorder.ends_late_rank(self._store.cycle, rank, reason)
+                    self._recorder.ends_late_rank(self._store.cycle, self._rank(local_rank), reason)
                     self._killed.add(local_rank)
                     with contextlib.suppress(KeyError, OSError):  # it ended by itself meanwhile
                         signal.pidfd_send_signal(self._ranks.pidfds[local_rank], signal.SIGKILL)
                 case TakeOver(local_rank, reason) if self._took_over is None:
                     self._took_over = step
                     self._events.append(CyclePhase.FAILED)
-                    self._recorder.took_over(self._store.cycle, rank, reason)
+                    self._recorder.took_over(self._store.cycle, self._rank(local_rank), reason)
+
+    def _rank(self, local_rank: int) -> int:
+        return int(self._workers[local_rank].global_rank)
 
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
@@ -283,9 +280,9 @@ class InProcess:
             logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
             return []
 
-    def _start_again(self, local_rank: int, rank: int) -> None:
+    def _start_again(self, local_rank: int) -> None:
         """Starts one rank again while the others run."""
-        started_ns = time.monotonic_ns()
+        started_ns, rank = time.monotonic_ns(), self._rank(local_rank)
         try:
             pid = self._ranks.start_again(local_rank, {env.REJOIN: self._rejoins})
         except (OSError, NoWarmStart) as error:

@@ -109,7 +109,7 @@ class Rungs:
 
     Args:
         state: what is known already; it changes with each event.
-        enabled: whether rung 1 is used at all.
+        enabled: whether rung 1 is used at all; else messages of wrappers are not taken, as if there were none.
     """
 
     def __init__(self, state: RungState, enabled: bool = True) -> None:
@@ -129,11 +129,11 @@ class Rungs:
     def needs_message(self, local_rank: int) -> bool:
         """Whether the last message of a rank that ended is needed: its monitor may not have passed it on yet."""
         slot = self._slots[local_rank]
-        return self._enabled and (slot.is_new or slot.state not in ("", WrapperState.FINALIZED))
+        return slot.is_new or slot.state not in ("", WrapperState.FINALIZED)
 
     def may_have_declared(self, local_rank: int) -> bool:
         """Whether a rank without a message may have sent one that its monitor still has: other ranks have wrappers."""
-        return self._enabled and not self._slots[local_rank].state and any(slot.last for slot in self._slots)
+        return not self._slots[local_rank].state and any(slot.last for slot in self._slots)
 
     def next_check(self) -> float | None:
         """When `tick` is to be called (monotonic seconds); None: no deadline runs."""

@@ -1,5 +1,5 @@
 """Detects ranks that have ended without an exit code: their main thread has ended while another lives on, or another
-process, such as a debugger, holds their exit code. `ZombieWatch` is pure; `Zombies` reads /proc for it.
+process, such as a debugger, holds their exit code.
 
 Called by `agent/ranks.py` at each wake-up of the loop: no event reports an exit code in either case.
 
@@ -10,7 +10,7 @@ is left that could make progress, and no event will arrive: they are ended as a 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, RankEvidence
@@ -19,23 +19,6 @@ from ft_launcher.ranks.rank_context import RankContext
 
 SAMPLE_S = 2.0
 """Seconds between two samples, so that a rank on its way out is not taken for a zombie. A sample is one short read."""
-
-
-class ZombieWatch:
-    """Decides from samples whether all ranks were zombies in two samples in a row."""
-
-    def __init__(self) -> None:
-        self._before: frozenset[int] = frozenset()
-
-    def sample(self, running: Collection[int], zombies: Collection[int]) -> bool:
-        """Takes one sample: pids whose exit code was not taken yet, and those of them that are zombies."""
-        if running and set(running) <= set(zombies):
-            now = frozenset(running)
-        else:
-            now = frozenset()
-        # The same pid in both: ranks that end one after the other are zombies for a moment each.
-        twice, self._before = bool(now & self._before), now
-        return twice
 
 
 class Zombies:
@@ -47,7 +30,7 @@ class Zombies:
     def __init__(self) -> None:
         self.unreaped: set[int] = set()
         self.are_all = False
-        self._watch = ZombieWatch()
+        self._before: frozenset[int] = frozenset()
         self._next = time.monotonic() + SAMPLE_S
 
     def next_check(self) -> float:
@@ -60,8 +43,19 @@ class Zombies:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + SAMPLE_S
             pids = {pid for local_rank, pid in ranks.pids().items() if local_rank in ranks.pidfds}
-            self.are_all = self._watch.sample(pids, {pid for pid in pids if is_zombie(pid)})
+            self.sample(pids, {pid for pid in pids if is_zombie(pid)})
         return self.are_all
+
+    def sample(self, running: Set[int], zombies: Set[int]) -> None:
+        """Takes one sample: pids whose exit code was not taken yet, and those of them that are zombies.
+
+        `are_all` says then whether all ranks were zombies in this sample and in the one before.
+        """
+        now: frozenset[int] = frozenset()
+        if running <= zombies:
+            now = frozenset(running)
+        # The same pid in both: ranks that end one after the other are zombies for a moment each.
+        self.are_all, self._before = bool(now & self._before), now
 
     def fault(self, evidence: Sequence[RankEvidence]) -> Fault | None:
         """Returns the fault of a cycle that ended because all ranks were zombies; None: they were not."""

@@ -71,7 +71,7 @@ class Question:
 
     Attributes:
         settings, max_restarts: the policy.
-        history: of the job before the cycle that has ended.
+        history: of the job before the cycle that has ended; for `decide`, that cycle included (`History.ended`).
         life: of that cycle.
         elsewhere: there is another device or node that a restart would use.
     """
@@ -124,9 +124,8 @@ class Question:
 
 def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, History]:
     """Returns what follows a fault, and the history after that; `now` in monotonic seconds."""
-    settings = question.settings
-    history = question.history.ended(fault, question.life, settings, now)
-    decision = decide(fault, history, settings, question.max_restarts, now, question.elsewhere)
+    history = question.history.ended(fault, question.life, question.settings, now)
+    decision = decide(fault, replace(question, history=history), now)
     if decision.charged:
         history = replace(history, charged=(*history.charged, now))
     return decision, history
@@ -147,30 +146,14 @@ def inputs_of(
     return found
 
 
-def decide(
-    fault: Fault,
-    history: History,
-    settings: RestartSettings,
-    max_restarts: int,
-    now: float,
-    elsewhere: bool = False,
-) -> Decision:
-    """Decides whether the job restarts after `fault`.
-
-    Args:
-        fault: what ended the cycle.
-        history: the job so far, that cycle included (`History.ended`).
-        settings: the policy.
-        max_restarts: the budget, per job or per `restart_window`.
-        now: monotonic seconds.
-        elsewhere: there is another device or node that a restart would use.
-    """
+def decide(fault: Fault, question: Question, now: float) -> Decision:
+    """Decides whether the job restarts after `fault`; `now` in monotonic seconds."""
     # The ends that no budget prevents come first, then the restarts that cost nothing, then the budget.
-    final = _not_restarted(fault, history, settings, elsewhere)
+    final = _not_restarted(fault, question)
     if final is not None:
         return final
-    left = _left(history, settings, max_restarts, now)
-    free = _why_free(fault, history, max_restarts, elsewhere)
+    settings, max_restarts, left = question.settings, question.max_restarts, _left(question, now)
+    free = _why_free(fault, question)
     if free is not None:
         return Decision(Action.RESTART, f"{free}, not charged", restarts_left=left)
     if settings.restart_window is None:
@@ -179,9 +162,9 @@ def decide(
         span = f" within {settings.restart_window:g} s"
     if left > 0:
         reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
-        if elsewhere and is_suspect(fault):
+        if question.elsewhere and is_suspect(fault):
             reason += ", on other hardware"
-        wait_s = backoff_s(history.young, *settings.backoff)
+        wait_s = backoff_s(question.history.young, *settings.backoff)
         return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
     if max_restarts == 0:
         reason = "no restarts allowed (--max-restarts 0)"
@@ -195,23 +178,25 @@ def is_suspect(fault: Fault) -> bool:
     return fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE or fault.fault_class is FaultClass.HARDWARE
 
 
-def _why_free(fault: Fault, history: History, max_restarts: int, elsewhere: bool) -> str | None:
+def _why_free(fault: Fault, question: Question) -> str | None:
     """Returns why the restart is not charged; None when it is charged."""
+    history = question.history
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
         return f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware"
     if history.same_class > MOST_UNCHARGED:
         return None
     times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_UNCHARGED} in a row"
-    if fault.fault_class is FaultClass.HARDWARE and elsewhere:
+    if fault.fault_class is FaultClass.HARDWARE and question.elsewhere:
         return f"{times}: another node takes the place"
     # A user who allows no restart at all gets none after a preemption either.
-    if fault.fault_class is FaultClass.PREEMPTION and max_restarts > 0:
+    if fault.fault_class is FaultClass.PREEMPTION and question.max_restarts > 0:
         return f"{times}: a rank was told to end"
     return None
 
 
-def _not_restarted(fault: Fault, history: History, settings: RestartSettings, elsewhere: bool) -> Decision | None:
+def _not_restarted(fault: Fault, question: Question) -> Decision | None:
     """Returns the decision to end the job where a restart would not help, whatever the budget; else None."""
+    history, settings = question.history, question.settings
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
         if fault.doubt:
             about = doubt_text(fault.doubt)
@@ -219,7 +204,7 @@ def _not_restarted(fault: Fault, history: History, settings: RestartSettings, el
             about = "the rank asks for the end of the job, and its log says why"
         reason = f"exit code 17: result could not be validated; {about}"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
-    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not elsewhere:
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not question.elsewhere:
         reason = "the rank wants to go on on other hardware (exit code 16), and there is none"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
     if fault.exit_code in settings.no_restart_exit_codes:
@@ -271,8 +256,8 @@ def _final_code(fault: Fault, settings: RestartSettings) -> int:
     return passed_on(fault.agreed_exit_code)
 
 
-def _left(history: History, settings: RestartSettings, max_restarts: int, now: float) -> int:
-    return max(0, max_restarts - len(history.within(settings.restart_window, now)))
+def _left(question: Question, now: float) -> int:
+    return max(0, question.max_restarts - len(question.history.within(question.settings.restart_window, now)))
 
 
 def is_known(request: ControlRequest) -> bool:
@@ -288,19 +273,17 @@ def asked_by(rank: int, request: ControlRequest) -> str:
     return f"rank {rank} asked for it"
 
 
-def after_request(
-    request: ControlRequest, rank: int, history: History, settings: RestartSettings, max_restarts: int, now: float
-) -> Decision:
+def after_request(request: ControlRequest, rank: int, question: Question, now: float) -> Decision:
     """Decides about a request of the training. LEAVE concerns the node of `rank` alone.
 
     Args:
         request: what `rank` asks for; `is_known` holds for it.
-        history, settings, max_restarts, now: as for `decide`.
+        question: with the history so far.
+        now: monotonic seconds.
     """
     code, asks = _REQUESTED[request.action], asked_by(rank, request)
     if code is None:
-        left = _left(history, settings, max_restarts, now)
-        return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=left)
+        return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=_left(question, now))
     if code is ExitCode.NODE_EXCLUDED:
         action = Action.LEAVE
     else:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ft_launcher.attribution import Fault, all_nodes, collective, first_failure, rank_view
+from ft_launcher.attribution import Fault, all_nodes, collective, first_failure
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import fault_of_json, of_record
 from ft_launcher.cycle import rung_record
@@ -77,7 +77,7 @@ def decision_about_request(inputs: Facts) -> dict[str, Any]:
     request = from_json(ControlRequest, made)
     if type(rank) is not int or not is_known(request):
         raise ProtocolError("the request of a rank does not fit")
-    decided = after_request(request, rank, asked.history, asked.settings, asked.max_restarts, _NOW)
+    decided = after_request(request, rank, asked, _NOW)
     return _facts(events.Decision.of(decided, cycle=0))
 
 
@@ -138,9 +138,8 @@ def scene_in(evidence: Facts, node: str) -> NodeScene:
         ProtocolError: the event does not fit.
     """
     found = of_record(evidence)
-    views = rank_view.views(found.ranks, found.stop_began)
-    seen = [rank_view.of_record(rank_view.to_record(view)) for view in views]
-    return NodeScene(node, seen, {rank.rank: rank.pid for rank in found.ranks}, found.nccl)
+    seen = all_nodes.to_record(found.ranks, found.stop_began, True, found.nccl)
+    return all_nodes.of_records(node, seen["ranks"], seen.get("nccl"))
 
 
 def blame_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ft_launcher.attribution import FaultClass, FaultKind, RankEvidence
-from ft_launcher.cycle.zombies import Zombies, ZombieWatch
+from ft_launcher.cycle.zombies import Zombies
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,10 @@ from ft_launcher.cycle.zombies import Zombies, ZombieWatch
     ],
 )
 def test_all_of_them_twice_in_a_row(samples: list[tuple[str, str]], found: bool) -> None:
-    watch = ZombieWatch()
-    assert [watch.sample([*map(ord, running)], [*map(ord, dead)]) for running, dead in samples][-1] is found
+    zombies = Zombies()
+    for running, dead in samples:
+        zombies.sample({*map(ord, running)}, {*map(ord, dead)})
+    assert zombies.are_all is found
 
 
 def test_the_fault_names_the_rank_whose_code_is_held() -> None:

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from ft_client.control import WorkloadAction
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.policy import restart_policy
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import (
     MOST_MOVES,
     MOST_UNCHARGED,
     Action,
+    Decision,
     Question,
     about_policy,
     after_request,
     answer,
     backoff_s,
-    decide,
     is_known,
     is_suspect,
 )
@@ -33,6 +34,12 @@ MOVE = replace(CRASH, exit_code=16, agreed_exit_code=16)
 ONCE = RestartSettings()
 SAME = History(error="ValueError at train.py:7", error_iteration=4, same_errors=3)
 STUCK = History(mark=4, no_progress=3)
+
+
+def decide(
+    fault: Fault, history: History, settings: RestartSettings, budget: int, now: float, elsewhere: bool = False
+) -> Decision:
+    return restart_policy.decide(fault, Question(settings, budget, history, elsewhere=elsewhere), now)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +223,7 @@ def test_the_wait_never_shrinks_and_keeps_its_bounds(young: int, bounds: tuple[f
     ids=lambda value: getattr(value, "action", None),
 )
 def test_requests(request_: ControlRequest, action: Action, code: int | None, reason: str) -> None:
-    decision = after_request(request_, 5, History((1.0,)), ONCE, 3, now=5.0)
+    decision = after_request(request_, 5, Question(ONCE, 3, History((1.0,))), now=5.0)
     assert (decision.action, decision.exit_code, decision.reason) == (action, code, reason)
     assert not decision.charged and decision.restarts_left == (2 if action is Action.RESTART else 0)
 

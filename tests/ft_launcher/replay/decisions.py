@@ -84,7 +84,7 @@ class Job:
         """A cycle that a rank ends."""
         request = ControlRequest("restart", "I like it")
         asked = Question(self._settings, self._max_restarts, self._history)
-        decided = after_request(request, 1, self._history, self._settings, self._max_restarts, 0.0)
+        decided = after_request(request, 1, asked, 0.0)
         inputs = asked.to_record(0.0) | {"request": {"rank": 1} | vars(request)}
         self.lines += [begins(self._cycle), line(events.Decision.of(decided, cycle=self._cycle, inputs=inputs))]
         self._cycle += 1
