@@ -1,4 +1,5 @@
-"""The exception of the client. It is raised for misuse only."""
+"""The exception that `RankMonitorClient` and its callbacks raise, for misuse only: a fault of a monitor raises
+nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Classifies exceptions of Python, torch, NCCL, gloo and CUDA: class and hint by message, then by type. Pure.
 
-The first row that fits counts. Sees one exception at a time, and no rank. A rank chooses the text, so it is cut before
-it is searched, and every repetition in a pattern is bounded: the time grows linearly with the text. (A pattern with
-`.*` held the launcher for a minute over 140 KB of "NVLink".)
+`first_failure.py` and what it is made of call `of_exception`. The first row of the table that fits counts. Sees one
+exception at a time, and no rank. A rank chooses the text, so it is cut before it is searched, and every repetition in a
+pattern is bounded: the time grows linearly with the text. (A pattern with `.*` held the launcher for a minute over 140
+KB of "NVLink".)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Holds the zygote of this node: makes it where ranks may be forks, replaces it when lost, and logs why ranks exec.
+"""Holds the zygote of this node: makes it where ranks may be forks of it, replaces it when it is lost, and logs why
+ranks are started as new interpreters (by exec) instead.
 
-Made by `cli.py` before torch is imported, and by `python_api.py`; asked by `ranks/` for each cycle. A restart never
-waits for a zygote: while there is none, ranks start by exec, unless the user requires a warm start.
+Made by `cli.py` before torch is imported, and by `python_api.py`; asked by `ranks/` for each cycle. No restart waits
+for a zygote: while there is none, ranks are started by exec, or, with `--ft-warm-start on`, the launcher ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Faults on purpose of this rank: those that a script asks for by a call, and those that its environment asks for.
 
-`inject_fault` and `simulate_fault` are the calls. `begin` sets up, before the script runs, the faults of `--ft-inject`
-and of the variable of the peers' integrations. A text in the environment that cannot be read is reported on stderr, and
-the training goes on without its faults.
+`inject_fault` and `simulate_fault` are the calls. `bootstrap.py` calls `begin` before the script runs: it sets up the
+faults of `--ft-inject`, and those of the variable that NVIDIA's Lightning callback reads. A text in the environment
+that cannot be read is reported on stderr, and the training goes on without its faults.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The callback that runs on a rank when the function is done on all ranks.
 
-`restart/user_function.py` runs the user's. All ranks have succeeded by then.
+Users derive from `Completion`; `restart/user_function.py` calls it. It cannot start the function again: all ranks have
+succeeded by then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Composes several callbacks into one.
 
-Users make one for any callback of the wrapper, and `restart_config.py` makes those of its own.
+Users make one for any callback of the wrapper, and `restart_config.py` does for its own. It catches nothing: what one
+of them raises is raised, and the rest is not called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checks whether this rank may take part in the next iteration. Local: nothing is exchanged with other ranks."""
+"""Checks whether this rank may take part in the next iteration; users pass them to the wrapper.
+
+`restart/user_function.py` calls them. Local: nothing is exchanged with other ranks, of which some may be gone.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Callbacks that report the state of this rank's in-process restart to the node's agent: rung 1 of the two it knows.
+"""Callbacks of NVIDIA's names by which a rank tells the node's agent where it is in a restart in process.
 
-A wrapper's registration alone suffices; these say more precisely when a restart begins and ends. Each stands where its
-name says: `NestedRestarterHandlingStarting` last in the composed abort, which is thus called first, and so on. Knows
-not who listens.
+The agent knows of a wrapper also without them; with them it knows more precisely when a restart begins and ends. Users
+compose them with callbacks of their own, and `restart_config.py` does: `NestedRestarterHandlingStarting` as the last of
+the aborts, since `Compose` calls the last one first. Who listens is not known here: `restart/call.py` sets it.
 """
 
 from __future__ import annotations

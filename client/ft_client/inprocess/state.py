@@ -1,6 +1,7 @@
 """The state of a rank in the present iteration: its numbers, its mode, and what its function raised.
 
-Pure: who sets the environment and who decides on the next iteration live elsewhere.
+`restart/call.py` makes a new one for each iteration; callbacks and filters of users read it. Pure: it does not set the
+environment, and does not decide on the next iteration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The callback that runs on a rank that leaves while others go on.
 
-`restart/user_function.py` runs the user's. What it raises is logged: the rank leaves in any case.
+Users derive from `Terminate`; `restart/user_function.py` calls it. What it raises is logged, and never keeps the rank.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Waits for the companions of a standalone job to end: for batch scripts, whose end would kill them.
+"""Waits until the processes that watch wrapped ranks without a launcher (companions) have ended; it ends none of them.
+
+For batch scripts, at whose end the batch system would kill them.
 
     python -m ft_client.inprocess.wait_daemon PIDFILE
     python -m ft_client.inprocess.wait_daemon --monitor-process-logfile=PATH -- python train.py ...
 
 The first waits for the companion of a pid file; its exit code is 1 when there was none, else 0. The second runs a
-command, then waits for the companions that write to the log file, if there are any; its exit code is the command's.
-In both, `{rank}` stands for any number, and companions of this machine count. Variables that no shell has replaced, as
-in '/logs/${SLURM_PROCID}.log', are replaced here.
+command, then waits for the companions that write to the log file, if there are any; its exit code is the command's. In
+both, `{rank}` stands for any number, and companions of this machine count. Variables that no shell has replaced, as in
+'/logs/${SLURM_PROCID}.log', are replaced here.
 """
 
 from __future__ import annotations

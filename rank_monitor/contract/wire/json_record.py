@@ -1,6 +1,7 @@
-"""Makes a dataclass from a JSON object and checks each field against its type, and back. It knows no message.
+"""Makes a dataclass from a JSON object, checking each field against its type, and a JSON object from a dataclass.
 
-Fields may be `int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
+All who read what another process wrote call it: messages, keys of stores, files. It knows none of them. Fields may be
+`int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
 """
 
 from __future__ import annotations

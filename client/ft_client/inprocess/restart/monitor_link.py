@@ -1,4 +1,5 @@
-"""Connects the wrapper with this rank's monitor: sends its phases, receives requests to restart.
+"""Connects the wrapper with this rank's monitor: tells it whether the function runs or a restart is under way, and
+receives its requests to restart. `call.py` makes one for each call of a wrapped function.
 
 Without a monitor nothing is sent. Iterations and stores are not interpreted here. The wrapper calls it in the main
 thread, the watchdog in its own: objects that both use are replaced as a whole and never changed.

@@ -1,7 +1,8 @@
 """The watcher of one call: a thread that waits in the store for events of all ranks, and queues them in order.
 
-It waits for one key at a time, on a connection of its own, so nothing polls. When an iteration is interrupted it waits
-for `last_call_wait`, frees the main thread by the abort, and interrupts it; only then the event is queued.
+`call.py` starts it. It waits for one key at a time, on a connection of its own, so nothing polls. When an iteration is
+interrupted it first has the main thread interrupted, by a function that it was given; only then the event is queued. It
+decides nothing.
 """
 
 from __future__ import annotations
