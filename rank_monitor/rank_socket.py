@@ -103,7 +103,18 @@ class RankSocket:
             self._send(self._client, message)
 
     def drain(self) -> None:
-        """Receives the messages that wait on the rank's connection, at most `_MAX_BATCH`. Does not block."""
+        """Receives the messages that wait on the rank's connection, at most `_MAX_BATCH`. Does not block.
+
+        A connection that waits to be accepted counts: a rank that ends at once may have said all before the first look.
+        """
+        if self._client is None and self._oldest_hello_ns is not None:
+            self._accept()
+            for connection in list(self._ungreeted):
+                if connection in self._ungreeted:  # not closed by the one before
+                    self._greet(connection)
+        self._take_batch()
+
+    def _take_batch(self) -> None:
         for _ in range(_MAX_BATCH):
             if not self._take_one():
                 break
@@ -162,7 +173,7 @@ class RankSocket:
             self._refuse(connection, f"{type(error).__name__}: {error}")
 
     def _accept(self) -> None:
-        self.drain()  # a connection that is dead must not count as a live one
+        self._take_batch()  # a connection that is dead must not count as a live one
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -199,7 +210,7 @@ class RankSocket:
             self._client = connection
             self._loop.watch(connection.fileno(), self._on_client)
             self._take(connection, taken[0])
-            self.drain()
+            self._take_batch()
 
     def _must_be_hello(self, connection: socket.socket, received: Received) -> None:
         """Raises ProtocolError if a first message does not make the connection the rank's."""

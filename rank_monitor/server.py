@@ -225,6 +225,8 @@ class RankMonitorServer:
         if process is None or not process.ended():
             return  # an event of the descriptor that had this number a moment ago
         self._socket.drain()  # its last words
+        if self._process is not process:
+            return  # a child of it has connected as the rank
         self._socket.drop()  # a child of it may still hold the connection
         self._log.copy(f"process {process.pid} has ended")
         self._forget_process()
@@ -257,6 +259,7 @@ class RankMonitorServer:
                 self._act(self._detector.on_message(received, now_ns))
                 self._watch_process(start.rank_pid)
                 if self._process is None:
+                    self._socket.drain()  # its last words
                     self._act(self._detector.on_exit(now_ns))
             case CycleEnd():
                 self._socket.drain()

@@ -179,6 +179,22 @@ def test_last_words_reach_the_agent_before_the_answer_to_a_snapshot(node: Node) 
     assert heard == [str(number) for number in range(20)]
 
 
+@pytest.mark.parametrize("reaped", [False, True])
+def test_last_words_of_a_rank_that_ended_before_its_connection_was_accepted(node: Node, reaped: bool) -> None:
+    node.monitor(FREE)
+    began_ns = time.monotonic_ns()
+    rank = node.puppet()
+    rank.do("connect", node.path)
+    rank.say(Hello(rank.pid))
+    rank.say(RankException("E", "at once", "", 0.0))
+    rank.order("leave", 3)
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    if reaped:
+        rank.wait()
+    node.start(rank, started_ns=began_ns)
+    assert node.hear(RankException).message == "at once"
+
+
 # Nonsense and strangers.
 
 

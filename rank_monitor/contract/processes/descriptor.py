@@ -1,8 +1,7 @@
 """Moves our descriptors to high numbers, so that a script gets the same numbers as without us; copies of sockets.
 
 The client moves its socket, its stack file and its companion's, the zygote the channel of a rank. In-process restart
-looks at the sockets of this process by copies. For files of ours only: a
-number that is moved is closed.
+looks at the sockets of this process by copies. For files of ours only: a number that is moved is closed.
 """
 
 from __future__ import annotations
