@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
@@ -39,35 +38,28 @@ logger = logging.getLogger(__name__)
 RELATIVE, INDIVIDUAL = "relative_perf_scores", "individual_perf_scores"
 
 
-@dataclass(frozen=True)
-class DetectionPlan:
-    """The arguments of `Detector.initialize`; `interval_s` is the seconds between two reports."""
-
-    relative: bool
-    individual: bool
-    gather_on_rank0: bool
-    profiling_interval: int
-    interval_s: float
-    node: str
-
-    @property
-    def needs_other_ranks(self) -> bool:
-        """Whether a report needs values of other ranks."""
-        return self.relative or self.gather_on_rank0
-
-
 class Detection:
     """One detection in this process: sections, kernels, best medians so far.
 
-    `plan` is alike on all ranks, but for the node.
+    Args:
+        wanted: the scores to compute.
+        gathers: whether rank 0 reports on all ranks.
+        profiling_interval: one in so many entries of a section is timed.
+        interval_s: seconds between two reports.
+        node: its name; all other arguments are alike on all ranks.
     """
 
-    def __init__(self, plan: DetectionPlan) -> None:
-        self.plan = plan
+    def __init__(
+        self, wanted: Collection[str], gathers: bool, profiling_interval: int, interval_s: float, node: str
+    ) -> None:
         self.kernels = Kernels()
-        self.sections = SectionTimers(plan.profiling_interval, self.kernels)
+        self.sections = SectionTimers(profiling_interval, self.kernels)
         self.wrapped = Wrapped()
-        self.tracker = IntervalTracker(plan.interval_s)
+        self.tracker = IntervalTracker(interval_s)
+        self._wanted = wanted
+        self._gathers = gathers
+        self._needs_other_ranks = gathers or RELATIVE in wanted
+        self._node = node
         self._exchange: Exchange | None = None  # made at the first report: the group may come after the detection
         self._best = References({}, {})
 
@@ -80,7 +72,7 @@ class Detection:
         """Counts a step; returns whether a report is due. Collective now and then, where a report is."""
         if self.tracker.step(time.monotonic()):
             median_s = self.tracker.median_s
-            if self.plan.needs_other_ranks:
+            if self._needs_other_ranks:
                 (median_s,) = group.max_over_ranks([median_s])
             self.tracker.agree(median_s)
         return self.tracker.elapsed
@@ -91,17 +83,17 @@ class Detection:
         The own times and scores go to the monitor as well, without waiting; there is none without a launcher.
         """
         start_s = time.perf_counter()
-        exchange = self._exchange or Exchange(self.plan.node)
+        exchange = self._exchange or Exchange(self._node)
         self._exchange = exchange
         sections = self.sections.taken()
         kernels = self.kernels.taken()
         relative = None
         individual = None
-        if self.plan.needs_other_ranks:
+        if self._needs_other_ranks:
             lowest = exchange.references(medians(kernels), medians(sections))
-            if self.plan.relative:
+            if RELATIVE in self._wanted:
                 relative = scores_of(lowest, sections, kernels)
-        if self.plan.individual:
+        if INDIVIDUAL in self._wanted:
             of_kernels = islice(best_medians(self._best.kernels, kernels).items(), MAX_KERNELS)
             self._best = References(dict(of_kernels), best_medians(self._best.sections, sections))
             individual = scores_of(self._best, sections, kernels)
@@ -109,13 +101,12 @@ class Detection:
         if link is not None:
             link.post(section_times(sections, relative, individual), time.monotonic_ns())
         agreed = exchange.names
-        gathers = self.plan.gather_on_rank0
-        if gathers:
+        if self._gathers:
             names = list(agreed.sections)
         else:
             names = list(sections)
         row = row_of(relative, names) + row_of(individual, names)
-        if gathers:
+        if self._gathers:
             gathered = group.gather_on_rank0(row)
             if gathered is None:
                 return None
@@ -133,11 +124,11 @@ class Detection:
         return Report(
             *of_relative,
             *of_individual,
-            rank_to_node={rank: agreed.nodes.get(rank, self.plan.node) for rank in rows},
+            rank_to_node={rank: agreed.nodes.get(rank, self._node) for rank in rows},
             local_section_summaries=sections,
             local_kernel_summaries=kernels,
             generate_report_elapsed_time=time.perf_counter() - start_s,
-            gather_on_rank0=gathers,
+            gather_on_rank0=self._gathers,
             rank=exchange.rank,
         )
 
@@ -180,10 +171,7 @@ class Detector:
             node = socket.gethostname()
         else:
             node = node_name
-        plan = DetectionPlan(
-            RELATIVE in wanted, INDIVIDUAL in wanted, gather_on_rank0, profiling_interval, report_time_interval, node
-        )
-        cls._now = Detection(plan)
+        cls._now = Detection(wanted, gather_on_rank0, profiling_interval, report_time_interval, node)
         cls.initialized = True
 
     @classmethod
