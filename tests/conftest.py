@@ -54,7 +54,7 @@ EVERY_TORCH = (
     "tests/ft_launcher/zygote/test_fork_server.py::test_off_says_so_and_starts_by_exec",
     "tests/ft_launcher/attribution/test_known_errors.py::test_the_words_of_this_torch",
     "tests/ft_launcher/nodes/test_job_store.py::",
-    "tests/client/start/test_worker_server.py::",
+    "tests/client/start/test_after_import.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_an_aborted_group_lives_until_it_is_let_go",
     "tests/client/inprocess/test_gloo_connections.py::",

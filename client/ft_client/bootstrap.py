@@ -31,7 +31,7 @@ def load() -> None:
     """Imports what `prepare`, `Rank` and most scripts need of this package. The zygote calls it once for its forks."""
     from ft_client import short_forms  # noqa: F401
     from ft_client.monitoring import exception_report, process  # noqa: F401
-    from ft_client.start import after_import, script, worker_server  # noqa: F401
+    from ft_client.start import after_import, script  # noqa: F401
     from rank_monitor.contract import exit_codes  # noqa: F401
 
 
@@ -54,7 +54,7 @@ def prepare() -> Report:
     try:
         # Imported now: later, the script's folder comes first in sys.path.
         from ft_client.monitoring import exception_report, process
-        from ft_client.start import after_import, worker_server
+        from ft_client.start import after_import
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
         if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
@@ -62,7 +62,7 @@ def prepare() -> Report:
 
             nvrx_alias.install_if_asked()
         after_import.set_collective_timeout()
-        worker_server.answer_after_import()
+        after_import.answer_monitor()
         process.start(own=True)
         exception_report.keep_stderr()
         return exception_report.report

@@ -1,27 +1,39 @@
 """Calls a function once a module has been imported, without importing it: at once if it is loaded already.
 
-The default timeout of process groups is set so, if the environment of this rank asks for one: torch's names are set
-once their module has run, or is given to a fork. A group that is made with a timeout of its own keeps that.
+`bootstrap.py` has two things done so before the script, as the environment of this rank asks for them. The default
+timeout of process groups is set: torch's names are set once their module has run, or is given to a fork. A group that
+is made with a timeout of its own keeps that.
+
+And torch's worker server answers this rank's monitor, which asks for the flight recorder when a rank may hang. The
+server is a thread in C++: it answers also while the main thread holds the GIL. It is started once the script has
+imported torch.distributed, on a socket in the run's private folder, never on a port. Nothing here may keep the script
+from running.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from rank_monitor.contract import env
 
 _CONSTANTS = "torch.distributed.constants"
-# It imports the names from there, and so has variables of its own.
-_COPIES = "torch.distributed.distributed_c10d"
+# It imports the names of the timeouts from there, and so has variables of its own.
+_C10D = "torch.distributed.distributed_c10d"
 # The first is for groups made without naming a backend, the second for those of NCCL.
 _NAMES = ("default_pg_timeout", "default_pg_nccl_timeout")
+_IN_C = "torch._C._distributed_c10d"
+_ERROR = 2
+"""c10's level of log lines: 0 info, 1 warning, 2 error. The server says at level 1 that it listens."""
 
 
 def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
@@ -98,7 +110,47 @@ def _asked_timeout() -> datetime.timedelta | None:
 
 
 def _replace_defaults(timeout: datetime.timedelta) -> None:
-    for module in (_CONSTANTS, _COPIES):
+    for module in (_CONSTANTS, _C10D):
         if module in sys.modules:
             for name in _NAMES:
                 setattr(sys.modules[module], name, timeout)
+
+
+def answer_monitor() -> None:
+    """Starts the server once torch.distributed is imported, if the launcher named a socket."""
+    path = os.environ.get(env.FLIGHT_RECORDER_SOCKET)
+    if path:
+        after_import(_C10D, lambda module: _serve(path))
+
+
+def _serve(path: str) -> None:
+    kind = getattr(sys.modules.get(_IN_C), "_WorkerServer", None)
+    if kind is None:  # a torch without it
+        return
+    # A rank of an earlier cycle had the same path.
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # noqa: PTH108  (pathlib costs each rank 4 ms at its start)
+    with (
+        contextlib.suppress(Exception),
+        _without_warnings(sys.modules["torch"]),
+    ):
+        server = kind(path)
+        # Never freed: its destructor would write a line at each exit of a rank.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+@contextlib.contextmanager
+def _without_warnings(torch: ModuleType) -> Iterator[None]:
+    """Context in which c10 logs errors only.
+
+    Raises:
+        OSError, ValueError: this torch has no such level; nothing may be started then, since it would be seen.
+    """
+    folder = os.path.dirname(str(torch.__file__))  # noqa: PTH120
+    level: Any = ctypes.c_int.in_dll(ctypes.CDLL(f"{folder}/lib/libc10.so"), "FLAGS_caffe2_log_level")
+    before = level.value
+    level.value = max(before, _ERROR)
+    try:
+        yield
+    finally:
+        level.value = before

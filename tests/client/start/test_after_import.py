@@ -1,16 +1,27 @@
-"""The default timeout of process groups in a rank that the bootstrap started in an interpreter of its own."""
+"""What is done once torch is imported: default timeouts of groups are set, and torch's worker server answers.
+
+Timeouts: in a rank that the bootstrap started in an interpreter of its own. The server answers while the GIL is held,
+is not seen, and hinders nothing.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch.distributed  # noqa: F401  (its C part is looked at below)
 
 from rank_monitor.contract import env
+from rank_monitor.flight_recorder import FlightRecorder
+from rank_monitor.loop import Loop
+from tests import program
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank import started
-from tests.program import ended
+from tests.patience import patient
+from tests.program import clean_environment, ended, python
 
 IMPORTS_TORCH_S = 240.0
 
@@ -71,3 +82,57 @@ def test_no_limit_is_said_and_the_script_runs(monitor: FakeMonitor, tmp_path: Pa
         code, out, err = ended(rank)
     assert (code, out) == (0, "ran\n")
     assert err.startswith(f"ft_client: {env.NCCL_COLLECTIVE_TIMEOUT}='{text}' does nothing: ")
+
+
+SERVES = """
+import sys
+from ft_client.start import after_import
+after_import.answer_monitor()
+assert "torch" not in sys.modules
+{more}
+"""
+GROUP = """
+import ctypes, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{file}", rank=0, world_size=1)
+dist.all_reduce(torch.ones(3))
+print("ready", flush=True)
+while True:
+    ctypes.PyDLL(None).usleep(600_000_000)  # holds the GIL
+"""
+
+
+def with_server(path: Path) -> dict[str, str]:
+    """Of a rank whose server is to listen at `path`."""
+    return clean_environment(**{env.FLIGHT_RECORDER_SOCKET: str(path)})
+
+
+has_server = pytest.mark.skipif(
+    not hasattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json"),
+    reason="this torch has no flight recorder that answers in JSON",
+)
+
+
+@has_server
+def test_it_answers_while_the_gil_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "f0"
+    path.touch()  # a rank of an earlier cycle left it
+    code = SERVES.format(more=GROUP.format(file=tmp_path / "store"))
+    with program.started([sys.executable, "-c", code], env=with_server(path)) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+        recorder = FlightRecorder(Loop())
+        recorder.ask(str(path), time.monotonic())
+        groups = recorder.groups(patient(30.0))
+        rank.kill()
+    assert groups["0"]["entered"] == 1
+    assert groups["0"]["operation"] == "all_reduce"
+
+
+def test_nothing_is_printed_at_start_and_end(tmp_path: Path) -> None:
+    done = python(SERVES.format(more="import torch.distributed"), environ=with_server(tmp_path / "f0"))
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_socket_that_cannot_be_made_hinders_nothing() -> None:
+    done = python(SERVES.format(more="import torch.distributed; print(1)"), environ=with_server(Path("/nowhere/f0")))
+    assert (done.stdout, done.stderr) == ("1\n", "")
