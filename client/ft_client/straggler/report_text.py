@@ -57,15 +57,17 @@ class RankScores:
             return None
         return f"STRAGGLER DETECTION WARNING: {_WARNINGS[self.subject, self.kind]} Affected ranks: {self.flagged}"
 
+    def spread(self) -> dict[str, float]:
+        """Returns the lowest, median and highest score as `min`, `med` and `max`; nothing where there is no score."""
+        values = list(self.scores.values())
+        if not values:
+            return {}
+        return {"min": min(values), "med": statistics.median(values), "max": max(values)}
+
     def record(self) -> dict[str, Any]:
         """Returns the structured record, of plain JSON values."""
-        values = list(self.scores.values())
         flagged = [{"rank": rank, "node": self.nodes[rank], "score": self.scores[rank]} for rank in self.flagged]
-        if values:
-            spread = {"min": min(values), "med": statistics.median(values), "max": max(values)}
-        else:
-            spread = {}
-        return {"of": self.subject, "kind": self.kind, **spread, "threshold": self.threshold, "flagged": flagged}
+        return {"of": self.subject, "kind": self.kind, **self.spread(), "threshold": self.threshold, "flagged": flagged}
 
     def _line(self, rank: int) -> str:
         return f"  Rank={rank} Node={self.nodes[rank]} Score={self.scores[rank]:.2f}"

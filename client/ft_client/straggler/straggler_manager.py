@@ -93,6 +93,9 @@ class StragglerManager:
             given, `check_stragglers` returns True on every rank and the caller ends the training.
         options: single options, in place of the config's.
 
+    Attributes:
+        found: what the last `check_stragglers` found, on rank 0; empty where it made no report.
+
     Raises:
         ValueError: an option or argument has a value that makes no sense.
         TypeError: an option that does not exist.
@@ -118,6 +121,7 @@ class StragglerManager:
         self._save = save
         self._exit_code = exit_code
         self._running = False
+        self.found: list[RankScores] = []
 
     def initialize(self) -> None:
         """Starts the detection, on every rank.
@@ -166,14 +170,18 @@ class StragglerManager:
         Raises:
             SystemExit: with the code asked for.
         """
+        self.found = []
         if not self._running:
             return False
         start_s = time.perf_counter()
         report = Detector.generate_report_if_interval_elapsed()
         if not Detector.is_interval_elapsed():
             return False
-        found = report is not None and self._log(findings(report, self.options.thresholds), start_s)
-        if not self.options.stop_if_detected or not group.from_rank0(float(found)):
+        if report is not None:
+            self.found = findings(report, self.options.thresholds)
+            self._log(start_s)
+        is_flagged = any(finding.flagged for finding in self.found)
+        if not self.options.stop_if_detected or not group.from_rank0(float(is_flagged)):
             return False
         if self._save is None and self._exit_code is None:
             return True
@@ -188,9 +196,9 @@ class StragglerManager:
             self._running = False
             Detector.shutdown()
 
-    def _log(self, found: list[RankScores], start_s: float) -> bool:
-        """Logs what was found; returns whether any rank is flagged."""
-        for finding in found:
+    def _log(self, start_s: float) -> None:
+        """Logs what was found."""
+        for finding in self.found:
             for line in finding.lines(self.options.num_gpu_perf_scores_to_print):
                 self.logger.info(line)
         elapsed_s = time.perf_counter() - start_s
@@ -199,14 +207,13 @@ class StragglerManager:
             record = {
                 "event": "straggler_report",
                 "elapsed_s": elapsed_s,
-                "scores": [finding.record() for finding in found],
+                "scores": [finding.record() for finding in self.found],
             }
             self.logger.info(json.dumps(record), extra={"straggler_report": record})
-        for finding in found:
+        for finding in self.found:
             warning = finding.warning()
             if warning:
                 self.logger.warning(warning)
-        return any(finding.flagged for finding in found)
 
 
 class NVRxStragglerDetectionManager(StragglerManager):

@@ -5,14 +5,14 @@ Lightning calls it on every rank. What is slow is decided in `ft_client.straggle
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ft_client.integrations.lightning.framework import Callback
 from ft_client.straggler import CallableId, Detector, StragglerManager
-from ft_client.straggler.report_text import RankScores
+
+_METRICS = {"min": "min", "med": "median", "max": "max"}
+"""Key of `RankScores.spread` -> the name that the trainer's loggers get."""
 
 
 class StragglerDetectionCallback(Callback):
@@ -50,7 +50,7 @@ class StragglerDetectionCallback(Callback):
         logger_name: str | None = "nemo_logger.StragglerDetectionCallback",
     ) -> None:
         super().__init__()
-        self._manager = _ScoreKeeper(
+        self._manager = StragglerManager(
             report_time_interval=report_time_interval,
             calc_relative_gpu_perf=calc_relative_gpu_perf,
             calc_individual_gpu_perf=calc_individual_gpu_perf,
@@ -77,11 +77,14 @@ class StragglerDetectionCallback(Callback):
         self._manager.shutdown()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        self._manager.scores = {}
         stop = self._manager.check_stragglers()
-        if self._logs_scores and self._manager.scores:
+        scores: dict[str, float] = {}
+        for finding in self._manager.found:
+            name = f"{finding.subject.lower()}_{finding.kind}_perf"
+            scores |= {f"{name}/{_METRICS[of]}": score for of, score in finding.spread().items()}
+        if self._logs_scores and scores:
             for logger in trainer.loggers:
-                logger.log_metrics(self._manager.scores, step=trainer.global_step)
+                logger.log_metrics(scores, step=trainer.global_step)
         if stop:
             self._stop(trainer)
 
@@ -92,23 +95,3 @@ class StragglerDetectionCallback(Callback):
         if keeper is not None and getattr(keeper, "dirpath", None):
             name = f"{keeper.CHECKPOINT_NAME_LAST}{keeper.FILE_EXTENSION}"
             trainer.save_checkpoint(Path(keeper.dirpath) / name)
-
-
-class _ScoreKeeper(StragglerManager):
-    """A straggler manager that keeps the scores of its last report as metrics, which only rank 0 has."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
-        self.scores: dict[str, float] = {}
-
-    def _log(self, found: list[RankScores], start_s: float) -> bool:
-        for finding in found:
-            if finding.scores:
-                name = f"{finding.subject.lower()}_{finding.kind}_perf"
-                self.scores |= _metrics(name, list(finding.scores.values()))
-        return super()._log(found, start_s)
-
-
-def _metrics(prefix: str, scores: list[float]) -> dict[str, float]:
-    spread: dict[str, Callable[[list[float]], float]] = {"min": min, "median": statistics.median, "max": max}
-    return {f"{prefix}/{name}": of(scores) for name, of in spread.items()}
