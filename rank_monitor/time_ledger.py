@@ -253,8 +253,6 @@ class TimeLedger:
     def _pause_at(self, until_ns: int) -> None:
         """Excludes the pause that was noted, if the next change of the rank came after it."""
         from_ns, to_ns = self._pause
-        if not to_ns:
-            return
         if until_ns < to_ns:
             # The rank ran then, and its monitor had not read it: at most what follows was a pause.
             self._pause = (max(from_ns, until_ns), to_ns)
@@ -330,8 +328,6 @@ class TimeLedger:
             self._known.saved_ns = self._step_ns() - self._known.lost_ns
 
     def _paused(self, since_ns: int, until_ns: int) -> int:
-        if not self._pauses:
-            return 0
         return sum(max(0, min(to, until_ns) - max(start, since_ns)) for start, to in self._pauses)
 
     def _end_step(self, at_ns: int) -> None:

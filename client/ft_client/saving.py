@@ -19,6 +19,7 @@ broadcast of a number in 64 steps is not noticed: it takes as long as a small gr
 
 
 _NEVER = -1
+"""In the place of the number of calls that need not ask: none will ever ask."""
 
 
 def interval_of(setting: float | str | None, environ: Mapping[str, str]) -> float | None:
@@ -41,7 +42,6 @@ class SaveSchedule:
 
     def __init__(self) -> None:
         self._skip = 0
-        self._is_never = False
         self._calls = 0
         self._since: float | None = None
 
@@ -54,7 +54,7 @@ class SaveSchedule:
             interval_s: None: never. That of rank 0 counts: a rank whose monitor did not answer knows of none.
             now: monotonic seconds of this rank; those of rank 0 count.
         """
-        if self._is_never:
+        if self._skip == _NEVER:
             return False
         self._calls += 1
         if self._since is None:
@@ -67,7 +67,6 @@ class SaveSchedule:
             calls = self._left(interval_s, now)
         self._skip = int(group.from_rank0(calls))
         if self._skip == _NEVER:
-            self._is_never = True
             return False
         if self._skip:
             self._skip -= 1

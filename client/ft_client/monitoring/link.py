@@ -150,7 +150,8 @@ class Link:
 
     def forget(self) -> None:
         """Closes the parent's connection in a forked child. No other is made."""
-        self._end()
+        self.closed = True
+        self._disconnect()
         self.wrapper_link = None
         self.speak_for(None)
 
@@ -239,10 +240,6 @@ class Link:
         if self.refused and not self._own:
             self.closed = True
             self._answered.set()
-
-    def _end(self) -> None:
-        self.closed = True
-        self._disconnect()
 
     def _listen(self, connection: socket.socket) -> bool:
         """Handles the messages that wait. Returns whether the connection is still open."""
