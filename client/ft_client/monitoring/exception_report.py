@@ -46,7 +46,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
     if error is None:
-        printed = _end_of_stderr()
+        printed = _kept.decode(errors="replace")[-_MAX_TRACEBACK:]
         if printed:
             _send(LastOutput(printed))
         return
@@ -111,8 +111,3 @@ def keep_stderr() -> None:
         io.TextIOWrapper.__init__(
             stream, tail, stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through
         )
-
-
-def _end_of_stderr() -> str:
-    """The end of what was written, at most 8000 characters."""
-    return _kept.decode(errors="replace")[-_MAX_TRACEBACK:]
