@@ -1,7 +1,7 @@
 """`Detector`: the calls of a training, and the detection of this process from `initialize` to `shutdown`.
 
-Scripts call it, and `straggler_manager.py`. It measures and exchanges; who is slow is decided in `reporting.py` and
-`report_text.py`, and what follows by the training.
+Scripts call it, and `straggler_manager.py`. It measures and exchanges; who is slow is decided in `reporting.py`, and
+what follows by the training.
 """
 
 from __future__ import annotations

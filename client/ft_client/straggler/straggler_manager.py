@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from ft_client.agreement import group
 from ft_client.argument_checks import check_count, check_exit_code, check_save, check_seconds
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
-from ft_client.straggler.report_text import STEP_SECTION, RankScores, findings
-from ft_client.straggler.reporting import check_threshold
+from ft_client.straggler.reporting import STEP_SECTION, RankScores, check_threshold, findings
 
 T = TypeVar("T")
 
