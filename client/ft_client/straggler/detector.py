@@ -24,6 +24,7 @@ from ft_client.straggler.kernels import MAX_KERNELS, Kernels
 from ft_client.straggler.reporting import (
     References,
     Report,
+    Scores,
     best_medians,
     medians,
     row_of,
@@ -87,43 +88,32 @@ class Detection:
         self._exchange = exchange
         sections = self.sections.taken()
         kernels = self.kernels.taken()
-        relative = None
-        individual = None
+        scores: dict[str, Scores] = {}
         if self._needs_other_ranks:
             lowest = exchange.references(medians(kernels), medians(sections))
             if RELATIVE in self._wanted:
-                relative = scores_of(lowest, sections, kernels)
+                scores["relative"] = scores_of(lowest, sections, kernels)
         if INDIVIDUAL in self._wanted:
             of_kernels = islice(best_medians(self._best.kernels, kernels).items(), MAX_KERNELS)
             self._best = References(dict(of_kernels), best_medians(self._best.sections, sections))
-            individual = scores_of(self._best, sections, kernels)
+            scores["individual"] = scores_of(self._best, sections, kernels)
         link = process.current()
         if link is not None:
-            link.post(section_times(sections, relative, individual), time.monotonic_ns())
+            link.post(section_times(sections, scores), time.monotonic_ns())
         agreed = exchange.names
         if self._gathers:
             names = list(agreed.sections)
-        else:
-            names = list(sections)
-        row = row_of(relative, names) + row_of(individual, names)
-        if self._gathers:
-            gathered = group.gather_on_rank0(row)
+            gathered = group.gather_on_rank0(row_of(scores, names))
             if gathered is None:
                 return None
             rows = dict(enumerate(gathered))
         else:
-            rows = {exchange.rank: row}
-        if relative:
-            of_relative = tables_of(rows, names, 0)
-        else:
-            of_relative = ({}, {})
-        if individual:
-            of_individual = tables_of(rows, names, len(names) + 1)
-        else:
-            of_individual = ({}, {})
+            names = list(sections)
+            rows = {exchange.rank: row_of(scores, names)}
+        tables = tables_of(rows, scores, names)
         return Report(
-            *of_relative,
-            *of_individual,
+            *tables.get("relative", ({}, {})),
+            *tables.get("individual", ({}, {})),
             rank_to_node={rank: agreed.nodes.get(rank, self._node) for rank in rows},
             local_section_summaries=sections,
             local_kernel_summaries=kernels,

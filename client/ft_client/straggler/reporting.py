@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ _SMALLEST = 1e-9  # below what any clock here can measure: a median of zero is a
 _MAX_SECTIONS = 64
 _MAX_NAME = 100  # characters, the last ones
 STEP_SECTION = "train_step"
+_KINDS = ("relative", "individual")
 _WARNINGS = {
     ("GPU", "relative"): "Some GPUs have worse relative performance.",
     ("GPU", "individual"): "Some GPUs performance dropped.",
@@ -178,46 +179,47 @@ def check_threshold(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r}: a threshold must be a number above 0 and at most 1")
 
 
-def row_of(scores: Scores | None, names: Collection[str]) -> list[float]:
-    """Returns the row of numbers that a rank sends for one kind of scores: the GPU's, then the sections' in order.
+def row_of(scores: Mapping[str, Scores], names: Collection[str]) -> list[float]:
+    """Returns the row of numbers that a rank sends: of each kind of scores the GPU's, then the sections' in order.
 
     NaN stands for a score that does not exist.
     """
-    if scores is None:
-        return [math.nan] * (1 + len(names))
-    return [scores.gpu, *(scores.sections.get(name, math.nan) for name in names)]
+    row = []
+    for of_kind in scores.values():
+        row += [of_kind.gpu, *(of_kind.sections.get(name, math.nan) for name in names)]
+    return row
 
 
 def tables_of(
-    rows: Mapping[int, list[float]], names: Collection[str], begin: int
-) -> tuple[dict[int, float], dict[str, dict[int, float]]]:
-    """Returns the GPU and section scores of all ranks, from the part of their rows that begins at `begin`."""
-    gpus = {rank: row[begin] for rank, row in rows.items()}
-    sections: dict[str, dict[int, float]] = {}
-    for index, name in enumerate(names, begin + 1):
-        found = {rank: row[index] for rank, row in rows.items() if not math.isnan(row[index])}
-        if found:
-            sections[name] = found
-    return gpus, sections
+    rows: Mapping[int, list[float]], kinds: Iterable[str], names: Collection[str]
+) -> dict[str, tuple[dict[int, float], dict[str, dict[int, float]]]]:
+    """Returns for each kind of scores the GPU and section scores of all ranks, from their rows."""
+    tables = {}
+    for position, kind in enumerate(kinds):
+        begin = position * (1 + len(names))
+        sections: dict[str, dict[int, float]] = {}
+        for index, name in enumerate(names, begin + 1):
+            found = {rank: row[index] for rank, row in rows.items() if not math.isnan(row[index])}
+            if found:
+                sections[name] = found
+        tables[kind] = {rank: row[begin] for rank, row in rows.items()}, sections
+    return tables
 
 
-def section_times(sections: Mapping[str, Summary], relative: Scores | None, individual: Scores | None) -> SectionTimes:
+def section_times(sections: Mapping[str, Summary], scores: Mapping[str, Scores]) -> SectionTimes:
     """Returns the message to the monitor: times and scores of the sections that took longest, and the GPU's scores.
 
     It is bounded in size whatever the sections are.
     """
-    kinds = {"relative": relative, "individual": individual}
-    of_gpu: dict[str, float | None] = dict.fromkeys(kinds)
-    for kind, scores in kinds.items():
-        if scores is not None and not math.isnan(scores.gpu):
-            of_gpu[kind] = scores.gpu
+    of_gpu: dict[str, float | None] = dict.fromkeys(_KINDS)
+    of_gpu |= {kind: of_kind.gpu for kind, of_kind in scores.items() if not math.isnan(of_kind.gpu)}
     longest = sorted(sections, key=lambda name: -sections[name][Statistic.NUM] * sections[name][Statistic.AVG])
     return SectionTimes(
         {
             name[-_MAX_NAME:]: {
                 "med_ms": sections[name][Statistic.MED],
                 "num": int(sections[name][Statistic.NUM]),
-                **{kind: scores.sections.get(name) if scores else None for kind, scores in kinds.items()},
+                **{kind: scores[kind].sections.get(name) if kind in scores else None for kind in _KINDS},
             }
             for name in longest[:_MAX_SECTIONS]
         },

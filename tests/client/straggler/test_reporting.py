@@ -153,7 +153,7 @@ def test_the_longest_sections_are_sent_and_the_message_fits() -> None:
         for index in range(500)
     }
     scores = Scores(math.nan, dict.fromkeys(sections, 1 / 3))
-    message = section_times(sections, scores, Scores(0.5, {}))
+    message = section_times(sections, {"relative": scores, "individual": Scores(0.5, {})})
     assert len(codec.encode(message, 1, 1)) <= codec.MAX_MESSAGE
     assert [int(name[-4:]) for name in message.sections] == list(range(499, 435, -1))
     assert message.gpu == {"relative": None, "individual": 0.5}
