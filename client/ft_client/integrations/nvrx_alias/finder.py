@@ -44,7 +44,8 @@ _TARGETS = {
 }
 _PTL_CALLBACKS = ("fault_tolerance_callback", "fault_tolerance_sections_callback", "straggler_det_callback")
 _TARGETS |= {f"ptl_resiliency.{name}": "ft_client.integrations.lightning" for name in _PTL_CALLBACKS}
-
+_BARE = {"attribution", "shared_utils"}
+"""Packages of the peer of which we have only what stands below them."""
 _MISSING = {
     "checkpointing": "checkpoint formats are not part of ft_launcher",
     "ptl_resiliency.local_checkpoint_callback": "checkpoint formats are not part of ft_launcher",
@@ -103,6 +104,8 @@ class Finder(MetaPathFinder):
         if not fullname.startswith(f"{_PEER}."):
             return None
         name = fullname.removeprefix(f"{_PEER}.")
+        if name in _BARE:
+            return ModuleSpec(fullname, None, is_package=True)
         ours = _target_of(name)
         spec = _spec_of(ours)
         if spec is None:
