@@ -19,9 +19,8 @@ from torch import distributed
 
 from ft_client.inprocess.abort import AbortTorchDistributed
 from ft_client.inprocess.arguments import Arguments
-from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.call_wrapper import CallParameters, CallWrapper
 from ft_client.inprocess.restart.call import Call
-from ft_client.inprocess.restart.call_parameters import CallParameters
 from ft_client.inprocess.restart.coordination import Coordination, is_respawned, meet
 from ft_client.inprocess.restart.members import join
 from ft_client.inprocess.restart.monitor_link import MonitorLink
@@ -66,7 +65,7 @@ class Wrapper:
             raise TypeError(f"{function!r} is not a function")
         if not self.arguments.enabled:
             return function
-        parameters = CallParameters(function, CallWrapper)
+        parameters = CallParameters(function)
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> _T | None:

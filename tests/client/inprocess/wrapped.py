@@ -6,9 +6,9 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union
 
+from ft_client.inprocess.call_wrapper import CallWrapper
+from ft_client.inprocess.call_wrapper import CallWrapper as Renamed
 from tests.client.inprocess import wrapped
-from tests.client.inprocess.call_wrapper import CallWrapper
-from tests.client.inprocess.call_wrapper import CallWrapper as Renamed
 
 if TYPE_CHECKING:
     from somewhere import inprocess  # type: ignore[import-not-found]

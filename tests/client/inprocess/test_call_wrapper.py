@@ -8,11 +8,10 @@ from typing import Any, Optional
 
 import pytest
 
-from ft_client.inprocess.restart.call_parameters import CallParameters
+from ft_client.inprocess.call_wrapper import CallParameters, CallWrapper
 from tests.client.inprocess import wrapped
-from tests.client.inprocess.call_wrapper import CallWrapper
 
-WRAPPER = CallWrapper()
+WRAPPER = object()
 
 
 def annotated(annotation: object) -> Callable[..., None]:
@@ -81,7 +80,7 @@ class Another(CallWrapper):
     ],
 )
 def test_names(function: Callable[..., Any], names: tuple[str, ...]) -> None:
-    assert CallParameters(function, CallWrapper).names == names
+    assert CallParameters(function).names == names
 
 
 def last(a: Any, b: Any = 2, call_wrapper: Any = None) -> Any:
@@ -138,12 +137,12 @@ def twice(a: Any, call_wrapper: Any, b: Any, inprocess_call_wrapper: Any) -> Any
 def test_calls(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: tuple[Any, ...]
 ) -> None:
-    given_args, given_kwargs = CallParameters(function, CallWrapper).bind(WRAPPER, args, kwargs)
+    given_args, given_kwargs = CallParameters(function).bind(WRAPPER, args, kwargs)
     assert function(*given_args, **given_kwargs) == (*result, WRAPPER)
 
 
 def test_the_same_objects_each_time() -> None:
-    parameters, batch = CallParameters(last, CallWrapper), [1]
+    parameters, batch = CallParameters(last), [1]
     for _ in range(2):
         args, _ = parameters.bind(WRAPPER, (batch,), {})
         assert args[0] is batch
@@ -153,9 +152,9 @@ def test_the_same_objects_each_time() -> None:
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {"nothing": 1}), ((1, 2, 3, 4, 5), {})])
 def test_arguments_that_do_not_fit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
-        CallParameters(function, CallWrapper).bind(WRAPPER, args, kwargs)
+        CallParameters(function).bind(WRAPPER, args, kwargs)
 
 
 def test_a_function_that_wants_none() -> None:
-    args, kwargs = CallParameters(max, CallWrapper).bind(WRAPPER, (1, 2), {"key": None})
+    args, kwargs = CallParameters(max).bind(WRAPPER, (1, 2), {"key": None})
     assert max(*args, **kwargs) == 2
