@@ -119,7 +119,7 @@ def _live(order: CompanionOrder, make_store: MakeStore | None) -> NoReturn:
         gc.freeze()
         _settle(order)
         gc.enable()
-        _watch(order, make_store)
+        CompanionWatch(order, make_store).run()
         code = 0
     except BaseException:  # the edge of the process: the stack below is the rank's
         with contextlib.suppress(OSError):
@@ -152,50 +152,18 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(descriptor)
 
 
-def _watch(order: CompanionOrder, make_store: MakeStore | None) -> None:
-    def say(text: str) -> None:
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} companion of rank {order.member}: {text}\n"
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode())
-
-    def start_sidecar() -> Sidecar:
-        start = CycleStart(
-            0, order.member, order.rank_pid, order.started_ns, str(folder / "stacks"), reconnect=order.reconnect
-        )
-        return Sidecar(template, folder, socket.socket(fileno=order.listener), order.local_rank, start, say)
-
-    say(f"watches process {order.rank_pid}; this is process {os.getpid()}")
-    folder = Path(order.folder)
-    template = Template.start(order.tag, folder)
-    import torch.distributed  # noqa: F401  (here: the template starts meanwhile, and threads do not begin with it)
-
-    connection = socket.socket(fileno=order.connection)
-    connection.setblocking(False)
-    CompanionWatch(order.rank, connection, start_sidecar, make_store, say).run()
-    say("ends")
-
-
 class CompanionWatch:
     """Watches one rank until it has ended and its end was reported.
 
     Args:
-        rank: its pidfd.
-        connection: the connection to it.
-        start_sidecar: has its monitor begin.
+        order: the parameters of the companion.
         make_store: of the user's own factory.
-        say: writes a line into the log.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        connection: socket.socket,
-        start_sidecar: Callable[[], Sidecar],
-        make_store: MakeStore | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._rank, self._start_sidecar, self._make_store, self._say = rank, start_sidecar, make_store, say
-        self._connection: socket.socket | None = connection
+    def __init__(self, order: CompanionOrder, make_store: MakeStore | None) -> None:
+        self._order, self._rank, self._make_store = order, order.rank, make_store
+        self._connection: socket.socket | None = socket.socket(fileno=order.connection)
+        self._connection.setblocking(False)
         self._sidecar: Sidecar | None = None
         self._call: WatchedCall | None = None
         self._is_over = False
@@ -205,9 +173,18 @@ class CompanionWatch:
 
     def run(self) -> None:
         """Runs until the rank has ended and its end was reported. Blocks."""
+        order, folder = self._order, Path(self._order.folder)
+        self._say(f"watches process {order.rank_pid}; this is process {os.getpid()}")
+        template = Template.start(order.tag, folder)
+        import torch.distributed  # noqa: F401  (here: the template starts meanwhile, and threads do not begin with it)
+
         readable({self._rank, *self._open_connection()}, _FIRST_CALL_S)
         self._hear_rank()  # a store that is to be served comes first: ranks wait for it
-        sidecar = self._sidecar = self._start_sidecar()
+        start = CycleStart(
+            0, order.member, order.rank_pid, order.started_ns, str(folder / "stacks"), reconnect=order.reconnect
+        )
+        listener = socket.socket(fileno=order.listener)
+        sidecar = self._sidecar = Sidecar(template, folder, listener, order.local_rank, start, self._say)
         try:
             self._watch(sidecar)
             sidecar.receive_last_messages()
@@ -223,6 +200,12 @@ class CompanionWatch:
                 self._host_on(self._call)
             elif self._call.iterations_host:
                 self._serve_on(self._call)
+        self._say("ends")
+
+    def _say(self, text: str) -> None:
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} companion of rank {self._order.member}: {text}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
 
     def _watch(self, sidecar: Sidecar) -> None:
         while not readable([self._rank], 0.0):
