@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any
 
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.abort import cut_again, forget_groups
-from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.arguments import Arguments, OnState
 from ft_client.inprocess.attribution import LastInterruption
 from ft_client.inprocess.call_wrapper import CallWrapper
-from ft_client.inprocess.callback import call_within, called
-from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError, TimeoutError
+from ft_client.inprocess.callback import called, in_thread
+from ft_client.inprocess.exception import HealthCheckError, InternalError, RestartError
 from ft_client.inprocess.restart.interrupt import Interrupted, Interrupter
 from ft_client.inprocess.restart.machine import RestartEvent
 from ft_client.inprocess.restart.monitor_link import MonitorLink
@@ -96,34 +96,25 @@ class UserFunction:
         if self._is_over:  # this rank left before the others came to an end
             return
         with self._wrapper.atomic():
-            self._abort()
             if self._arguments.abort is None:
-                self._interrupter.interrupt(lambda: None)
+                self._interrupter.interrupt()
             else:
+                self._abort(self._arguments.abort)
                 self._interrupter.interrupt(cut_again)
 
-    def _abort(self) -> None:
+    def _abort(self, abort: OnState) -> None:
         """Calls the abort. If that exceeds `hard_timeout` this rank leaves: the main thread may still be blocked."""
-        frozen, limit = self._state.freeze(), self._arguments.hard_timeout
-        ended = threading.Event()
-
-        def abort() -> None:
-            try:
-                called("abort", self._arguments.abort, frozen)
-            finally:
-                ended.set()
-
-        try:
-            if self._arguments.abort is not None:
-                call_within(limit, abort, "abort")
-        except BaseException as error:
-            if isinstance(error, TimeoutError) and not ended.is_set():
-                late = f"the abort took longer than hard_timeout={limit.total_seconds():g} s"
-                logger.error("rank %s: %s", self._state.rank, late)
-                self._abort_ended = InternalError(late)
-                return
-            logger.exception("rank %s: abort failed", self._state.rank)
-            self._abort_ended = None
+        frozen = self._state.freeze()
+        limit_s = self._arguments.hard_timeout.total_seconds()
+        call = in_thread(lambda: called("abort", abort, frozen), "abort")
+        if not wait([call], limit_s).done:
+            late = f"the abort took longer than hard_timeout={limit_s:g} s"
+            logger.error("rank %s: %s", self._state.rank, late)
+            self._abort_ended = InternalError(late)
+            return
+        self._abort_ended, error = None, call.exception()
+        if error is not None:
+            logger.error("rank %s: abort failed", self._state.rank, exc_info=error)
             if not isinstance(error, Exception):
                 self._abort_ended = error
 
