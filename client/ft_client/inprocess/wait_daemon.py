@@ -59,16 +59,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _wait_for_pids(path: str) -> int:
     files = _matching(path)
-    found = False
-    pids = _pids_in(files)
-    while pids:
-        found = True
-        if not _wait_for(pids):
-            break
-        pids = _pids_in(files)  # a companion that was lost may have been replaced meanwhile
-    if found:
-        return 0
-    return 1
+    if not _pids_in(files):
+        return 1
+    while _wait_for(_pids_in(files)):
+        pass  # a companion that was lost may have been replaced meanwhile
+    return 0
 
 
 def _after(command: Sequence[str], path: str) -> int:
