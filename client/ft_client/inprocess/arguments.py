@@ -26,7 +26,7 @@ from ft_client.inprocess.rank_assignment import (
     ShiftRanks,
     at_least,
 )
-from ft_client.inprocess.rank_filter import FilteredAssignment, RankFilter
+from ft_client.inprocess.rank_filter import RankFilter, filtered
 from ft_client.inprocess.state import FrozenState, State
 from ft_client.inprocess.terminate import Terminate
 
@@ -162,7 +162,7 @@ class Arguments(Timeouts):
         """The rank assignment, followed by the rank filter where there is one."""
         if self.rank_filter is None:
             return self.rank_assignment
-        return FilteredAssignment(self.rank_assignment, self.rank_filter)
+        return filtered(self.rank_assignment, self.rank_filter)
 
 
 def path_of(path: str, initial_rank: int) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
-from ft_client.inprocess.rank_assignment import RankAssignment, RankAssignmentCtx, at_least, limit_activity
+from ft_client.inprocess.rank_assignment import RankAssignmentCtx, at_least, limit_activity
 from ft_client.inprocess.state import State
 
 
@@ -49,25 +49,21 @@ WorldSizeDivisibleBy = ActiveWorldSizeDivisibleBy
 """Its older name."""
 
 
-class FilteredAssignment(RankAssignment):
-    """A rank assignment with a filter after it: what `rank_assignment=` and `rank_filter=` mean together."""
+def filtered(
+    assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx], rank_filter: Callable[[State], State]
+) -> Callable[[RankAssignmentCtx], RankAssignmentCtx]:
+    """A rank assignment with a filter after it: what `rank_assignment=` and `rank_filter=` mean together.
 
-    def __init__(
-        self,
-        assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx],
-        rank_filter: Callable[[State], State],
-    ) -> None:
-        self.assignment, self.rank_filter = assignment, rank_filter
+    Calling it raises:
+        TypeError: the filter returned something else than a state.
+    """
 
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Returns the context after both.
-
-        Raises:
-            TypeError: the filter returned something else than a state.
-        """
-        ctx = self.assignment(ctx)
-        state: object = self.rank_filter(ctx.state)
+    def assign_and_filter(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        ctx = assignment(ctx)
+        state: object = rank_filter(ctx.state)
         if not isinstance(state, State):
             raise TypeError(f"rank_filter returned {state!r}, not a State")
         ctx.state = state
         return ctx
+
+    return assign_and_filter

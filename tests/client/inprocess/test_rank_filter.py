@@ -31,6 +31,6 @@ def test_filters(one: rank_filter.RankFilter, rank: int, active_rank: int | None
 
 
 def test_a_filter_that_returns_nothing() -> None:
-    both = rank_filter.FilteredAssignment(ShiftRanks(), lambda state: None)  # type: ignore[arg-type, return-value]
+    both = rank_filter.filtered(ShiftRanks(), lambda state: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="rank_filter returned None"):
         assign(both, RankAssignmentCtx(State(0, 2), HashStore(), set()))
