@@ -21,8 +21,7 @@ from ft_client.inprocess.abort import AbortTorchDistributed
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call_wrapper import CallParameters, CallWrapper
 from ft_client.inprocess.restart.call import Call
-from ft_client.inprocess.restart.coordination import Coordination, is_respawned, meet
-from ft_client.inprocess.restart.members import join
+from ft_client.inprocess.restart.coordination import Coordination, is_respawned, join, meet
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.restart.nccl_warnings import nccl_warnings
 from ft_client.inprocess.state import State

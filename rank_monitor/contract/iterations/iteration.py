@@ -21,7 +21,7 @@ them any more (`tidy`). Arrivals at a barrier are those of `barrier.py`.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
@@ -157,20 +157,22 @@ class Iteration:
         elif self.end.complete(entry, entry.world_size):
             self._close_if_complete()
 
-    def missing(self, arrivals: Arrivals, of: Iterable[int]) -> list[int]:
-        """The members among `of` that have not arrived at a barrier and may still do so: none once all is closed."""
+    def missing(self, arrivals: Arrivals, world_size: int) -> list[int]:
+        """The members that have not arrived at a barrier and may still do so: none once all is closed.
+
+        At entry there were `world_size`.
+        """
         if self.closing() is not None:  # what they signed may be deleted
             return []
         gone = {entry.member for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
-        members = self._members()
-        return [member for member in of if member not in gone and (members is None or member in members)]
+        return sorted(self.everybody(world_size) - gone)
 
-    def everybody(self, world_size: int) -> list[int]:
+    def everybody(self, world_size: int) -> set[int]:
         """The members that may take part, where at entry there were `world_size`."""
-        members = self._members()
-        if members is None:
-            return list(range(world_size))
-        return sorted(members)
+        before = self._before()
+        if before is None:
+            return set(range(world_size))
+        return before.all_members
 
     def is_over(self) -> bool:
         """Whether it was interrupted, or all have returned. Does not wait."""
@@ -213,9 +215,9 @@ class Iteration:
 
     def may_have(self, member: int) -> bool:
         """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""
-        members = self._members()
+        before = self._before()
         is_discarded = any(entry.member == member for entry in discarded(self._store).entries())
-        return not is_discarded and (members is None or member in members)
+        return not is_discarded and (before is None or before.has(member))
 
     def _recorded(self) -> int:
         return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
@@ -226,24 +228,15 @@ class Iteration:
             return None
         return Iteration(self._store, self.number - 1).closing()
 
-    def _members(self) -> set[int] | None:
-        """The members that may take part; None: all that entered the call."""
-        before = self._before()
-        if before is None:
-            return None
-        return before.all_members
-
     def _close_if_complete(self) -> None:
         """Closes the iteration when every rank is accounted for. One entry that says so makes a member lost."""
         entries = self.end.entries()
         before = self._before()
-        if before is None:
-            members = None
-        else:
-            members = before.all_members
         lost = {entry.member for entry in entries if not entry.is_well}
-        if members is not None:
-            lost &= members
+        taken = 0
+        if before is not None:
+            lost &= before.all_members
+            taken = before.taken
         well = {entry.member: entry.rank for entry in entries if entry.is_well and entry.member not in lost}
         world_size = max((entry.world_size for entry in entries if entry.is_well), default=0)
         if not world_size:  # nobody is well
@@ -251,10 +244,6 @@ class Iteration:
         if not world_size or len(well) + len(lost) < world_size:
             return
         wishes = joining(self._store).entries()
-        if before is None:
-            taken = 0
-        else:
-            taken = before.taken
         joined = {entry.member: entry.is_well for entry in wishes[taken:]}
         closed = Closed(
             world_size,

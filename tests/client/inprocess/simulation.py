@@ -460,7 +460,7 @@ class SimulatedRank:
                 return self._closing(iteration)
             case RestartAction.INTERRUPT_FOR_ABSENT | RestartAction.EXPEL:
                 roll = iteration.end if action is RestartAction.EXPEL else iteration.start
-                for member in iteration.missing(roll, iteration.everybody(self.call.plan.ranks)):
+                for member in iteration.missing(roll, self.call.plan.ranks):
                     iteration.interrupt(RECORD)
                     iteration.account(Entry(member, is_well=False))
                 return (

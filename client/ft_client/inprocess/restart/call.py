@@ -29,7 +29,6 @@ from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import in_thread
 from ft_client.inprocess.exception import InternalError, RestartAbort
 from ft_client.inprocess.rank_assignment import RankDiscarded
-from ft_client.inprocess.restart import members
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
@@ -40,8 +39,8 @@ from ft_client.inprocess.restart.user_function import UserFunction
 from ft_client.inprocess.standalone.store_host import own_address, serve_anywhere
 from ft_client.inprocess.state import Mode, State
 from rank_monitor.contract.errors import text_of
-from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import Closed, Iteration, tidy
+from rank_monitor.contract.iterations.barrier import Arrivals, Entry
+from rank_monitor.contract.iterations.iteration import Closed, Iteration, depart, discarded, tidy
 from rank_monitor.contract.iterations.iteration_stores import note_of
 from rank_monitor.contract.wire.messages import NO_ITERATION, WrapperState
 
@@ -237,31 +236,52 @@ class Call:
     # Others that do not come.
 
     def _interrupt_for_absent(self) -> RestartEvent:
-        members.expel(self._iteration, self._iteration.start, self._all_members)
-        return self._next(self._barrier_s)
+        return self._report_lost(self._iteration.start)
 
     def _expel(self) -> RestartEvent:
-        members.expel(self._iteration, self._iteration.end, self._all_members)
+        return self._report_lost(self._iteration.end)
+
+    def _report_lost(self, arrivals: Arrivals) -> RestartEvent:
+        """Interrupts the iteration for all members that have not arrived at a barrier, and reports them as lost."""
+        late = self._iteration.missing(arrivals, self._all_members)
+        self._interrupt_for(late)
+        for member in late:
+            self._iteration.account(Entry(member, is_well=False))
         return self._next(self._barrier_s)
 
     def _interrupt_for_unfinished(self) -> RestartEvent:
-        members.interrupt_for_unfinished(self._iteration, self._state.active_world_size or 0)
+        iteration, size = self._iteration, self._state.active_world_size or 0
+        active = {entry.member for entry in iteration.start.entries() if entry.rank < size}
+        missing = iteration.missing(iteration.returned, self._all_members)
+        self._interrupt_for([member for member in missing if member in active])
         return self._next(self._barrier_s)
+
+    def _interrupt_for(self, late: list[int]) -> None:
+        iteration = self._iteration
+        ranks = {entry.member: entry.rank for entry in iteration.start.entries()}
+        for member in late:
+            logger.warning("rank %d (at entry) did not come in time in iteration %d", member, iteration.number)
+            iteration.interrupt(InterruptionRecord(ranks.get(member, member), Interruption.UNRESPONSIVE).to_json())
 
     # Leaving.
 
     def _discard(self) -> RestartEvent:
         self._watcher.stopped = True
-        record = self._record(Interruption.BASE_EXCEPTION)
-        members.discard(self._store, self._iteration, self._member, self._all_members, record)
+        out = discarded(self._store)
+        out.sign(Entry(self._member))
+        if {entry.member for entry in out.entries()}.issuperset(self._iteration.everybody(self._all_members)):
+            # Nobody comes, so nobody else releases the start.
+            self._iteration.interrupt(self._record(Interruption.BASE_EXCEPTION))
         return self._leave()
 
     def _depart(self) -> RestartEvent:
         record, undecided = self._record(Interruption.BASE_EXCEPTION), self._assigning.undecided
-        report = partial(members.report_departure, self._store, self._member, record, self._barrier_s, undecided)
+        report = partial(depart, self._store, self._member, record, self._barrier_s, undecided)
         reported = in_thread(report, "departure")  # meanwhile: the others must not wait for what this rank still does
         event = self._leave()
-        reported.result()
+        problem = reported.exception()
+        if problem is not None:
+            logger.warning("the others may not know that rank %d leaves: %s", self._member, problem)
         return event
 
     def _leave(self) -> RestartEvent:

@@ -2,7 +2,8 @@
 
 Under the launcher the store is that of the cycle: a node agent hosts it, and reports the deaths of its ranks. Elsewhere
 each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does. Agent or
-companion also serve a store for each iteration; a rank does so only where neither can.
+companion also serve a store for each iteration; a rank does so only where neither can. A rank that was started again
+alone joins the call here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.arguments import Arguments, path_of
+from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.standalone.companion import Companion
 from ft_client.inprocess.standalone.store_host import own_address
 from ft_client.inprocess.standalone.watched_call import WatchedCall
@@ -24,12 +26,16 @@ from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
 from ft_client.monitoring import process
 from rank_monitor.contract import env
+from rank_monitor.contract.iterations.barrier import Entry, Store
+from rank_monitor.contract.iterations.iteration import Closed, Iteration, closing_of, current, joining
 from rank_monitor.contract.processes import resolver
 
 logger = logging.getLogger("ft_client.inprocess")
 
 _BASE = "in_process"
 _USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
+_NOW = "now"
+"""The value of `--ft-rejoin` with which a rank that was started again interrupts the others' iteration."""
 _calls = 0
 
 Address = tuple[str, int]
@@ -76,6 +82,34 @@ def is_launched() -> bool:
 def is_respawned() -> bool:
     """Whether the launcher started this rank again alone, while the others went on."""
     return env.REJOIN in os.environ
+
+
+def join(store: Store, state: State) -> Closed | None:
+    """Joins a rank that was started again alone: waits until an iteration closes that lets it in. Blocks.
+
+    The others' iteration goes on meanwhile, unless `--ft-rejoin now` asks to interrupt it. Sets the numbers in `state`.
+
+    Returns:
+        How that iteration closed; None: the function was done on all ranks before.
+    """
+    member, number = state.rank or 0, current(store)
+    while Iteration(store, number).closing() is not None:  # let others in, and perhaps this member's former process
+        number += 1
+    joining(store).sign(Entry(member))
+    if os.environ.get(env.REJOIN) == _NOW:
+        record = InterruptionRecord(member, Interruption.JOINING, member)
+        Iteration(store, number).interrupt(record.to_json())
+    closed = closing_of(store, number)
+    while closed is not None and member not in closed.joined_members:
+        number += 1
+        closed = closing_of(store, number)
+    os.environ.pop(env.REJOIN, None)  # it takes part in the next call like the others
+    if closed is None:
+        return None
+    state.initial_rank, state.initial_world_size = member, state.world_size
+    state.rank, state.iteration = closed.world_size + closed.joined_members.index(member), number
+    state.world_size = closed.world_size
+    return closed
 
 
 def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
