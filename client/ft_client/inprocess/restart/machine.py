@@ -1,12 +1,12 @@
 """The restart machine of one rank: phase and event in, next phase and actions out. Pure.
 
               assigned         started          ready            returned              done
-    ASSIGNING ------> ARRIVING ------> PREPARING -----> RUNNING ---------> RETURNED ---------> DONE
-        ^                |  |             |    \\ spare    |                   | |                ^
-        |                |  | late        |     +---------|---> SPARE --------|-|----------------+
-        |                |  v             |               |       |           | v late
-        |                |  INTERRUPTING  |               |       |           | INTERRUPTING
-        |   closed       v      v         v               v       v           v     v
+    ASSIGNING ------> ARRIVING ------> PREPARING -----> RUNNING ---------> WAITING ----------> DONE
+        ^                |  |             |    | spare    |                ^  | |
+        |                |  | late        |    +----------|----------------+  | | late
+        |                |  v             |               |                   | v
+        |                |  INTERRUPTING  |               |                   | INTERRUPTING
+        |   closed       v      v         v               v                   v     v
         +----------- CLOSING <------------ RECOVERING: a fault here, or on another rank
 
 From every phase to LEFT: an event that ends the call on this rank (the others go on without it).
@@ -26,8 +26,8 @@ class RestartPhase(Enum):
     ARRIVING = auto()
     PREPARING = auto()
     RUNNING = auto()
-    RETURNED = auto()
-    SPARE = auto()
+    WAITING = auto()
+    """For the others: the function returned here, or this rank is a spare."""
     INTERRUPTING = auto()
     """Other ranks did not arrive at a barrier in time: this rank interrupted the iteration."""
     RECOVERING = auto()
@@ -112,17 +112,15 @@ STEPS: dict[tuple[RestartPhase, RestartEvent], _Next] = {
     (RestartPhase.ARRIVING, RestartEvent.INTERRUPTED): _RECOVER,
     (RestartPhase.ARRIVING, RestartEvent.LATE): (RestartPhase.INTERRUPTING, (RestartAction.INTERRUPT_FOR_ABSENT,)),
     (RestartPhase.PREPARING, RestartEvent.READY): (RestartPhase.RUNNING, (RestartAction.RUN,)),
-    (RestartPhase.PREPARING, RestartEvent.SPARE): (RestartPhase.SPARE, (RestartAction.WAIT,)),
+    (RestartPhase.PREPARING, RestartEvent.SPARE): (RestartPhase.WAITING, (RestartAction.WAIT,)),
     (RestartPhase.PREPARING, RestartEvent.FAILED): _REPORT,
     (RestartPhase.PREPARING, RestartEvent.INTERRUPTED): _RECOVER,
-    (RestartPhase.RUNNING, RestartEvent.RETURNED): (RestartPhase.RETURNED, (RestartAction.ANNOUNCE,)),
+    (RestartPhase.RUNNING, RestartEvent.RETURNED): (RestartPhase.WAITING, (RestartAction.ANNOUNCE,)),
     (RestartPhase.RUNNING, RestartEvent.FAILED): _REPORT,
     (RestartPhase.RUNNING, RestartEvent.INTERRUPTED): _RECOVER,
-    (RestartPhase.RETURNED, RestartEvent.DONE): (RestartPhase.DONE, (RestartAction.COMPLETE,)),
-    (RestartPhase.RETURNED, RestartEvent.INTERRUPTED): _RECOVER,
-    (RestartPhase.RETURNED, RestartEvent.LATE): (RestartPhase.INTERRUPTING, (RestartAction.INTERRUPT_FOR_UNFINISHED,)),
-    (RestartPhase.SPARE, RestartEvent.DONE): (RestartPhase.DONE, (RestartAction.COMPLETE,)),
-    (RestartPhase.SPARE, RestartEvent.INTERRUPTED): _RECOVER,
+    (RestartPhase.WAITING, RestartEvent.DONE): (RestartPhase.DONE, (RestartAction.COMPLETE,)),
+    (RestartPhase.WAITING, RestartEvent.INTERRUPTED): _RECOVER,
+    (RestartPhase.WAITING, RestartEvent.LATE): (RestartPhase.INTERRUPTING, (RestartAction.INTERRUPT_FOR_UNFINISHED,)),
     (RestartPhase.INTERRUPTING, RestartEvent.INTERRUPTED): _RECOVER,
     (RestartPhase.INTERRUPTING, RestartEvent.DONE): (RestartPhase.DONE, (RestartAction.COMPLETE,)),
     (RestartPhase.INTERRUPTING, RestartEvent.STARTED): (RestartPhase.PREPARING, (RestartAction.PREPARE,)),
