@@ -50,6 +50,7 @@ class MonitorLink:
 
     def __init__(self, timeouts: Timeouts, interrupted: Callable[[str], None], logfile: str = "") -> None:
         self.period_s = math.inf
+        self._timeouts = timeouts
         self._soft_s = timeouts.soft_timeout.total_seconds()
         self._hard_s = timeouts.hard_timeout.total_seconds()
         self._grace_s = timeouts.termination_grace_time.total_seconds()
@@ -126,11 +127,12 @@ class MonitorLink:
         """Reports that the function was interrupted again; arguments as of `InterruptedAgain`. From any thread."""
         self._send(InterruptedAgain(iteration, round(waited_s, 3), why, stack[-_MAX_STACK:]), monotonic_ns())
 
-    def interrupt_grace_s(self) -> float | None:
-        """The launcher's setting `interrupt_grace` in seconds; None if it has none."""
-        if self._link is None or self._link.settings is None:
-            return None
-        return self._link.settings.interrupt_grace
+    def interrupt_grace_s(self) -> float:
+        """How long the cleanup of an interrupted function may take, in seconds: the wrapper's, or the launcher's."""
+        of_launcher = None
+        if self._link is not None and self._link.settings is not None:
+            of_launcher = self._link.settings.interrupt_grace
+        return self._timeouts.interrupt_grace_s(of_launcher)
 
     @property
     def has_pinged(self) -> bool:

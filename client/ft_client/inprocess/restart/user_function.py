@@ -62,7 +62,7 @@ class UserFunction:
         self._arguments, self._function, self._state = arguments, function, state
         self._wrapper = CallWrapper(state, link, why)
         self._link = link
-        self._interrupter = Interrupter(self._grace_s, self._interrupted_again)
+        self._interrupter = Interrupter(link.interrupt_grace_s, self._interrupted_again)
         self._cause: BaseException | None = None
         self._abort_ended: BaseException | None = None
         self._is_over = False
@@ -178,9 +178,6 @@ class UserFunction:
         frozen = self._state.freeze()
         called("initialize", self._arguments.initialize, frozen)
         self._check_health(frozen)
-
-    def _grace_s(self) -> float:
-        return self._arguments.interrupt_grace_s(self._link.interrupt_grace_s())
 
     def _interrupted_again(self, waited_s: float, why: str, stack: str) -> None:
         logger.warning(
