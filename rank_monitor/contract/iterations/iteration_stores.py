@@ -39,7 +39,6 @@ def serve_iterations(
     """
 
     def offer(number: int) -> None:
-        note = ""
         try:
             servers[number], port = serve()
             note = note_of(host, port)
