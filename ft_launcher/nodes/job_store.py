@@ -102,8 +102,7 @@ class JobStore:
             StoreLost: the store cannot be reached.
         """
         with _lost():
-            other = type(self)(*self._connect(), self._connect, self.run_id, self.hosted_here)
-        other.lease_s = self.lease_s
+            other = type(self)(*self._connect(), self._connect, self.run_id, self.hosted_here, self.lease_s)
         other.enter(self.attempt)
         return other
 

@@ -159,7 +159,5 @@ class Asking:
 
     def close(self) -> None:
         """Closes the descriptor; nobody asks any more."""
-        with self._condition:
-            self._is_attended = False
-            self._condition.notify_all()
-            os.close(self._event)
+        self.attend(False)
+        os.close(self._event)

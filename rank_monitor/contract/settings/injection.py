@@ -111,7 +111,27 @@ def parse(text: str) -> Injection:
     Raises:
         ValueError: a part is invalid; the text names it and the known ones.
     """
-    return _injection(text.strip(), _parts(text))
+    parts = _parts(text)
+    if "kind" not in parts:
+        raise ValueError(f"kind is missing; kinds: {', '.join(KINDS)}")
+    kind = kind_of(parts["kind"])
+    for part, fitting in _ONLY_FOR.items():
+        if part in parts and kind not in fitting:
+            raise ValueError(f"{part} is for kind {' or '.join(fitting)}, not {kind}")
+    needed = _NEEDED.get(kind)
+    if needed and needed not in parts:
+        raise ValueError(f"kind {kind} needs {needed}:VALUE")
+    for first, second in (("delay", "mtbf"), ("rank", "node")):
+        if first in parts and second in parts:
+            raise ValueError(f"{first} and {second} exclude each other")
+    values: dict[str, object] = {}
+    for part, value in parts.items():
+        field, reader, form = _READERS[part]
+        try:
+            values[field] = reader(value)
+        except ValueError:
+            raise ValueError(f"{part}:{value} is not a valid {form}") from None
+    return Injection(name=parts["kind"], text=text.strip(), **values)  # type: ignore[arg-type]
 
 
 def kind_of(name: str) -> str:
@@ -141,31 +161,6 @@ def _parts(text: str) -> dict[str, str]:
             raise ValueError(f"{name} is given twice")
         found[name] = value
     return found
-
-
-def _injection(text: str, parts: dict[str, str]) -> Injection:
-    if "kind" not in parts:
-        raise ValueError(f"kind is missing; kinds: {', '.join(KINDS)}")
-    kind = kind_of(parts["kind"])
-    for part, fitting in _ONLY_FOR.items():
-        if part in parts and kind not in fitting:
-            raise ValueError(f"{part} is for kind {' or '.join(fitting)}, not {kind}")
-    needed = _NEEDED.get(kind)
-    if needed and needed not in parts:
-        raise ValueError(f"kind {kind} needs {needed}:VALUE")
-    for first, second in (("delay", "mtbf"), ("rank", "node")):
-        if first in parts and second in parts:
-            raise ValueError(f"{first} and {second} exclude each other")
-    values: dict[str, object] = {}
-    for part, value in parts.items():
-        field, reader, form = _READERS[part]
-        try:
-            values[field] = reader(value)
-        except ValueError as problem:
-            if part == "kind":
-                raise ValueError(f"{part}:{value} {problem}") from None
-            raise ValueError(f"{part}:{value} is not a valid {form}") from None
-    return Injection(name=parts["kind"], text=text, **values)  # type: ignore[arg-type]
 
 
 def _count_or(*names: str) -> Callable[[str], object]:
