@@ -71,7 +71,7 @@ class Gateway:
         """Returns etcd's answer. If no endpoint gives one, each is tried once more; blocks up to `read_timeout_s`.
 
         Raises:
-            Refused: etcd answered with an error of the request.
+            EtcdRefusal: etcd answered with an error of the request.
             RendezvousConnectionError: no endpoint answered as an etcd does.
         """
         count, first = len(self._clients), self._current
@@ -119,7 +119,7 @@ class Gateway:
 
 
 def _refusal_or_problem(url: str, error: Exception) -> str:
-    """Describes what is wrong with an endpoint. Raises Refused where etcd itself answered with an error."""
+    """Describes what is wrong with an endpoint. Raises EtcdRefusal where etcd itself answered with an error."""
     text = str(getattr(error, "detail_text", None) or error)
     kind = type(error).__name__
     try:

@@ -86,7 +86,8 @@ class NodeHealth(CheckRound):
     def begin(self) -> None:
         """Starts a round of checks; the one before is over."""
         if self._settings.health != "off":
-            self.start(self._planned(), self._settings.health_timeout)
+            # A list: what fails while it is made has started nothing.
+            self.start(list(self._planned()), self._settings.health_timeout)
 
     def _planned(self) -> Iterator[Order | Reading]:
         """Yields the checks of a round: what is to be started, and readings that are there already."""
