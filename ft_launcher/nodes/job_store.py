@@ -253,6 +253,9 @@ class JobStore:
     def head(self) -> Head | None:
         """Returns the job's record; None if there is none."""
         with _lost():
+            is_in_files = isinstance(self.raw, WaitingStore) and not self.raw.serves_many_jobs
+            if is_in_files and not self.raw.check([self._backend._key]):
+                return None  # torch's backend, which files have, would wait for a record that they have lost
             found = self._backend.get_state()
         if found is None:
             return None

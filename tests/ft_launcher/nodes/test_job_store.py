@@ -187,14 +187,16 @@ def test_two_jobs_share_a_store_and_see_nothing_of_each_other(server: TCPStore) 
     assert other.head() is None
 
 
-def test_counters_that_the_store_has_lost_are_missing_and_hold_up_nobody(tmp_path: Path) -> None:
+def test_what_the_store_has_lost_is_missing_and_holds_up_nobody(tmp_path: Path) -> None:
     endpoint = str(tmp_path / "store")
     store = open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, store_type="file"))
     store.beat("a")
     store.publish({"term": "7"})
     assert store.counters(["a"], ["term"]) == ({"a": 1}, [b"7"])
+    assert store.set_head("record", None) is not None
     shutil.rmtree(f"{endpoint}.d")
     assert store.counters(["a"], ["term"]) == ({"a": None}, [b""])
+    assert store.head() is None
 
 
 def test_the_second_job_of_a_store_hears_of_the_first(store: JobStore) -> None:
