@@ -100,16 +100,16 @@ def all_inside(ranks: Sequence[RankView]) -> Blame | None:
 
 
 def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> Blame:
-    for rule in (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport):
-        blame = rule(views, waits)
-        if blame is not None and blame.finding is HangKind.UNKNOWN and all_ranks:
-            return _only_one_outside(views) or blame
-        if blame is not None:
-            # These three hold whatever the ranks of other nodes do; a circle or a whole group may end there.
-            if all_ranks or blame.finding in (HangKind.GONE, HangKind.BEHIND, HangKind.MISMATCH):
-                return blame
-            return Blame(HangKind.UNKNOWN, text="the ranks of other nodes are not known here")
-    return _without_recorder(views, all_ranks)
+    rules = (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport)
+    blame = next((found for found in (rule(views, waits) for rule in rules) if found is not None), None)
+    if blame is None:
+        blame = _without_recorder(views, all_ranks)
+    # These three hold whatever the ranks of other nodes do; a circle or a whole group may end there.
+    elif not all_ranks and blame.finding not in (HangKind.GONE, HangKind.BEHIND, HangKind.MISMATCH):
+        return Blame(HangKind.UNKNOWN, text="the ranks of other nodes are not known here")
+    if blame.finding is HangKind.UNKNOWN and all_ranks:
+        return _only_one_outside(views) or blame
+    return blame
 
 
 def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
@@ -353,7 +353,7 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     if ended:
         return Blame(HangKind.UNKNOWN, text=f"{numbered(ended)} {_has(ended)} ended, and may be waited for")
     if may_wait:
-        return (all_ranks and _only_one_outside(views)) or Blame(HangKind.UNKNOWN, text=_in_unseen_call(may_wait))
+        return Blame(HangKind.UNKNOWN, text=_in_unseen_call(may_wait))
     if not outside:
         return Blame(HangKind.UNKNOWN, text="all ranks wait in collectives, and nothing says in which")
     reached = [view.iteration for view in waiting if view.iteration != NO_ITERATION]

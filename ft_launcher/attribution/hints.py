@@ -93,7 +93,7 @@ def of_signal(number: int, node: NodeEvidence) -> Cause:
     """Returns the likely cause of a death by a signal that the launcher did not send."""
     if number == signal.SIGKILL:
         return _of_kill(node)
-    if number == signal.SIGBUS and is_full(node):
+    if number == signal.SIGBUS and full(node):
         return Cause(FaultClass.MEMORY, full(node))
     return _OF_SIGNALS.get(number, NO_CAUSE)
 
@@ -126,14 +126,11 @@ def of_hang(frames: Sequence[str], state: str) -> Cause:
     return Cause(FaultClass.HANG, next(hints, ""))
 
 
-def is_full(node: NodeEvidence) -> bool:
-    """Whether /dev/shm has less than 64 MiB free; False when that cannot be read."""
-    return node.shm_free is not None and node.shm_free < _SHM_LOW
-
-
 def full(node: NodeEvidence) -> str:
-    """Returns the message about a full /dev/shm."""
-    return f"/dev/shm is full ({(node.shm_free or 0) >> 20} MiB free)"
+    """Returns the message about a /dev/shm with less than 64 MiB free; empty: it has more, or that cannot be read."""
+    if node.shm_free is None or node.shm_free >= _SHM_LOW:
+        return ""
+    return f"/dev/shm is full ({node.shm_free >> 20} MiB free)"
 
 
 def number_of(description: str) -> int:

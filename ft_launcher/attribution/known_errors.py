@@ -14,7 +14,7 @@ import re
 
 from ft_launcher.attribution import hints
 from ft_launcher.attribution.error_text import chain, raised_by_program
-from ft_launcher.attribution.fault import NO_CAUSE, Cause, FaultClass
+from ft_launcher.attribution.fault import Cause, FaultClass
 from ft_launcher.attribution.hints import NodeEvidence
 from rank_monitor.contract.lost_peer import MOST_SEARCHED, is_lost_peer
 from rank_monitor.contract.wire.messages import RankException
@@ -150,18 +150,14 @@ def _by_text(text: str, node: NodeEvidence) -> Cause | None:
         return Cause(_USER)
     worker = _LOADER.search(text)
     if worker is not None:
-        number = hints.number_of(worker[1])
-        if number:
-            cause = hints.of_signal(number, node)
-        else:
-            cause = NO_CAUSE
+        cause = hints.of_signal(hints.number_of(worker[1]), node)
         if not cause.hint:
             return cause
         return Cause(cause.fault_class, f"a loader worker died: {cause.hint}")
     if _SHARED_MEMORY.search(text):
-        if hints.is_full(node):
-            return Cause(_MEMORY, hints.full(node))
-        return Cause(_MEMORY, "shared memory was full; look at /dev/shm, and at a container's limit")
+        return Cause(
+            _MEMORY, hints.full(node) or "shared memory was full; look at /dev/shm, and at a container's limit"
+        )
     if _WAITED.search(text):
         return Cause(_HANG, "a rank did not take part in the collective in time: it died, hangs, or is out of step")
     known = next((cause for pattern, cause in _PATTERNS if pattern.search(text)), None)

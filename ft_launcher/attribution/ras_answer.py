@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ft_launcher.attribution.nccl_view import Late, NcclProcess, NcclView, view_of
@@ -25,7 +26,6 @@ _MOST_NUMBER = (1 << 31) - 1
 _MOST_LAUNCHED = (1 << 63) - 1
 _MOST_HOST = 64
 """Characters. The longest text of an IPv6 address has 45."""
-_NO_STATUS: Mapping[str, Any] = {}
 
 _PROCESS = re.compile(r"\s*Process (\d{1,10}) on node (\S{1,64})")
 _RANK = re.compile(
@@ -107,7 +107,7 @@ def _status(rank: Mapping[str, Any]) -> Mapping[str, Any]:
     status = rank.get("status")
     if isinstance(status, dict):
         return status
-    return _NO_STATUS
+    return {}
 
 
 def _is_unreached(rank: Mapping[str, Any]) -> bool:
@@ -199,9 +199,7 @@ def _missing(lines: list[str], sizes: Mapping[str, int]) -> tuple[list[NcclProce
             managed, size = _MANAGED.search(line), sizes.get(group, 0)
             known = managed and found.get((managed[2], _of_digits(managed[1])))
             if known and known.size < size:
-                found[known.host, known.pid] = NcclProcess(
-                    known.host, known.pid, _of_digits(rank[1]), size, known.is_dead
-                )
+                found[known.host, known.pid] = replace(known, rank=_of_digits(rank[1]), size=size)
     return list(found.values()), max(count, len(found))
 
 

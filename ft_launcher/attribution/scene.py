@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 _WAITS_FOR_PEERS = re.compile(
@@ -129,18 +130,9 @@ class Scene:
 
     @property
     def own_frame(self) -> str:
-        """The innermost frame that is the program's own."""
-        return own_frame(self.frames)
-
-
-def own_frame(frames: Sequence[str]) -> str:
-    """Returns the innermost frame of the program itself, else the innermost of all; empty without frames."""
-    for frame in frames:
-        if _is_own(frame):
-            return frame
-    if frames:
-        return frames[0]
-    return ""
+        """The innermost frame of the program itself, else the innermost of all; empty without frames."""
+        own = (frame for frame in self.frames if "/" not in frame and not frame.startswith("<frozen "))
+        return next(chain(own, self.frames), "")
 
 
 def in_collective(frames: Sequence[str]) -> bool:
@@ -180,12 +172,11 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
             whole = f"{numbered([scene.rank for scene in waiting])} waits"
         where = waiting[0].own_frame
         return f"{whole} in a collective {since}: {where}; they are out of step, or a rank of another node is missing"
-    if held_up and len(scenes) > 1:
-        return f"the main thread of rank {stalled} ran no Python {since}: {listed(held_up)}"
-    alone = [scene for scene in scenes if scene.rank == stalled]
+    if not held_up or len(scenes) == 1:
+        held_up = [scene for scene in scenes if scene.rank == stalled]
     stands = f"the main thread of rank {stalled} ran no Python {since}"
-    if alone:
-        return f"{stands}: {listed(alone)}"
+    if held_up:
+        return f"{stands}: {listed(held_up)}"
     return stands
 
 
@@ -214,7 +205,3 @@ def numbered(ranks: Sequence[int]) -> str:
     if more > 0:
         return f"ranks {named} and {more} more"
     return f"ranks {named}"
-
-
-def _is_own(frame: str) -> bool:
-    return "/" not in frame and not frame.startswith("<frozen ")

@@ -209,10 +209,9 @@ def of_node(oom_kills_before: int | None) -> NodeEvidence:
         shm_free: int | None = shm.f_bavail * shm.f_frsize
     except OSError:
         shm_free = None
+    kills = None
     if now is not None and oom_kills_before is not None:
         kills = now - oom_kills_before
-    else:
-        kills = None
     return NodeEvidence(oom_kills=kills, shm_free=shm_free)
 
 

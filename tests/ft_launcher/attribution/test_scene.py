@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ft_client.inprocess.restart.call import Call
-from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, own_frame
+from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall
 
 C10D = "torch/distributed/distributed_c10d.py"
 IN_BARRIER = [f"{C10D}:4800 in barrier", "torch/distributed/c10d_logger.py:83 in wrapper", "train.py:7 in step"]
@@ -135,9 +135,9 @@ def test_who_waits_in_the_wrapper(caller: str) -> None:
 
 
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:
-    assert own_frame(IN_LOAD) == "train.py:9 in load"
-    assert own_frame(IN_LOAD[:2]) == IN_LOAD[0]
-    assert own_frame([]) == ""
+    assert Scene(0, IN_LOAD).own_frame == "train.py:9 in load"
+    assert Scene(0, IN_LOAD[:2]).own_frame == IN_LOAD[0]
+    assert Scene(0).own_frame == ""
 
 
 def stopped(rank: int) -> Scene:
