@@ -81,7 +81,7 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
             "standalone": False,
             "shutdown_timeout": vars(self)["_stop_s"],
         }
-        return Keywords(Namespace(**theirs | more), ours, dict.fromkeys(ours, _SOURCE), {}, frozenset(_FIELDS))
+        return Keywords(Namespace(**theirs | more), ours, dict.fromkeys(ours, _SOURCE), frozenset(_FIELDS))
 
     def __getattr__(self, name: str) -> Any:
         key = _key(name)

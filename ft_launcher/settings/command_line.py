@@ -27,23 +27,25 @@ _T = TypeVar("_T")
 class SplitCommandLine:
     """A command line in two: `options` with ours in one spelling, `command` from the script (or `--`) on, unchanged.
 
-    `spelled` maps the keys of our options to the user's last spelling; `accepted` those that have no effect here.
+    `spelled` maps the keys of our options to the user's last spelling; those that have no effect here are not in
+    `options`.
     """
 
     options: tuple[str, ...]
     command: tuple[str, ...]
     spelled: Mapping[str, str]
-    accepted: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A parsed command line: torch's namespace, our options as text, and the source of each value."""
+    """A parsed command line: torch's namespace, our options as text, and the source of each value.
+
+    Of our options in `spelled` those that have no effect here are not in `texts`.
+    """
 
     namespace: Namespace
     texts: Mapping[str, str]
     spelled: Mapping[str, str]
-    accepted: Mapping[str, str]
     from_user: frozenset[str]
 
     def source_of(self, dest: str) -> str:
@@ -101,7 +103,6 @@ def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> Split
     """
     found: list[str] = []
     spelled: dict[str, str] = {}
-    accepted: dict[str, str] = {}
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-", "--"):
         argument = arguments[at]
@@ -118,12 +119,10 @@ def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> Split
         if not joined:
             value, taken = _value(key, flag, arguments[at:])
             at += taken
-        if key in options.DONE_INSTEAD:
-            accepted[key] = flag
-        else:
-            spelled[key] = flag
+        spelled[key] = flag
+        if key not in options.DONE_INSTEAD:
             found.append(f"{options.flag_of(key)}={value}")
-    return SplitCommandLine(tuple(found), tuple(arguments[at:]), spelled, accepted)
+    return SplitCommandLine(tuple(found), tuple(arguments[at:]), spelled)
 
 
 def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
@@ -206,9 +205,8 @@ def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed
         namespace.no_python = namespace.module = False
     return Parsed(
         namespace=namespace,
-        texts={key: _text(getattr(namespace, f"ft_{key}")) for key in halves.spelled},
+        texts={key: _text(vars(namespace)[f"ft_{key}"]) for key in halves.spelled if key in options.GROUP_OF},
         spelled=halves.spelled,
-        accepted=halves.accepted,
         from_user=frozenset(_dests(table, halves.options)),
     )
 

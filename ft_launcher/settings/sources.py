@@ -72,7 +72,8 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     """
     command_line = [RawSetting(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
     environment, warnings = from_environment(environ)
-    warnings = [*notes, *(options.about_accepted(flag, key) for key, flag in parsed.accepted.items()), *warnings]
+    without_effect = [(flag, key) for key, flag in parsed.spelled.items() if key not in parsed.texts]
+    warnings = [*notes, *(options.about_accepted(*option) for option in without_effect), *warnings]
     # The settings that name the YAML file come first, from environment and command line only.
     where, _ = _read_all(
         setting for setting in (*environment, *command_line) if options.GROUP_OF[setting.key] is SourceSettings

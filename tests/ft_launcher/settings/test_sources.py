@@ -16,7 +16,7 @@ from rank_monitor.contract.errors import ConfigError
 
 def resolved(texts: Mapping[str, str], environ: Mapping[str, str] | None = None, **torchs: object) -> Resolved:
     spelled = {key: options.flag_of(key) for key in texts}
-    return resolve(Parsed(Namespace(**torchs), texts, spelled, {}, frozenset(torchs)), environ or {})
+    return resolve(Parsed(Namespace(**torchs), texts, spelled, frozenset(torchs)), environ or {})
 
 
 def yaml_of(folder: Path, text: str) -> dict[str, str]:
