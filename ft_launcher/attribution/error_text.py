@@ -23,6 +23,8 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen |/ft_client/
 _CARETS = re.compile(r"[\s~^]*")
 # Characters of one line of an excerpt: the message of an exception can put a whole tensor on one line.
 _LONGEST = 200
+_MOST_LINES = 5
+"""Of an excerpt: it stands in the block on the console."""
 _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before what an uncaught exception prints."""
@@ -73,19 +75,15 @@ def raised_by_program(traceback: str) -> bool:
     return any(line.strip().startswith(("raise", "assert")) for line in lines[at + 1 : at + 2])
 
 
-def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
-    """Returns the most telling lines of a traceback: innermost frame of user code, innermost of all, type and message.
-
-    Args:
-        most: lines at most.
-    """
+def excerpt(traceback: str) -> tuple[str, ...]:
+    """Returns the most telling lines of a traceback: innermost frame of the program, innermost of all, the message."""
     lines = [
         line.rstrip()[:_LONGEST] for line in traceback.rpartition(_CAUSED)[2].rpartition(_MEANWHILE)[2].splitlines()
     ]
     lines = [line for line in lines if line and not _CARETS.fullmatch(line)]
     frames = [number for number, line in enumerate(lines) if _FRAME.search(line)]
     if not frames:
-        return tuple(lines[-most:])
+        return tuple(lines[-_MOST_LINES:])
     own = max((number for number in frames if not _LIBRARY.search(lines[number])), default=frames[-1])
     source = [line for line in lines[own + 1 : own + 2] if line.startswith("    ")]
     if frames[-1] != own:
@@ -93,7 +91,7 @@ def excerpt(traceback: str, most: int = 5) -> tuple[str, ...]:
     else:
         innermost = []
     message = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
-    return (lines[own], *source, *innermost, *message)[:most]
+    return (lines[own], *source, *innermost, *message)[:_MOST_LINES]
 
 
 def of_output(text: str) -> RankException | None:

@@ -106,7 +106,6 @@ def test_an_excerpt_is_short_and_has_the_last_of_a_chain() -> None:
     assert excerpt(raised(caused).traceback)[-1] == "RuntimeError: training failed"
     long = RankException("E", "", raised(plain).traceback + "more\n" * 99, 0.0)
     assert len(excerpt(long.traceback)) == 5
-    assert len(excerpt(long.traceback, most=3)) == 3
 
 
 def test_an_excerpt_of_a_syntax_error_and_of_a_note() -> None:

@@ -227,7 +227,9 @@ def test_a_file_without_a_number_says_nothing(tmp_path: Path) -> None:
 def test_a_number_on_storage_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(evidence, "read_file", lambda *_, **__: b"7" if answered.wait(60) else b"")
-    assert iteration_in_file(tmp_path / "file", timeout_s=0.05) is None
+    with monkeypatch.context() as context:
+        context.setattr(evidence, "_READ_TIMEOUT_S", 0.05)
+        assert iteration_in_file(tmp_path / "file") is None
     answered.set()
     assert iteration_in_file(tmp_path / "file") == 7
 
