@@ -79,8 +79,12 @@ class ForkedHandler:
     _stderr: IO[str] | None
 
 
-class _AppendingHandler(SubprocessHandler):  # type: ignore[misc]
-    """torch's handler, for a rank that appends to the log files of its predecessor."""
+class _RankHandler(SubprocessHandler):  # type: ignore[misc]
+    """torch's handler, with streams of ours.
+
+    A rank that is started again appends to the log files of its predecessor; and torch's own opens a file twice where
+    stdout and stderr are one, so that each would overwrite the other.
+    """
 
     def __init__(self, streams: Mapping[int, IO[str]], **kwargs: Any) -> None:
         self._streams = streams
@@ -234,20 +238,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
         numa = self._binding
         muted, binding.disabled = binding.disabled, numa is not None
-        # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
         make_handler = torch_multiprocessing.get_subprocess_handler
-
-        def make(**kwargs: Any) -> Any:
-            local_rank = kwargs["local_rank_id"]
-            if self._spooled.of(local_rank):
-                # torch's own opens a file twice where stdout and stderr are one, and each would overwrite the other.
-                handler = self._make_appending(local_rank, kwargs)
-            else:
-                handler = make_handler(**kwargs)
-            descriptor_limit.give_back(handler.proc.pid)
-            return handler
-
-        torch_multiprocessing.get_subprocess_handler = make
+        torch_multiprocessing.get_subprocess_handler = self._execute
         try:
             super()._start()
         except (AssertionError, RuntimeError, ValueError) as error:
@@ -268,18 +260,22 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         if "_numa_options" in vars(self):
             binding["numa_options"] = self._binding
         if not self._fork([local_rank]):
-            known = {"entrypoint": self.entrypoint, "args": self.args[local_rank], "env": self.envs[local_rank]}
-            known |= {"local_rank_id": local_rank, **binding}
-            self.subprocess_handlers[local_rank] = self._make_appending(local_rank, known)
-            descriptor_limit.give_back(self.pids()[local_rank])
+            self.subprocess_handlers[local_rank] = self._execute(
+                entrypoint=self.entrypoint,
+                args=self.args[local_rank],
+                env=self.envs[local_rank],
+                local_rank_id=local_rank,
+                **binding,
+            )
         _close_streams(before)
 
-    def _make_appending(self, local_rank: int, known: Mapping[str, Any]) -> _AppendingHandler:
-        """Starts a rank as torch's handler does, but with streams that append. `known`: the handler's arguments."""
-        arguments = {name: value for name, value in known.items() if name not in ("stdout", "stderr")}
+    def _execute(self, local_rank_id: int, stdout: str = "", stderr: str = "", **known: Any) -> _RankHandler:
+        """Replaces torch's `get_subprocess_handler`, whose arguments it takes: opens the rank's streams as a fork's."""
         with ExitStack() as files:
-            handler = _AppendingHandler(self._open_streams(local_rank, files), **arguments)
+            handler = _RankHandler(self._open_streams(local_rank_id, files), local_rank_id=local_rank_id, **known)
             files.pop_all()
+        # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
+        descriptor_limit.give_back(handler.proc.pid)
         return handler
 
     def _fork(self, local_ranks: Iterable[int]) -> bool:
