@@ -42,8 +42,6 @@ _LEGACY = "etcd"
 OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
 """Backends whose store our protocol runs on: those of torch and one of our own. `etcd` is torch's handler as it is."""
 
-# A key of our own in torch's configuration, by which the registry's creator finds the function of this job.
-_MAKE = "ft_make"
 # torch's defaults in its dynamic rendezvous, for the one of both keys that is not given.
 _KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
 _LEAST_BEATS = 6
@@ -118,18 +116,14 @@ def use_one_node(config: Any, host: str, shares: bool) -> None:
         host: what the ranks see as MASTER_ADDR.
         shares: whether the ranks use the launcher's store.
     """
-    rendezvous_handler_registry.register(ONE_NODE, _create)
-    config.rdzv_configs = config.rdzv_configs | {
-        _MAKE: lambda parameters: OneNodeRendezvous(parameters.run_id, host, shares)
-    }
-    config.rdzv_backend = ONE_NODE
+    _use(config, ONE_NODE, lambda parameters: OneNodeRendezvous(parameters.run_id, host, shares))
 
 
 def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
     """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend."""
     backend, max_restarts = config.rdzv_backend, config.max_restarts
     if backend == _LEGACY:
-        rendezvous_handler_registry._registry[_LEGACY] = _create_legacy  # torch wants the handler's own name
+        _use(config, _LEGACY, _create_legacy)  # torch wants the handler's own name
         return
 
     def make(parameters: RendezvousParameters) -> NodeRendezvous:
@@ -154,14 +148,13 @@ def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
             first_store,
         )
 
-    rendezvous_handler_registry.register(_SEVERAL_NODES, _create)
-    config.rdzv_configs = config.rdzv_configs | {_MAKE: make}
-    config.rdzv_backend = _SEVERAL_NODES
+    _use(config, _SEVERAL_NODES, make)
 
 
-def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    make: Callable[[RendezvousParameters], RendezvousHandler] = parameters.config[_MAKE]
-    return make(parameters)
+def _use(config: Any, backend: str, make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
+    # Not by `register`, which takes one function per name: that of this job replaces that of an earlier `launch()`.
+    rendezvous_handler_registry._registry[backend] = make
+    config.rdzv_backend = backend
 
 
 def _create_legacy(parameters: RendezvousParameters) -> RendezvousHandler:

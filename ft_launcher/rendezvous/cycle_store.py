@@ -84,11 +84,11 @@ class PortHolder:
         Raises:
             RendezvousConnectionError: no port is free.
         """
-        server = self.serve()
-        if shared:
-            ranks_port = 0
-        else:
-            ranks_port = self.for_rank_0()
+        server, ranks_port = self.serve(), 0
+        if not shared:
+            # Free now, as are the next two. Another program may take it before rank 0 does.
+            with self._find() as listener:
+                ranks_port = int(listener.getsockname()[1])
         return CycleStore(cycle, host, server.port, server, ranks_port)
 
     def _serve_at(self, listener: socket.socket) -> TCPStore:
@@ -110,15 +110,8 @@ class PortHolder:
         Raises:
             RendezvousConnectionError: no port is free.
         """
-        listener = self._find()
-        port = int(listener.getsockname()[1])
-        return self._serve_at(listener), port
-
-    def for_rank_0(self) -> int:
-        """Returns a port that is free now, as are the next two. Another program may take it before rank 0 does."""
-        listener = self._find()
-        with listener:
-            return int(listener.getsockname()[1])
+        server = self._serve_at(self._find())
+        return server, server.port
 
     def close(self) -> None:
         """Releases a held port."""
