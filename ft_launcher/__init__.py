@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
 
-    from ft_launcher.launch_config import LaunchConfig
-    from ft_launcher.python_api import launch
+    from ft_launcher.python_api import LaunchConfig, launch
 
 __all__ = ["EtcdServer", "LaunchConfig", "__version__", "launch"]
 
 _MODULE_OF = {
     "EtcdServer": "torch.distributed.elastic.rendezvous.etcd_server",
-    "LaunchConfig": "ft_launcher.launch_config",
+    "LaunchConfig": "ft_launcher.python_api",
     "launch": "ft_launcher.python_api",
 }
 

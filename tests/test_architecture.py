@@ -148,7 +148,7 @@ ADAPT_TORCH = {
     "ft_launcher.agent.node_agent",
     "ft_launcher.ranks.function_context",
     "ft_launcher.ranks.function_rank",
-    "ft_launcher.launch_config",
+    "ft_launcher.python_api",
     "ft_launcher.record.log_pump",
     "ft_launcher.nodes.store_connection",
     "ft_launcher.ranks.rank_context",
