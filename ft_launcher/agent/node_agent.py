@@ -81,17 +81,17 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _invoke_run(self, role: str = "") -> RunResult:
         """torch's hook: runs cycles until the job has ended for this node."""
-        reserve = Reserve(self._worker_group.spec.local_world_size)
+        nprocs = self._worker_group.spec.local_world_size
+        reserve = Reserve(nprocs)
         try:
-            self._job_end = self._run_cycles(reserve)
+            self._job_end = self._run_cycles(nprocs, reserve)
         except NoFurtherCycle as over:
             self._job_end = over.end
         finally:
             reserve.release()  # `launch()` goes on in the user's program
         return self._job_end.result
 
-    def _run_cycles(self, reserve: Reserve) -> JobEnd:
-        nprocs = self._worker_group.spec.local_world_size
+    def _run_cycles(self, nprocs: int, reserve: Reserve) -> JobEnd:
         feeds = (self._health_watch, self._status_feed, self._log_feed)
         sources: Sequence[EventSource] = (self._ending, self._ranks, self._membership, *feeds)
         while True:
@@ -100,7 +100,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             with ExitStack() as contexts:
                 for source in sources:
                     contexts.enter_context(source.during_cycle())
-                phase = CycleLoop(nprocs, sources).run()
+                phase = run_cycle(nprocs, sources)
             self._parts.times.cycle_over()
             reserve.await_enough(self._ending.wait)
             if self._ending.number is not None:
@@ -155,32 +155,20 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._membership.leave(self._job_end)
 
 
-class CycleLoop:
-    """Waits for the events of one cycle until it has ended.
+def run_cycle(rank_count: int, sources: Sequence[EventSource]) -> CyclePhase:
+    """Waits for the events of one cycle until it has ended; returns the phase in which it did.
 
     Args:
         rank_count: number of ranks of this node.
         sources: attended in this order at each wake-up, whichever of them has woken the loop.
     """
-
-    def __init__(self, rank_count: int, sources: Sequence[EventSource]) -> None:
-        self._cycle = Cycle(rank_count)
-        self._sources = sources
-
-    def run(self) -> CyclePhase:
-        """Blocks until the cycle has ended; returns the phase in which it did."""
-        while self._cycle.phase is CyclePhase.RUNNING:
-            descriptors = set[int]().union(*(source.descriptors() for source in self._sources))
-            ready = readable(descriptors, self._wait_limit())
-            for source in self._sources:
-                for event in source.attend(ready):
-                    self._cycle.on(event)
-        return self._cycle.phase
-
-    def _wait_limit(self) -> float | None:
-        """How long to wait for a descriptor (seconds); None: without limit."""
-        checks = [source.next_check() for source in self._sources]
-        due = [moment for moment in checks if moment is not None]
-        if not due:
-            return None
-        return max(0.0, min(due) - time.monotonic())
+    cycle = Cycle(rank_count)
+    while cycle.phase is CyclePhase.RUNNING:
+        descriptors = set[int]().union(*(source.descriptors() for source in sources))
+        checks = [source.next_check() for source in sources]
+        due = min((moment for moment in checks if moment is not None), default=None)
+        ready = readable(descriptors, None if due is None else max(0.0, due - time.monotonic()))
+        for source in sources:
+            for event in source.attend(ready):
+                cycle.on(event)
+    return cycle.phase

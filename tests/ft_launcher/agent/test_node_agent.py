@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 import pytest
 
 from ft_launcher.agent.membership import EventSource
-from ft_launcher.agent.node_agent import CycleLoop
+from ft_launcher.agent.node_agent import run_cycle
 from ft_launcher.cycle.cycle import CyclePhase, Event, RankEnded
 
 
@@ -51,20 +51,20 @@ def sources() -> Iterator[list[Source]]:
 
 def test_every_source_is_attended_when_one_is_readable(sources: list[Source]) -> None:
     sources[1].bring(RankEnded(0, 0))
-    assert CycleLoop(1, sources).run() is CyclePhase.SUCCEEDED
+    assert run_cycle(1, sources) is CyclePhase.SUCCEEDED
     assert [source.attended for source in sources] == [[False], [True]]
 
 
 def test_the_ending_of_the_first_source_stands(sources: list[Source]) -> None:
     sources[1].bring(RankEnded(0, 1))
     sources[0].bring(CyclePhase.SIGNALLED)
-    assert CycleLoop(1, sources).run() is CyclePhase.SIGNALLED
+    assert run_cycle(1, sources) is CyclePhase.SIGNALLED
 
 
 def test_a_check_that_is_due_wakes_the_loop_without_a_descriptor(sources: list[Source]) -> None:
     sources[0].check = 0.0
     sources[0].events = [CyclePhase.CUT_OFF]
-    assert CycleLoop(1, sources).run() is CyclePhase.CUT_OFF
+    assert run_cycle(1, sources) is CyclePhase.CUT_OFF
     assert [source.attended for source in sources] == [[False], [False]]
 
 
@@ -73,5 +73,5 @@ def test_it_goes_on_until_all_ranks_have_ended(sources: list[Source]) -> None:
     sources[1].check = 0.0
     ends = iter([[], [], [RankEnded(1, 0)]])
     sources[1].attend = lambda ready: next(ends)  # type: ignore[method-assign]
-    assert CycleLoop(2, sources).run() is CyclePhase.SUCCEEDED
+    assert run_cycle(2, sources) is CyclePhase.SUCCEEDED
     assert len(sources[0].attended) == 3
