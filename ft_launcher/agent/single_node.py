@@ -57,7 +57,6 @@ class SingleNode(Membership):
         self._exit_barrier = exit_barrier
         self._rendezvous: Any = self._group.spec.rdzv_handler
         self._history = History()
-        self._attempt = 0
         self._next_poll = 0.0
 
     # As a source of events.
@@ -96,12 +95,12 @@ class SingleNode(Membership):
         return store
 
     def _open_store(self) -> CycleStore:
-        attempt, self._attempt = self._attempt, self._attempt + 1
-        group = self._group
+        group, former = self._group, self._ranks.store
         if group.group_rank != 0:
             return cycle_store.learn(group.store)
         run_id, shared = self._rendezvous.get_run_id(), self._rendezvous.use_agent_store
-        return cycle_store.publish(group.store, self._parts.ports, group.master_addr, run_id, attempt, shared)
+        at_least = 0 if former is None else former.cycle + 1
+        return cycle_store.publish(group.store, self._parts.ports, group.master_addr, run_id, at_least, shared)
 
     def names(self) -> tuple[list[str], list[str]]:
         """Returns this host's name where it is the only one; torch's handlers tell no names."""

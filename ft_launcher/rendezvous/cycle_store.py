@@ -153,7 +153,7 @@ def publish(
 
     Args:
         run_id: the job's; jobs of one store count apart.
-        at_least: cycles that this node has seen, for a handler that has a new store in each round.
+        at_least: the number after the last cycle of this node, for a handler that has a new store in each round.
         shared: whether the ranks use this store.
     """
     # Counted in the store, not in this process: a launcher that replaces another goes on with the number.
