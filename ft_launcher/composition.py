@@ -57,7 +57,6 @@ from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError, one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes import resolver
-from rank_monitor.contract.settings.config import StopSettings
 
 logger = logging.getLogger("ft_launcher")
 
@@ -91,19 +90,15 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     signals = SignalPipe({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2})
     try:
         with resolver.usual():
-            return exit_code_of(conduct(job, runtime, zygotes, signals), job.settings.stop)
+            code = conduct(job, runtime, zygotes, signals).code
     except FtError as error:
         console_text.show_lines(f"ft_launcher: {error}")
         write_reply(error)
         return error.exit_code
-
-
-def exit_code_of(outcome: Outcome, settings: StopSettings) -> int:
-    """Returns the exit code of the process. The user can replace that of a preemption; journal and nodes use the fixed
-    codes of docs/exit_codes.md."""
-    if outcome.code == ExitCode.PREEMPTED:
-        return settings.preempted_exit_code
-    return outcome.code
+    # The user can replace that of a preemption; journal and nodes use the fixed codes of docs/exit_codes.md.
+    if code == ExitCode.PREEMPTED:
+        return job.settings.stop.preempted_exit_code
+    return code
 
 
 def ending_signals(job: Job) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ from rank_monitor.contract.settings.config import GROUPS
 
 _SOURCE = "LaunchConfig"
 _FIELDS = tuple(field.name for field in fields(TorchLaunchConfig))
-_VARIABLES = ("TORCHELASTIC_SIGNALS_TO_HANDLE",)
-"""Variables that torch sets in this process for its own use."""
+_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+"""torch sets it in this process for its own use."""
 
 _running = threading.Lock()
 
@@ -239,7 +239,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
 @contextlib.contextmanager
 def _as_found() -> Iterator[None]:
     """Context that restores environment and log handlers at its end."""
-    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    value = os.environ.get(_VARIABLE)
     logger = logging.getLogger("ft_launcher")
     handlers, propagate, level = logger.handlers, logger.propagate, logger.level
     try:
@@ -250,11 +250,10 @@ def _as_found() -> Iterator[None]:
                 handler.close()
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
-        for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        if value is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = value
 
 
 def _cause(error: BaseException) -> BaseException | None:

@@ -71,11 +71,9 @@ class LogFeed(EventSource):
         if intervals is not None:
             local_rank, durations = intervals
             self._recorder.steps_printed(self._ranks.cycle, self._ranks.global_rank(local_rank), durations)
-        if watch.has_steps:
-            self._misses_steps = False
-        if self._misses_steps:
-            self._misses_steps = False
+        if self._misses_steps and not watch.has_steps:
             self._recorder.no_steps_printed(self._ranks.cycle, str(self._watch_log))
+        self._misses_steps = False
 
     def descriptors(self) -> set[int]:
         """Returns the one that is readable when there is news."""

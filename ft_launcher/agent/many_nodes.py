@@ -386,8 +386,8 @@ class ManyNodes(Membership):
 
     def leave(self, job_end: JobEnd | None) -> None:
         """Leaves the job for good: waits for the other nodes to know its end where this one succeeded."""
+        limit_s = None
         if job_end is not None and job_end.exit_code == ExitCode.OK:
-            self._nodes.leave(self._why_leaving, self._parts.settings.stop.exit_barrier_timeout)
-        else:
-            self._nodes.leave(self._why_leaving)
+            limit_s = self._parts.settings.stop.exit_barrier_timeout
+        self._nodes.leave(self._why_leaving, limit_s)
         self._nodes.lease.close()

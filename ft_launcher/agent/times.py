@@ -115,11 +115,11 @@ class NodeTimes:
     # Ledgers of ranks.
 
     @_kept
-    def take(self, cycle: int, times: RankTimes | None) -> None:
+    def take(self, cycle: int, times: RankTimes) -> None:
         """Takes the ledger of one rank."""
         self._ledger.rank_times(cycle, times)
         now = time.monotonic()
-        if times is not None and times.saved_ns >= 0 and self._saved != (cycle, times.saved):
+        if times.saved_ns >= 0 and self._saved != (cycle, times.saved):
             self._saved = cycle, times.saved
             self._saved_at = now
         if now >= self._written_at + WRITE_EVERY_S and self._recorder.journal.path is not None:

@@ -103,8 +103,7 @@ class Imports(MetaPathFinder):
         self._held: dict[str, logging.PlaceHolder] = {}
         self.over = False
         """The script has ended: imports by exit functions are not decided about."""
-        self._asks: Callable[[str, bool], None] = _ask_nobody
-        self._given_back: Callable[[], None] = _notify_nobody
+        self.watch()
 
     def load(self, name: str) -> None:
         """Imports a module and records what that brought, unless it was done already.
@@ -161,7 +160,11 @@ class Imports(MetaPathFinder):
             logging.root.manager.loggerClass = self._make_logger  # type: ignore[assignment]
             _filters_changed()
 
-    def watch(self, asks: Callable[[str, bool], None], given_back: Callable[[], None] | None = None) -> None:
+    def watch(
+        self,
+        asks: Callable[[str, bool], None] = lambda name, whole: None,
+        given_back: Callable[[], None] = lambda: None,
+    ) -> None:
         """Sets what is called at the script's first import of each hidden module.
 
         Args:
@@ -170,11 +173,11 @@ class Imports(MetaPathFinder):
             given_back: called when something has been given back.
         """
         self._asks = asks
-        self._given_back = given_back or _notify_nobody
+        self._given_back = given_back
 
     def give_back(self) -> None:
         """Gives back all that is still hidden, without calling anything."""
-        self.watch(_ask_nobody)
+        self.watch()
         for brought in self._all:
             self._give_back(brought)
 
@@ -298,14 +301,6 @@ class _GivesBack(Loader):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-def _ask_nobody(name: str, whole: bool) -> None:
-    pass
-
-
-def _notify_nobody() -> None:
-    pass
 
 
 imports = Imports()
