@@ -1,7 +1,7 @@
 """Passes on what the ranks print of their steps (`--ft-watch-log`): to their monitors, to the journal, as a fault.
 
-A source of events. Made by the node agent; without the option it does nothing. The limit from one printed step to the
-next ends a rank through its monitor, as every other limit does, so the verdict has the stacks.
+A source of events. Made by the node agent where the option is given. The limit from one printed step to the next ends
+a rank through its monitor, as every other limit does, so the verdict has the stacks.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LogFeed(EventSource):
 
     def __init__(self, parts: NodeParts, ranks: Ranks) -> None:
         self._recorder, self._ranks = parts.recorder, ranks
+        assert parts.settings.record.watch_log is not None, "nothing is to be read"
         self._watch_log = parts.settings.record.watch_log
         self._on_bad_loss = parts.settings.record.watch_log_nan
         self._limit_s = parts.settings.monitor.watch_log_timeout
@@ -53,8 +54,6 @@ class LogFeed(EventSource):
                 self._end()
 
     def _begin(self) -> None:
-        if self._watch_log is None:
-            return
         self._has_failed = False
         processes = self._ranks.processes
         self._watch = LogWatch(self._watch_log, self._limit_s, processes.printed_to(), processes.spools)

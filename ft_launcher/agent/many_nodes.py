@@ -42,8 +42,12 @@ logger = logging.getLogger(__name__)
 
 # Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
 _ENDS_AFTER_SIGNAL_S = 5.0
-# The actions of `ControlRequest`, as the client names them, and how the coordinator hears of each.
-_REQUESTS = {"exclude_this_node": EndReason.LEFT, "stop_job": EndReason.STOP, "restart": EndReason.RESTART}
+# The actions of `ControlRequest`, as the client names them: how the coordinator hears of each, and what this node does.
+_REQUESTS = {
+    "exclude_this_node": (EndReason.LEFT, Action.LEAVE, int(ExitCode.NODE_EXCLUDED)),
+    "stop_job": (EndReason.STOP, Action.GIVE_UP, int(ExitCode.JOB_STOPPED)),
+    "restart": (EndReason.RESTART, Action.RESTART, None),
+}
 
 
 class ManyNodes(Membership):
@@ -261,14 +265,9 @@ class ManyNodes(Membership):
 
     def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
         """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""
-        end_reason, reason = _REQUESTS[request.action], asked_by(rank, request)
-        match end_reason:
-            case EndReason.LEFT:
-                decision = Decision(Action.LEAVE, reason, exit_code=int(ExitCode.NODE_EXCLUDED))
-            case EndReason.STOP:
-                decision = Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.JOB_STOPPED))
-            case _:
-                decision = Decision(Action.RESTART, reason)
+        end_reason, action, exit_code = _REQUESTS[request.action]
+        reason = asked_by(rank, request)
+        decision = Decision(action, reason, exit_code=exit_code)
         if end_reason is not EndReason.LEFT:
             self._nodes.report_end(end_reason, reason, decision.exit_code or 0)
         self._parts.recorder.asked(self._ranks.cycle, request, decision)

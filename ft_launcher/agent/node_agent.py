@@ -61,9 +61,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             parts.asking.other_nodes = JobNodes(handler)
         else:
             self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
-        self._health_watch = HealthWatch(parts, lambda: self._ranks.cycle)
-        self._status_feed = StatusFeed(parts, self._ranks)
-        self._log_feed = LogFeed(parts, self._ranks)
+        self._sources: list[EventSource] = [self._ending, self._ranks, self._membership]
+        if parts.health_watch is not None:
+            self._sources.append(HealthWatch(parts, lambda: self._ranks.cycle))
+        self._sources.append(StatusFeed(parts, self._ranks))
+        if parts.settings.record.watch_log is not None:
+            self._sources.append(LogFeed(parts, self._ranks))
         self._job_end: JobEnd | None = None
         self._closed = False
 
@@ -92,15 +95,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return self._job_end.result
 
     def _run_cycles(self, nprocs: int, reserve: Reserve) -> JobEnd:
-        feeds = (self._health_watch, self._status_feed, self._log_feed)
-        sources: Sequence[EventSource] = (self._ending, self._ranks, self._membership, *feeds)
         while True:
             self._initialize_workers(self._worker_group)
             reserve.fill()
             with ExitStack() as contexts:
-                for source in sources:
+                for source in self._sources:
                     contexts.enter_context(source.during_cycle())
-                phase = run_cycle(nprocs, sources)
+                phase = run_cycle(nprocs, self._sources)
             self._parts.times.cycle_over()
             reserve.await_enough(self._ending.wait)
             if self._ending.number is not None:

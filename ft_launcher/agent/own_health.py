@@ -59,6 +59,7 @@ class HealthWatch(EventSource):
 
     def __init__(self, parts: NodeParts, cycle: Callable[[], int]) -> None:
         self._recorder = parts.recorder
+        assert parts.health_watch is not None, "no check is to be repeated"
         self._checks = parts.health_watch
         self._cycle = cycle
         self._states: dict[str, State] = {}
@@ -73,25 +74,23 @@ class HealthWatch(EventSource):
             yield
         finally:
             self._next_s = None
-            if self._checks is not None and self._reads:
+            if self._reads:
                 self._reads = False
                 self._checks.stop()
 
     def descriptors(self) -> set[int]:
         """Returns those of the running checks."""
-        if self._checks is None:
-            return set()
         return self._checks.descriptors()
 
     def next_check(self) -> float | None:
         """When the next reading, or the deadline of the running one, is due (monotonic seconds); None: never."""
-        if self._checks is not None and self._reads:
+        if self._reads:
             return self._checks.next_check()
         return self._next_s
 
     def attend(self, ready: Set[int]) -> list[Event]:
         """Begins a reading when it is due, and records its result once it has ended. Returns nothing."""
-        if self._checks is None or self._next_s is None:
+        if self._next_s is None:
             return []
         if not self._reads and time.monotonic() >= self._next_s:
             self._plan_next()  # also if it fails: the loop must not try again at once
@@ -108,5 +107,4 @@ class HealthWatch(EventSource):
         return []
 
     def _plan_next(self) -> None:
-        if self._checks is not None:
-            self._next_s = time.monotonic() + self._checks.interval_s
+        self._next_s = time.monotonic() + self._checks.interval_s

@@ -90,16 +90,12 @@ def test_the_end_of_a_cycle_ends_a_running_check(places: Places) -> None:
     assert (source.descriptors(), source.next_check(), recorder.found) == (set(), None, [])
 
 
-def test_nothing_is_due_before_its_time_nor_without_checks(places: Places) -> None:
+def test_nothing_is_due_before_its_time(places: Places) -> None:
     source, _ = watch(places, "exit 1", interval_s=3600.0)
     with source.during_cycle():
         assert source.attend(set()) == [] and source.descriptors() == set()
         due = source.next_check()
         assert due is not None and due > time.monotonic()
-    parts: Any = SimpleNamespace(recorder=None, health_watch=None)
-    source = HealthWatch(parts, lambda: 0)
-    with source.during_cycle():
-        assert (source.attend(set()), source.descriptors(), source.next_check()) == ([], set(), None)
 
 
 def test_an_error_of_the_checks_costs_a_reading_and_no_training(
