@@ -32,7 +32,7 @@ from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
 from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.rendezvous.handler import NodeRendezvous, OwnRendezvous
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
 ONE_NODE = "ft-one-node"
@@ -52,7 +52,7 @@ _INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 
 
-class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
+class OneNodeRendezvous(OwnRendezvous):
     """The rendezvous of a job of one node: no other node can join, so a cycle forms at once.
 
     torch's own handler sleeps up to 0.3 s at its first round and a second in later ones.
@@ -64,17 +64,12 @@ class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     """
 
     def __init__(self, run_id: str, host: str, shares: bool = True) -> None:
-        self._run_id = run_id
+        super().__init__(ONE_NODE, run_id)
         self._shares = shares
         self._host = host
         self._round = 0
-        self._closed = False
         # In memory of this process: no port, and no server that another job could reach.
         self._store: Store = HashStore()
-
-    def get_backend(self) -> str:
-        """The backend's name."""
-        return ONE_NODE
 
     @property
     def use_agent_store(self) -> bool:
@@ -87,22 +82,6 @@ class OneNodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         store = PrefixStore(f"round_{self._round}", self._store)
         self._round += 1
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._host, 0))
-
-    def is_closed(self) -> bool:
-        """Whether `set_closed` was called."""
-        return self._closed
-
-    def set_closed(self) -> None:
-        """Marks the rendezvous as closed."""
-        self._closed = True
-
-    def num_nodes_waiting(self) -> int:
-        """Returns 0: no other node can join."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """The job's id."""
-        return self._run_id
 
     def shutdown(self) -> bool:
         """Returns True; there is nothing to close."""

@@ -58,12 +58,44 @@ class NoPlace(RendezvousClosedError):  # type: ignore[misc]
         self.over = over
 
 
-class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
-    """torch's rendezvous handler of this node.
+class OwnRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """What torch's handler interface asks of each rendezvous of ours.
 
     Args:
         backend: the name torch knows this handler by.
         run_id: the job's id.
+    """
+
+    def __init__(self, backend: str, run_id: str) -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._closed = False
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        """Whether this node has left."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Does nothing: a node that leaves does not end the job for the others."""
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 0: the coordinator ends a cycle that is to grow, not the agents; and one node has no others."""
+        return 0
+
+
+class NodeRendezvous(OwnRendezvous):
+    """torch's rendezvous handler of this node.
+
+    Args:
+        backend, run_id: as of `OwnRendezvous`.
         open_store: connects to the job's store, or makes it where this node is its host.
         me: who this node is; `seq`, `cycle` and `fault` are filled in here.
         settings: the rules and times of the job.
@@ -85,11 +117,11 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         ports: PortHolder,
         first_store: CycleStore | None = None,
     ) -> None:
-        self._backend, self._run_id, self._ports = backend, run_id, ports
+        super().__init__(backend, run_id)
+        self._ports = ports
         self._open_store, self._me, self._settings, self._first_store = open_store, me, settings, first_store
         self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self._link: NodeLink | None = None
-        self._closed = False
         self.waiting: Callable[[bool], None] = lambda is_waiting: None
         self.heard: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
@@ -98,29 +130,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     # torch's interface.
 
-    def get_backend(self) -> str:
-        """The backend's name."""
-        return self._backend
-
     @property
     def use_agent_store(self) -> bool:
         """Whether an agent hosts the ranks' store. With the static backend it always does, as in torch."""
         return self._first_store is not None or shares_store(os.environ)
-
-    def is_closed(self) -> bool:
-        """Whether this node has left."""
-        return self._closed
-
-    def set_closed(self) -> None:
-        """Does nothing: a node that leaves does not end the job for the others."""
-
-    def num_nodes_waiting(self) -> int:
-        """Returns 0: the coordinator ends a cycle that is to grow, not the agents."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """The job's id."""
-        return self._run_id
 
     def shutdown(self) -> bool:
         """Leaves the job, unless the agent has done so already."""
