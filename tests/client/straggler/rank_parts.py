@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ft_client.straggler import Detector, NVRxStragglerDetectionManager, Report, StragglerManager
+from ft_client.straggler import Detector, NVRxStragglerDetectionManager, Report, StragglerManager, section_timers
 from tests.client import asked
 from tests.client.straggler import ranks
 from tests.patience import patient
@@ -27,6 +27,17 @@ def nap(factor: float = 1.0) -> None:
     time.sleep(NAP_S * factor)
 
 
+class Pretended:
+    """Time of sections that passes by `work` alone: nothing else on this machine makes a rank slow."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        vars(section_timers)["perf_counter_ns"] = lambda: self.now_ns  # each rank is a process of its own
+
+    def work(self, factor: float = 1.0) -> None:
+        self.now_ns += int(factor * 10**7)
+
+
 def compute(factor: float = 1.0) -> None:
     """Work of the CPU, times the factor: longer than the slices in which a busy machine gives processors away."""
     matrix = torch.ones(96, 96)
@@ -34,15 +45,14 @@ def compute(factor: float = 1.0) -> None:
         matrix = matrix @ matrix / 96.0
 
 
-WORK = {"nap": (nap, SLOW), "compute": (compute, 2 * SLOW)}
-"""The work, and how many times slower the slow rank does it."""
-
-
-def one_is_slow(rank: int, work: str, entries: int = 10) -> dict[str, Any] | None:
+def one_is_slow(rank: int, pretended: bool, entries: int = 10) -> dict[str, Any] | None:
     """Rank 2 does its work slower than the others, which do the rest of theirs outside of the section: were they idle
     then, rank 2 would have the processors for itself, and be as fast as they were beside each other."""
     Detector.initialize(node_name=f"node{rank // 2}")
-    do, slow = WORK[work]
+    if pretended:
+        do, slow = Pretended().work, SLOW
+    else:
+        do, slow = compute, 2 * SLOW
     for _ in range(entries):
         with Detector.detection_section("work"):
             do(slow if rank == 2 else 1.0)
@@ -54,25 +64,25 @@ def one_is_slow(rank: int, work: str, entries: int = 10) -> dict[str, Any] | Non
 def one_slows_down(rank: int) -> list[dict[str, Any] | None]:
     """Three reports; from the second on rank 1 works slower than it did."""
     Detector.initialize(scores_to_compute="individual_perf_scores", node_name="n")
-    told = []
+    told, do = [], Pretended().work
     for turn in range(3):
         for _ in range(8):
             with Detector.detection_section("work"):
-                nap(SLOW if rank == 1 and turn else 1.0)
+                do(SLOW if rank == 1 and turn else 1.0)
         told.append(seen(Detector.generate_report()))
     return told
 
 
-def calm(rank: int, runs: int) -> list[dict[str, Any] | None]:
+def calm(rank: int, runs: int, pretended: bool) -> list[dict[str, Any] | None]:
     """Runs in which nothing is slow, two sections each."""
-    told = []
+    told, do = [], Pretended().work if pretended else nap
     for _ in range(runs):
         Detector.initialize(node_name="n")
         for _ in range(10):
             with Detector.detection_section("load"):
-                nap()
+                do()
             with Detector.detection_section("work"):
-                nap(1.5)
+                do(1.5)
         told.append(seen(Detector.generate_report()))
         Detector.shutdown()
     return told

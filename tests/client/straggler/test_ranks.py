@@ -26,7 +26,7 @@ def check_numbers(told: dict[str, Any]) -> None:
 
 
 def test_a_rank_that_sleeps_longer_is_found(tmp_path: Path) -> None:
-    told, *others = results(rank_parts.one_is_slow, tmp_path, "nap")
+    told, *others = results(rank_parts.one_is_slow, tmp_path, True)
     assert others == [None] * 3
     check_numbers(told)
     assert told["nodes"] == {0: "node0", 1: "node0", 2: "node1", 3: "node1"}
@@ -37,7 +37,7 @@ def test_a_rank_that_sleeps_longer_is_found(tmp_path: Path) -> None:
 
 def test_a_rank_that_computes_longer_is_found(tmp_path: Path) -> None:
     """What else runs on this machine slows healthy ranks as well, but none of them as much."""
-    told, *_ = results(rank_parts.one_is_slow, tmp_path, "compute", 9)
+    told, *_ = results(rank_parts.one_is_slow, tmp_path, False, 9)
     check_numbers(told)
     scores = told["relative"]["work"]
     assert min(scores, key=scores.__getitem__) == 2
@@ -53,7 +53,7 @@ def test_a_rank_that_slows_down_is_found_by_its_own_past(tmp_path: Path) -> None
 
 
 def test_calm_ranks_are_left_alone(tmp_path: Path) -> None:
-    for told in results(rank_parts.calm, tmp_path, 3)[0]:
+    for told in results(rank_parts.calm, tmp_path, 3, True)[0]:
         check_numbers(told)
         assert told["slow"] == NOBODY
 
@@ -61,7 +61,7 @@ def test_calm_ranks_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(20))
 def test_calm_runs(tmp_path: Path, run: int) -> None:
-    for told in results(rank_parts.calm, tmp_path, 2)[0]:
+    for told in results(rank_parts.calm, tmp_path, 2, False)[0]:
         check_numbers(told)
         assert told["slow"] == NOBODY
 
