@@ -39,8 +39,8 @@ def departures(threads: StoreThreads) -> Iterator[RankLossNotifier]:
     departures = RankLossNotifier(threads, stop_s=DEADLINE_S)
     yield departures
     threads.close()
+    until(have_ended)
     departures.notified.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
 
 
 @pytest.fixture
@@ -53,6 +53,11 @@ def dead() -> int:
 
 def notify(joins: bool = False, limit_s: float = DEADLINE_S) -> NotifyLoss:
     return NotifyLoss(1, 5, PREFIX, limit_s, joins)
+
+
+def have_ended() -> bool:
+    """Whether all threads have: `StoreThreads.close` waits half a second for each at most, which is little here."""
+    return not any(thread.name.startswith("ft_departure") for thread in threading.enumerate())
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -103,7 +108,7 @@ def test_the_end_of_the_cycle_ends_a_wait(
     departures.notify(notify(joins, limit_s=3600.0), dead)
     until(lambda: bool(joining(store).entries() if joins else Iteration(store, 0).end.entries()))
     threads.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ft_departure")]
+    until(have_ended)
     assert [loss_notified.problem for loss_notified in departures.notified.take()] == ["the cycle is over"]
 
 
