@@ -306,9 +306,8 @@ class Recorder:
             record = None
         with contained("the block of the fault cannot be shown"):
             colour = sys.stderr is not None and sys.stderr.isatty()
-            console_text.show_lines(
-                console_text.block(fault, decision, cycle, self.files.node, record, colour), escape=False
-            )
+            block = console_text.block(fault, decision, cycle, self.files.node, record, colour)
+            console_text.show_lines(block, escape=False)
             self.shown = fault
 
     @contained("an event cannot be recorded")
@@ -333,7 +332,7 @@ class Recorder:
         """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
         step = console_text.next_step(decision)
         self.journal.write(events.CycleEnd(cycle, "failed elsewhere", why=headline, next=step))
-        console_text.say(f"{headline}")
+        console_text.say(headline)
         console_text.show(f"  cycle {cycle}; {step}")
 
     def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
@@ -385,8 +384,7 @@ class Recorder:
         self.journal.write(events.Signal(number))
 
     def store_silent(self, error: Exception) -> None:
-        """The rendezvous' store does not answer while ranks are healthy."""
-        # The store is asked again and again; one line is enough.
+        """The rendezvous' store does not answer while ranks are healthy. It is asked often; one line is enough."""
         if not self._store_reported:
             self._store_reported = True
             logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
