@@ -22,7 +22,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
-from ft_launcher.agent.log_feed import LogFeed
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import EventSource, JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import HealthWatch
@@ -66,6 +65,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._sources.append(HealthWatch(parts, lambda: self._ranks.cycle))
         self._sources.append(StatusFeed(parts, self._ranks))
         if parts.settings.record.watch_log is not None:
+            from ft_launcher.agent.log_feed import LogFeed  # 10 ms, which other jobs need not wait
+
             self._sources.append(LogFeed(parts, self._ranks))
         self._job_end: JobEnd | None = None
         self._closed = False

@@ -13,14 +13,13 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Set
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import oom_kills
@@ -40,9 +39,13 @@ from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
+from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, Restarter
+
+if TYPE_CHECKING:
+    from ft_launcher.agent.save_intervals import SaveIntervals
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +84,11 @@ class Ranks(EventSource):
         self.oom_kills_before: int | None = None
         """What `oom_kills` returned before this cycle's start."""
         self._follows_requests = follows_requests
-        self._save_intervals = SaveIntervals(parts.settings, parts.recorder)
+        self._save_intervals: SaveIntervals | None = None
+        if parts.settings.monitor.save_interval == AUTO:
+            from ft_launcher.agent.save_intervals import SaveIntervals  # 20 ms, which other jobs need not wait
+
+            self._save_intervals = SaveIntervals(parts.settings.record.journal_dir, parts.recorder)
         self._multipliers: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
         self._processes: RankContext | None = None
@@ -136,13 +143,14 @@ class Ranks(EventSource):
     def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **kwargs: Any) -> RankContext:
         """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
         settings = self.parts.settings
-        # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers anew.
-        save_interval_s = self._save_intervals.choose(self.cycle, self.group.group_rank == 0)
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
         of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.relocation)
         of_all |= self.nccl.variables()
         of_all[env.IN_PROCESS_LIMITS] = write_record(settings.restart.in_process_limits)
-        if save_interval_s is not None:
+        if self._save_intervals is not None:
+            # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers
+            # anew.
+            save_interval_s = self._save_intervals.choose(self.cycle, self.group.group_rank == 0)
             of_all[env.SAVE_INTERVAL] = str(save_interval_s)
         if self.store is not None and self.store.ranks_port:
             # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.

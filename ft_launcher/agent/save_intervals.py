@@ -21,8 +21,6 @@ from ft_launcher.report.advice import choose_save_interval
 from ft_launcher.report.collection import Collection
 from ft_launcher.report.findings import find
 from ft_launcher.report.job_findings import JobFindings
-from rank_monitor.contract.settings.config import Settings
-from rank_monitor.contract.settings.kinds import AUTO
 
 _MOST_READ = 32 << 20
 """Bytes of earlier journals, the newest first: two seconds. The journal of any node has the time of the whole job."""
@@ -36,13 +34,12 @@ class SaveIntervals:
     """The interval between two saves, cycle by cycle.
 
     Args:
-        settings: of this launcher. Where it does not ask for a choice, nothing is kept or read.
+        journals: the folder with the journals of earlier attempts, if they have one.
         recorder: the events of this attempt, which are listened to, and where the choice is written.
     """
 
-    def __init__(self, settings: Settings, recorder: Recorder) -> None:
-        self._is_auto = settings.monitor.save_interval == AUTO
-        self._folder = settings.record.journal_dir
+    def __init__(self, journals: str | None, recorder: Recorder) -> None:
+        self._folder = journals
         self._recorder = recorder
         self._earlier = Collection()
         self._has_read = False
@@ -51,18 +48,15 @@ class SaveIntervals:
         self._heard: deque[JournalEntry] = deque()
         self._findings: JobFindings | None = None
         self._reading: threading.Thread | None = None
-        if self._is_auto:
-            recorder.journal.listeners.append(self._take)
+        recorder.journal.listeners.append(self._take)
 
-    def choose(self, cycle: int, has_rank0: bool) -> float | None:
-        """Returns the seconds between two saves for a cycle that starts now; None: they are not to be chosen.
+    def choose(self, cycle: int, has_rank0: bool) -> float:
+        """Returns the seconds between two saves for a cycle that starts now.
 
         Args:
             has_rank0: rank 0 starts on this node, so that the choice counts and is written down. That of another node
                 counts once a restart in process has made one of its ranks rank 0; it has read no earlier journals.
         """
-        if not self._is_auto:
-            return None
         with contained("the journal is not used for --ft-save-interval auto"):
             if self._reading is None or not self._reading.is_alive():
                 self._reading = threading.Thread(target=self._find, args=(has_rank0,), name="ft_saves", daemon=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from torch.distributed import DistNetworkError, PrefixStore, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousError, etcd_store
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from ft_launcher.etcd.store_base import WaitingStore
 from rank_monitor.contract.errors import StoreLost, one_line
@@ -334,10 +335,16 @@ class JobStore:
         return f"{self._prefix}{self.attempt}/{key}"
 
 
+def _of_python_etcd() -> tuple[type[Exception], ...]:
+    """Returns the exception of that package where the store is of it. To import it takes 40 ms of each start."""
+    error = getattr(sys.modules.get("etcd"), "EtcdException", None)
+    return () if error is None else (error,)
+
+
 @contextlib.contextmanager
 def _lost() -> Iterator[None]:
     """Turns the exceptions of the stores into StoreLost."""
     try:
         yield
-    except (RuntimeError, ValueError, OSError, LookupError, RendezvousError, etcd_store.etcd.EtcdException) as error:
+    except (RuntimeError, ValueError, OSError, LookupError, RendezvousError, *_of_python_etcd()) as error:
         raise StoreLost(one_line(error)) from error

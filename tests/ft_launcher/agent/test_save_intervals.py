@@ -16,7 +16,7 @@ from ft_launcher.record.journal_reader import journals_in
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.report.advice import FIRST_SAVE_S, best_interval_s
-from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
+from rank_monitor.contract.settings.config import RecordSettings
 from tests.faults.test_save_interval import earlier_attempt
 from tests.ft_launcher.report.lines import as_bytes
 from tests.patience import patient
@@ -30,26 +30,17 @@ def long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_intervals, "_WAIT_S", patient(60))
 
 
-def made(folder: Path, save_interval: float | str | None = "auto") -> tuple[SaveIntervals, Recorder]:
-    settings = Settings(
-        monitor=MonitorSettings(save_interval=save_interval), record=RecordSettings(journal_dir=str(folder))
-    )
-    recorder = Recorder(RunFolder(str(folder / "logs"), JOB, Access()), settings.record)
+def made(folder: Path) -> tuple[SaveIntervals, Recorder]:
+    recorder = Recorder(RunFolder(str(folder / "logs"), JOB, Access()), RecordSettings(journal_dir=str(folder)))
     recorder.journal.run_id = JOB
     (folder / "journal.earlier.jsonl").write_bytes(as_bytes(earlier_attempt(JOB)))
-    return SaveIntervals(settings, recorder), recorder
+    return SaveIntervals(str(folder), recorder), recorder
 
 
 def written(recorder: Recorder) -> list[float]:
     assert recorder.journal.path is not None
     lines = map(json.loads, recorder.journal.path.read_text().splitlines())
     return [line["interval_s"] for line in lines if line["event"] == "save_interval"]
-
-
-def test_an_interval_that_is_given_stays(tmp_path: Path) -> None:
-    intervals, recorder = made(tmp_path, 600.0)
-    assert intervals.choose(0, has_rank0=True) is None
-    assert recorder.journal.listeners == [] and written(recorder) == []
 
 
 def test_on_another_node_than_rank_0s_nothing_is_read_or_written(tmp_path: Path) -> None:
@@ -95,7 +86,7 @@ def test_a_journal_that_cannot_be_read_costs_no_start(tmp_path: Path) -> None:
     (tmp_path / "journal.wrong.jsonl").write_bytes(b"\x00[[[" * 1000 + b"\n")
     assert intervals.choose(0, has_rank0=True) == best_interval_s(5.0, 3000.0)
     (tmp_path / "journal.earlier.jsonl").unlink()
-    intervals = SaveIntervals(Settings(monitor=MonitorSettings(save_interval="auto")), recorder)
+    intervals = SaveIntervals(None, recorder)
     recorder.journal.write(events.CycleStart(0, 0, 1, "127.0.0.1:1", [{"rank": 0, "local_rank": 0, "pid": 1}]))
     assert intervals.choose(1, has_rank0=True) == FIRST_SAVE_S
     assert written(recorder)[-1] == FIRST_SAVE_S
