@@ -157,11 +157,11 @@ def test_nobody_is_missing_in_an_iteration_that_has_closed(store: TCPStore | Fil
     old.interrupt("{}")
     for member in range(2):
         old.account(Entry(member, member, 3))
-    assert old.missing(old.end, old.everybody(3)) == [2]
+    assert old.missing(old.end, 3) == [2]
     old.account(Entry(2, is_well=False))
-    assert old.missing(old.start, old.everybody(3)) == []
+    assert old.missing(old.start, 3) == []
     tidy(store, 2)
-    assert old.missing(old.start, old.everybody(3)) == old.missing(old.end, old.everybody(3)) == []
+    assert old.missing(old.start, 3) == old.missing(old.end, 3) == []
 
 
 def test_rolls_and_ranges() -> None:
