@@ -86,7 +86,7 @@ class Ranks(EventSource):
         self._follows_requests = follows_requests
         self._save_intervals: SaveIntervals | None = None
         if parts.settings.monitor.save_interval == AUTO:
-            from ft_launcher.agent.save_intervals import SaveIntervals  # 20 ms, which other jobs need not wait
+            from ft_launcher.agent.save_intervals import SaveIntervals  # 12 ms, which other jobs need not wait
 
             self._save_intervals = SaveIntervals(parts.settings.record.journal_dir, parts.recorder)
         self._multipliers: dict[str, float] = {}

@@ -1,7 +1,8 @@
 """The state of a rank in the present iteration: its numbers, its mode, and what its function raised.
 
-`restart/call.py` makes a new one for each iteration; callbacks and filters of users read it. Pure: it does not set the
-environment, and does not decide on the next iteration.
+`wrapper.py` makes it for each call of a wrapped function, `restart/assigning.py` changes it from iteration to
+iteration; callbacks of users get a frozen copy. Pure: it does not set the environment, and does not decide on the next
+iteration.
 """
 
 from __future__ import annotations
