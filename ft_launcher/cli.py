@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -57,6 +58,8 @@ def launch() -> ForkedRank:
     Ends by `os._exit`: to finalize an interpreter with torch loaded takes 0.4 s.
     """
     _open_standard_streams()
+    # Where it is ignored, the kernel takes the exit codes of children. The zygote and the ranks get it from here.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     arguments = sys.argv[1:]
     zygotes = ZygotePool()
     try:

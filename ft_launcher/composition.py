@@ -36,7 +36,7 @@ from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.processes.process_tree import become_subreaper
-from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.processes.signals import SignalPipe, to_handle
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.record import console, console_text
@@ -87,7 +87,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     become_subreaper()
     descriptor_limit.raise_soft()
     console.install()
-    signals = SignalPipe({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2})
+    signals = SignalPipe(to_handle({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2}, job.named_signals))
     try:
         with resolver.usual():
             code = conduct(job, runtime, zygotes, signals).code
@@ -116,6 +116,9 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         FtError: it cannot begin.
     """
     _set_up_logging(job)
+    for number in signals.were_ignored:
+        name = signal.Signals(number).name
+        logger.warning("%s was ignored when the launcher started. It ends the job all the same", name)
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id, Access(job.settings.record.log_group_access))
     try:
         recorder = Recorder(run_folder, job.settings.record)

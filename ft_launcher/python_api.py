@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
 from ft_launcher import composition
 from ft_launcher.policy.restart_policy import about_policy
-from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.processes.signals import SignalPipe, children_reported, to_handle
 from ft_launcher.ranks import function_rank
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.settings import options, rank_program, sources
@@ -188,7 +188,7 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
     if not _running.acquire(blocking=False):
         raise FtError("another launch() runs in this process; start them one after the other")
     try:
-        with _as_found():
+        with _as_found(), children_reported():
             outcome = _conduct(entrypoint, config, args)
     except FtError as wrong:
         raise wrong from None
@@ -210,7 +210,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
     try:
         in_main = threading.current_thread() is threading.main_thread()
         if in_main:
-            signals = SignalPipe(composition.ending_signals(job))
+            signals = SignalPipe(to_handle(composition.ending_signals(job), job.named_signals))
         else:
             signals = SignalPipe(())
         function = not isinstance(job.entrypoint, str)

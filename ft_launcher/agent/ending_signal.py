@@ -7,7 +7,6 @@ too, and know whether ranks end for a signal to this launcher or to that of anot
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -22,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.processes.signals import RankSignal, rank_signal
+from ft_launcher.processes.signals import RankSignal, rank_signal, time_to_end
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.processes.wait import readable
@@ -41,10 +40,16 @@ class EndingSignal(EventSource):
         self.signals = ranks.parts.signals
         self._ranks = ranks
         self._stop = ranks.parts.settings.stop
-        self.number: int | None = None
-        """The first signal; None: none has arrived."""
+        self._arrived: list[int] = []
         self.exit_code: int | None = None
         """The launcher's exit code, once `error` was called, unless the job has ended otherwise all the same."""
+
+    @property
+    def number(self) -> int | None:
+        """The first signal, which stands; None: none has arrived."""
+        if not self._arrived:
+            return None
+        return self._arrived[0]
 
     # As a source of events.
 
@@ -57,32 +62,44 @@ class EndingSignal(EventSource):
         numbers = self.signals.read()
         if not numbers:
             return []
-        self.note(numbers[0])
+        self.note(*numbers)
         return [CyclePhase.SIGNALLED]
 
     # For waits.
 
-    def note(self, number: int) -> None:
-        """Notes a signal; the first one stands."""
-        if self.number is None:
-            self.number = number
+    def note(self, *numbers: int) -> None:
+        """Notes signals that have arrived, in order, and says of those after the first what time they leave."""
+        for number in numbers:
+            before_s = self._time_to_end()
+            self._arrived.append(number)
+            left_s = self._time_to_end()
+            if len(self._arrived) > 1 and left_s < before_s:
+                self._ranks.parts.recorder.hurried(number, left_s)
 
     def wait(self, limit_s: float) -> int | None:
         """Waits for a signal, `limit_s` seconds at most; returns the first one there was, None without one."""
         if self.number is None:
-            self.number = self.signals.wait(limit_s)
+            number = self.signals.wait(limit_s)
+            if number is not None:
+                self.note(number)
         return self.number
 
-    def note_and_limit(self, number: int) -> float:
-        """Notes a signal that arrived while ranks end; returns how long they may still take (seconds).
+    # While ranks end, as `process_tree.Hurry`.
 
-        The second signal, and any Ctrl-C, shortens their time to `--workers-stop-timeout`.
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when a signal has arrived."""
+        return self.signals.fileno()
+
+    def time_left(self) -> float:
+        """Notes the signals that have arrived; returns how long ranks may still take from now on (seconds).
+
+        Infinity: as long as they have without a signal.
         """
-        is_first = self.number is None
-        self.note(number)
-        if is_first and number != signal.SIGINT:
-            return math.inf
-        return self._stop.workers_stop_timeout
+        self.note(*self.signals.read())
+        return self._time_to_end()
+
+    def _time_to_end(self) -> float:
+        return time_to_end(self._arrived, self._stop.workers_stop_timeout)
 
     def error(self, number: int, exit_code: int) -> SignalException:
         """Returns the exception with which a signal ends the launcher, and sets the exit code.
@@ -107,8 +124,10 @@ class EndingSignal(EventSource):
         torch's calls cannot be cancelled: when a signal arrives, the thread is left behind.
 
         Raises:
-            SignalException: a signal arrived before the call returned.
+            SignalException: a signal arrived before the call returned, or earlier, while ranks were stopped.
         """
+        if self.number is not None:
+            raise self.error_without_ranks(self.number)
         # The thread closes its end when the call is done, which wakes `readable` below: an event, not a poll.
         done, at_work = os.pipe()
         outcome: Future[_T] = Future()
@@ -128,8 +147,9 @@ class EndingSignal(EventSource):
         try:
             while not readable([done], 0.0):
                 readable([done, self.signals.fileno()], None)
-                for number in self.signals.read():
-                    raise self.error_without_ranks(number)
+                self.note(*self.signals.read())
+                if self.number is not None:
+                    raise self.error_without_ranks(self.number)
         finally:
             os.close(done)
         return outcome.result()
@@ -186,11 +206,10 @@ class EndingSignal(EventSource):
 
         A signal to the launcher meanwhile is noted, and says how long to wait from then on.
         """
-        processes, deadline = self._ranks.processes, time.monotonic() + limit_s
+        processes, deadline = self._ranks.processes, time.monotonic() + min(limit_s, self.time_left())
         while processes.pidfds and (left := deadline - time.monotonic()) > 0:
             readable([*processes.pidfds.values(), *self.descriptors()], left)
-            for number in self.signals.read():
-                # A signal never lengthens the wait.
-                deadline = min(deadline, time.monotonic() + self.note_and_limit(number))
+            # A signal never lengthens the wait.
+            deadline = min(deadline, time.monotonic() + self.time_left())
             processes.reap_all()
         return not processes.pidfds

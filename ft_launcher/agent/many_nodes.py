@@ -361,6 +361,8 @@ class ManyNodes(Membership):
         if self._end is not None:
             # It arrived with the end of the last rank, and the cycle loop has taken it: the success came first.
             return self._end
+        if self._ending.number is not None:  # it arrived while what the ranks had left was stopped
+            limit_s = min(limit_s, _ENDS_AFTER_SIGNAL_S)
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
             end = self._nodes.take_end()

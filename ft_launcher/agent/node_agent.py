@@ -51,6 +51,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         follows_requests = is_ours or not parts.several_nodes
         self._ranks = Ranks(parts, self._worker_group, lease, follows_requests)
         self._ending = EndingSignal(self._ranks)
+        self._ranks.hurry = self._ending
         self.results = Results(self._ranks, self._ending, self._monitor_workers)
         self._membership: Membership
         if is_ours:

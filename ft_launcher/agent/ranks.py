@@ -27,7 +27,7 @@ from ft_launcher.cycle.in_process import InProcess
 from ft_launcher.cycle.nccl_ras import NcclRas
 from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy.restart_policy import is_known
-from ft_launcher.processes.process_tree import Ending, ProcessTree
+from ft_launcher.processes.process_tree import Ending, Hurry, ProcessTree
 from ft_launcher.ranks.environment import Relocation, cycle_environment, rank_environment
 from ft_launcher.ranks.found import Replaced
 from ft_launcher.ranks.function_context import FunctionContext
@@ -81,6 +81,8 @@ class Ranks(EventSource):
         """The first request of this cycle that can be followed, with the global rank that made it."""
         self.zombies = Zombies()
         """Those of this cycle."""
+        self.hurry: Hurry | None = None
+        """What shortens a stop: the node agent sets it to the signals that end the launcher."""
         self.oom_kills_before: int | None = None
         """What `oom_kills` returned before this cycle's start."""
         self._follows_requests = follows_requests
@@ -360,7 +362,9 @@ class Ranks(EventSource):
         """
         if limit_s is None:
             limit_s = self.parts.settings.stop.workers_stop_timeout
-        stopping = (tree or self.tree()).stop(first, limit_s, meanwhile=self.monitors.end_cycle)
+        if self.hurry is not None:
+            limit_s = min(limit_s, self.hurry.time_left())
+        stopping = (tree or self.tree()).stop(first, limit_s, meanwhile=self.monitors.end_cycle, hurry=self.hurry)
         if self._processes is not None:
             self._processes.close(signal.SIGTERM)
         if self._in_process is not None:

@@ -133,7 +133,6 @@ class SingleNode(Membership):
             try:
                 self._ending.call(self._exit_barrier)
             except SignalException as error:
-                self._ending.note(int(error.sigval))
                 logger.warning("%s; the training is complete, so this is not a failure", error)
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rank_monitor.contract.processes.sweep import carries, environ_of
 from rank_monitor.contract.processes.wait import readable
@@ -149,6 +149,16 @@ class Ending:
     left: set[int] = field(default_factory=set)
 
 
+class Hurry(Protocol):
+    """What can shorten a stop while it waits: signals to the launcher."""
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when `time_left` may have changed."""
+
+    def time_left(self) -> float:
+        """Takes what has arrived; returns how long the processes may still take from now on (seconds, or infinity)."""
+
+
 class ProcessTree:
     """The processes of one cycle.
 
@@ -246,11 +256,18 @@ class ProcessTree:
                 if number != signal.SIGKILL:
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
 
-    def stop(self, first: int, limit_s: float, meanwhile: Callable[[], object] = lambda: None) -> Ending:
+    def stop(
+        self,
+        first: int,
+        limit_s: float,
+        meanwhile: Callable[[], object] = lambda: None,
+        hurry: Hurry | None = None,
+    ) -> Ending:
         """Ends every process of the cycle: sends `first` at once, and SIGKILL exactly `limit_s` seconds later.
 
         Args:
             meanwhile: called when `first` has been sent to all.
+            hurry: shortens the time until SIGKILL, and never lengthens it; None: nothing does.
 
         Returns:
             The pids that had to be killed, and those that could not be.
@@ -273,7 +290,14 @@ class ProcessTree:
                 ending.killed |= self._pidfds.keys()
                 self._signal(signal.SIGKILL, self._pidfds)
             left = deadline - now
-            ended = readable(self._pidfds.values(), min(left, _RESCAN_S) if killing else left)
+            awaited = list(self._pidfds.values())
+            if killing:
+                left = min(left, _RESCAN_S)
+            elif hurry is not None:
+                awaited.append(hurry.fileno())
+            ended = readable(awaited, left)
+            if hurry is not None and hurry.fileno() in ended:
+                deadline = min(deadline, time.monotonic() + hurry.time_left())
             self._let_go([pid for pid, pidfd in self._pidfds.items() if pidfd in ended])
             if killing or not self._pidfds:  # what they started since
                 self._signal(first, self.find())

@@ -1,16 +1,19 @@
 """Signals to the launcher as a descriptor that a loop can wait for: a self-pipe. Handlers do nothing themselves, so
 that no signal can raise in the middle of a stop.
 
-Also decides which signal the ranks get for one that the launcher got. Knows no process.
+Also decides which signals the launcher handles, which signal the ranks get for one that the launcher got, and how long
+they may take to end then. Knows no process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -19,15 +22,37 @@ from rank_monitor.contract.processes.wait import readable
 _LIBC = ctypes.CDLL(None)
 _ACTION_BYTES = 512  # struct sigaction has 152
 
+_LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Left ignored where they were ignored at the start, as `nohup` does it with SIGHUP, and a shell script with SIGINT and
+SIGQUIT of a command that it starts by `&`. Not SIGTERM: schedulers end a job by it."""
+_SECOND_INTERRUPT_S = 3.0
+"""Seconds that ranks have after a second Ctrl-C: who presses it again does not want to wait, and a small file can still
+be written."""
+
 
 def _noted(number: int, frame: FrameType | None) -> None:
     """Does nothing: Python has already written the signal's number to the wake-up pipe."""
+
+
+def to_handle(numbers: Iterable[int], named: Collection[int]) -> set[int]:
+    """Returns those of `numbers` that the launcher handles: all but those that this process ignores and is to ignore.
+
+    Args:
+        named: the signals that the user named in `--signals-to-handle`: an option counts more than what was inherited.
+    """
+    return {
+        number
+        for number in numbers
+        if number in named or number not in _LEFT_IGNORED or signal.getsignal(number) is not signal.SIG_IGN
+    }
 
 
 class SignalPipe:
     """Handles the given signals until `close`; `read` returns those that have arrived.
 
     Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
+
+    `were_ignored`: those of the signals that this process ignored before.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -35,6 +60,7 @@ class SignalPipe:
         numbers = set(numbers)
         self._actions = {number: _action(number) for number in numbers}
         self._before = {number: signal.signal(number, _noted) for number in numbers}
+        self.were_ignored = sorted(number for number, handler in self._before.items() if handler is signal.SIG_IGN)
         for number in self._before:
             # Restarted system calls (SA_RESTART): C code that does not expect EINTR goes on.
             signal.siginterrupt(number, False)
@@ -92,6 +118,23 @@ def let_go_in_child() -> None:
         pipe.let_go()
 
 
+@contextlib.contextmanager
+def children_reported() -> Iterator[None]:
+    """Context in which SIGCHLD is not ignored: the kernel takes the exit codes of children where it is.
+
+    For a program that calls `launch()`, in any thread; Python sets signals in the main thread only.
+    """
+    if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    before = _action(signal.SIGCHLD)
+    _LIBC.sigaction(signal.SIGCHLD, ctypes.create_string_buffer(_ACTION_BYTES), None)  # zeros: SIG_DFL, no flags
+    try:
+        yield
+    finally:
+        _LIBC.sigaction(signal.SIGCHLD, before, None)
+
+
 def _action(number: int) -> ctypes.Array[ctypes.c_char]:
     """Returns the kernel's action for a signal (`struct sigaction`)."""
     action = ctypes.create_string_buffer(_ACTION_BYTES)
@@ -122,3 +165,19 @@ def rank_signal(number: int, named: Collection[int], preemption_signal: int) -> 
     if number in _TRANSLATED:
         return RankSignal(preemption_signal, always=False)
     return RankSignal(number, always=False)
+
+
+def time_to_end(arrived: Sequence[int], stop_timeout_s: float) -> float:
+    """Returns how long ranks may still take to end when these signals have arrived at the launcher (seconds). Pure.
+
+    The first signal leaves them their time, but for Ctrl-C: it and every second signal leave `stop_timeout_s`. A second
+    Ctrl-C leaves less, and the third nothing.
+    """
+    interrupts = arrived.count(signal.SIGINT)
+    if interrupts > 2:
+        return 0.0
+    if interrupts == 2:
+        return min(_SECOND_INTERRUPT_S, stop_timeout_s)
+    if interrupts == 1 or len(arrived) > 1:
+        return stop_timeout_s
+    return math.inf

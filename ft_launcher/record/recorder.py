@@ -383,6 +383,13 @@ class Recorder:
         console_text.say(f"got {signal_name(number)}; the ranks are told to end")
         self.journal.write(events.Signal(number))
 
+    def hurried(self, number: int, left_s: float) -> None:
+        """A further signal shortens the time that the ranks have to end to `left_s` seconds."""
+        if left_s > 0:
+            console_text.say(f"got another signal, {signal_name(number)}; the ranks have {left_s:g} s more")
+        else:
+            console_text.say(f"got {signal_name(number)} for the third time; the ranks are killed")
+
     def store_silent(self, error: Exception) -> None:
         """The rendezvous' store does not answer while ranks are healthy. It is asked often; one line is enough."""
         if not self._store_reported:

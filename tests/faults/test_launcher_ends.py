@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,33 @@ def test_ranks_that_outlive_the_grace_are_killed(start_job: StartJob) -> None:
     job = begin(start_job, trains, Plan(hold=HOLD, stubborn_ranks=(0, 1)), "--ft-preemption-grace=1")
     job.process.send_signal(signal.SIGTERM)
     holds(job, 87, limit_s=ENDS_S)
+
+
+IGNORES = """
+import pathlib, signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+(pathlib.Path(sys.argv[1]) / "runs").touch()
+time.sleep(3600)
+"""
+TOLD = (
+    "got SIGINT; the ranks are told to end",
+    "got another signal, SIGINT; the ranks have 3 s more",
+    "got SIGINT for the third time; the ranks are killed",
+)
+
+
+@pytest.mark.parametrize("presses", [2, 3])
+def test_the_second_interrupt_shortens_the_wait_and_the_third_kills(
+    start_job: StartJob, tmp_path: Path, presses: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IGNORES)
+    job = start_job(Plan(), 1, "--workers-stop-timeout=600", script=script)
+    job.until((tmp_path / "runs").exists, "the rank")
+    for told in TOLD[:presses]:
+        job.process.send_signal(signal.SIGINT)
+        job.until(lambda told=told: told in job.output, told)  # type: ignore[misc]
+    assert job.finish(ENDS_S) == 130, job.tail()
+    assert [told in job.output for told in TOLD] == [True, True, presses == 3], job.tail()
+    assert len(job.journal("killed")) == 1, job.tail()

@@ -26,7 +26,9 @@ LIMIT_S = 7.0
 def ending() -> Iterator[EndingSignal]:
     pipe = SignalPipe([signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
     settings = Settings(stop=StopSettings(workers_stop_timeout=LIMIT_S))
-    ranks: Any = SimpleNamespace(parts=SimpleNamespace(signals=pipe, settings=settings), were_started=True)
+    recorder = SimpleNamespace(hurried=lambda number, left_s: None)
+    parts = SimpleNamespace(signals=pipe, settings=settings, recorder=recorder)
+    ranks: Any = SimpleNamespace(parts=parts, were_started=True)
     yield EndingSignal(ranks)
     pipe.close()
 
@@ -40,19 +42,22 @@ def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> Non
     assert ending.number == signal.SIGUSR2
 
 
-@pytest.mark.parametrize(
-    ("numbers", "limits"),
-    [
-        ([signal.SIGUSR1], [math.inf]),
-        ([signal.SIGUSR1, signal.SIGUSR1], [math.inf, LIMIT_S]),
-        ([signal.SIGINT], [LIMIT_S]),
-    ],
-)
-def test_the_second_signal_and_ctrl_c_shorten_the_time_of_the_ranks(
-    ending: EndingSignal, numbers: list[int], limits: list[float]
-) -> None:
-    assert [ending.note_and_limit(number) for number in numbers] == limits
-    assert ending.number == numbers[0]
+def test_signals_that_arrive_while_ranks_end_shorten_their_time(ending: EndingSignal) -> None:
+    """The first one stands all the same, and says how the launcher ends."""
+    said: list[tuple[int, float]] = []
+    ending._ranks.parts.recorder.hurried = lambda number, left_s: said.append((number, left_s))  # type: ignore[method-assign]
+    assert ending.time_left() == math.inf
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        os.kill(os.getpid(), number)
+        ending.time_left()
+    assert said == [(signal.SIGUSR2, LIMIT_S)] and ending.number == signal.SIGUSR1
+
+
+def test_a_signal_that_a_stop_has_noted_ends_the_next_call(ending: EndingSignal) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    ending.time_left()
+    with pytest.raises(SignalException):
+        ending.call(lambda: 1)
 
 
 @pytest.mark.parametrize(
