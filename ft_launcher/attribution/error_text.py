@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ft_launcher.attribution.wrapped_errors import GROUP, is_group, without_margins
+from rank_monitor.contract.errors import both_ends
 from rank_monitor.contract.wire.foreign import parse_json
 from rank_monitor.contract.wire.messages import RankException
 
@@ -29,10 +31,11 @@ _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before what an uncaught exception prints."""
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception): .")
+_GROUP_END = re.compile(r"^ +\+-{4,}$")
 _NEAR_END = 12
 """hydra prints two lines after a traceback, click its usage before the error."""
-# Characters. What a program printed after its error is part of the text; the beginning names the error.
-_MOST_MESSAGE = 1000
+# Characters. What a program printed after its error is part of the text; the beginning and the end name the error.
+_MOST_MESSAGE = 2000
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,21 @@ class ChainLink:
 
 
 def chain(exception: RankException) -> list[ChainLink]:
-    """Returns the chain of exceptions, oldest first. The last is `exception` itself, with its message in full."""
-    last = ChainLink(f"{exception.type}: {exception.message}")
+    """Returns the chain of exceptions, oldest first. The last is `exception` itself, with its message in full.
+
+    The text of an exception group is followed by the tracebacks of its members: its message only counts them.
+    """
     blocks = re.split(f"({_CAUSED}|{_MEANWHILE})", exception.traceback)
+    last = ChainLink(_with_members(f"{exception.type}: {exception.message}", blocks[-1]))
     earlier = zip(blocks[:-1:2], blocks[1::2], strict=True)
-    return [*(ChainLink(_type_and_message(block), joint == _CAUSED) for block, joint in earlier), last]
+    links = (ChainLink(_with_members(_type_and_message(block), block), joint == _CAUSED) for block, joint in earlier)
+    return [*links, last]
+
+
+def _with_members(text: str, block: str) -> str:
+    if is_group(block):
+        return f"{text}\n{without_margins(block)}"
+    return text
 
 
 def _type_and_message(block: str) -> str:
@@ -68,7 +81,7 @@ def place(traceback: str) -> str:
 
 def raised_by_program(traceback: str) -> bool:
     """Whether the innermost frame is a `raise` or `assert` in a file of the user's, not of a library."""
-    lines = traceback.splitlines()
+    lines = without_margins(traceback).splitlines()
     at = max((number for number, line in enumerate(lines) if _FRAME.search(line)), default=None)
     if at is None or _LIBRARY.search(lines[at]):
         return False
@@ -77,9 +90,8 @@ def raised_by_program(traceback: str) -> bool:
 
 def excerpt(traceback: str) -> tuple[str, ...]:
     """Returns the most telling lines of a traceback: innermost frame of the program, innermost of all, the message."""
-    lines = [
-        line.rstrip()[:_LONGEST] for line in traceback.rpartition(_CAUSED)[2].rpartition(_MEANWHILE)[2].splitlines()
-    ]
+    last = without_margins(traceback.rpartition(_CAUSED)[2].rpartition(_MEANWHILE)[2])
+    lines = [line.rstrip()[:_LONGEST] for line in last.splitlines()]
     lines = [line for line in lines if line and not _CARETS.fullmatch(line)]
     frames = [number for number, line in enumerate(lines) if _FRAME.search(line)]
     if not frames:
@@ -107,15 +119,38 @@ def of_output(text: str) -> RankException | None:
     while lines and not lines[-1]:
         lines.pop()
     near_end = len(lines) - _NEAR_END
+    if any(_GROUP_END.match(line) for line in lines[max(0, near_end) :]):
+        return _printed_group(lines)
     starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     for start in starts[-1:]:
-        after = range(start + 1, len(lines))
-        message = next((number for number in after if lines[number] and not lines[number].startswith(" ")), None)
-        if message is not None and message >= near_end:
-            return _printed(lines[_first_of_chain(lines, starts) :], lines[message:])
+        after = _from_message(lines[start:])
+        # The message may end with the traceback of another process.
+        last = max((number for number, line in enumerate(after) if _ERROR_LINE.match(line)), default=0)
+        if after and len(lines) - len(after) + last >= near_end:
+            return _printed(lines[_first_of_chain(lines, starts) :], after)
     for number in range(len(lines) - 1, max(-1, near_end - 1), -1):
         if _ERROR_LINE.match(lines[number]):
             return _printed([], lines[number:])
+    return None
+
+
+def _from_message(lines: list[str]) -> list[str]:
+    """Returns the lines from the one with type and message on; `lines` begin with the traceback's first."""
+    at = next((number for number in range(1, len(lines)) if lines[number] and not lines[number].startswith(" ")), None)
+    if at is None:
+        return []
+    return lines[at:]
+
+
+def _printed_group(lines: list[str]) -> RankException | None:
+    """Returns the last exception group of printed lines; None where its beginning is not among them."""
+    start = max((number for number, line in enumerate(lines) if line == GROUP), default=None)
+    if start is None:
+        return None
+    group = "\n".join(lines[start:])
+    for line in _from_message(without_margins(group).splitlines())[:1]:
+        kind, _, message = line.partition(": ")
+        return RankException(kind, message, group, 0.0)
     return None
 
 
@@ -141,7 +176,7 @@ def _printed(traceback: list[str], after: list[str]) -> RankException:
         end = len(after)
     kind, _, first = after[0].partition(":")
     message = "\n".join([first, *after[1:end]]).lstrip()
-    return RankException(kind, message[:_MOST_MESSAGE], "\n".join(traceback), 0.0)
+    return RankException(kind, both_ends(message, _MOST_MESSAGE), "\n".join(traceback), 0.0)
 
 
 def of_error_file(content: bytes) -> RankException | None:

@@ -28,6 +28,7 @@ from ft_launcher.attribution.fault import (
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Whereabouts
+from ft_launcher.attribution.wrapped_errors import errors_inside
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
@@ -237,7 +238,7 @@ def _agreed_code(own: list[RankEvidence]) -> int | None:
 
 def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
     if rank.exception:
-        raised = _raised(rank.exception)
+        raised = what_was_raised(rank.exception)
     else:
         raised = ""
     match kind:
@@ -275,11 +276,15 @@ def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ..
     return tuple(state(rank) for rank in others)
 
 
-def _raised(exception: RankException) -> str:
+def what_was_raised(exception: RankException) -> str:
+    """Returns the words about an exception in the headline: type, first line, and the same of an error inside it."""
     lines = exception.message.strip().splitlines() or [""]
     if exception.type == known_errors.BAD_LOSS:
         return lines[0][:200]
-    return f"raised {exception.type}: {lines[0][:200]}"
+    raised = f"raised {exception.type}: {lines[0][:200]}"
+    for inside in errors_inside(exception.message)[-1:]:
+        raised += f" (the error inside: {inside.splitlines()[0][:200]})"
+    return raised
 
 
 def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence, blame: Blame | None = None) -> Cause:

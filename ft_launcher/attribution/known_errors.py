@@ -11,11 +11,15 @@ from __future__ import annotations
 import builtins
 import functools
 import re
+import signal
+from dataclasses import replace
 
 from ft_launcher.attribution import hints
 from ft_launcher.attribution.error_text import chain, raised_by_program
 from ft_launcher.attribution.fault import Cause, FaultClass
 from ft_launcher.attribution.hints import NodeEvidence
+from ft_launcher.attribution.wrapped_errors import errors_inside
+from rank_monitor.contract.errors import both_ends
 from rank_monitor.contract.lost_peer import MOST_SEARCHED, is_lost_peer
 from rank_monitor.contract.wire.messages import RankException
 
@@ -35,6 +39,8 @@ _GAVE_UP = "ft_client.inprocess.exception.RestartAbort"
 """What all ranks raise when restarts in process end; that of the rank whose fault it was has a cause."""
 # torch's data loader puts the text of strsignal into its message, not the number.
 _LOADER = re.compile(r"DataLoader worker .{0,200}killed by signal: (.{1,40}?)\.")
+# torch.multiprocessing.spawn; the text of a child that raised has its traceback instead.
+_SPAWNED = re.compile(r"ProcessExitedException: .{0,40}terminated with (?:signal (SIG\w{1,12})|exit code (\d{1,3}))")
 _SHARED_MEMORY = re.compile(
     r"(/torch_|/dev/shm|shared memory).{0,400}No space left|No space left.{0,400}/dev/shm"
     r"|shared memory segment /dev/shm|unable to mmap \d{1,20} bytes from file </torch_",
@@ -42,15 +48,18 @@ _SHARED_MEMORY = re.compile(
 )
 
 _GPU_FULL = "the GPU's memory is full: the batch is too large, or another process has memory on this GPU"
+_HOST_FULL = "the memory of the host, or of its group, is full"
 _KERNEL = "a fault of a kernel, or of the GPU: run with CUDA_LAUNCH_BLOCKING=1, and on another node"
 _OUT_OF_STEP = "ranks are out of step: they do not call the same collectives"
 _NO_GPU = "no GPU is to be seen: it is lost, its driver is, or the container has none"
 
 _BY_TEXT: tuple[tuple[str, Cause], ...] = (
+    # A task of Ray; the type has the name of torch's error of a full GPU.
+    (r"running low on memory", Cause(_MEMORY, _HOST_FULL)),
     (r"OutOfMemoryError|(CUDA|HIP) out of memory|CUDA error: out of memory|C\w{1,20}_STATUS_ALLOC_FAILED",
      Cause(_MEMORY, _GPU_FULL)),
     (r"^MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|unable to mmap",
-     Cause(_MEMORY, "the memory of the host, or of its group, is full")),
+     Cause(_MEMORY, _HOST_FULL)),
     (r"uncorrectable|fallen off the bus|GPU is lost|hardware stack error|NVLink.{0,200}error|row remap",
      Cause(_HARDWARE, "the GPU reports a fault of its own; look at nvidia-smi -q and at the kernel's log for Xid")),
     (r"no CUDA-capable device|No CUDA GPUs are available|no GPUs found|system not yet initialized|CUDA unknown error"
@@ -108,13 +117,27 @@ _PROGRAM = {"SyntaxError", "IndentationError", "TabError", "ImportError", "Modul
 
 
 def of_exception(exception: RankException, node: NodeEvidence) -> Cause:
-    """Returns class and likely cause: by the message of any exception of its chain, the last first, else by type."""
+    """Returns class and likely cause: by the message of any exception of its chain, the last first, else by type.
+
+    Of an exception that wraps others, a group for instance, those are asked before the text as a whole, the last first.
+    """
     links = chain(exception)
     for link in reversed(links):
-        known = _by_text(link.text, node)
-        if known is not None:
-            return known
+        texts = _own_errors(link.text)
+        if not (texts and _mentions_peers(link.text)):
+            texts = [*texts, link.text]
+        for text in texts:
+            known = _by_text(text, node)
+            if known is not None:
+                return known
+    for text in _own_errors(links[-1].text)[:1]:
+        exception = replace(exception, type=text.partition(":")[0])
     return Cause(_by_type(exception))
+
+
+def _own_errors(text: str) -> list[str]:
+    """Returns the errors inside a text, the last first, without those about a lost peer, which may be consequences."""
+    return [error for error in reversed(errors_inside(text)) if not _mentions_peers(error)]
 
 
 # Asked several times of each rank while the ranks are compared.
@@ -129,22 +152,33 @@ def is_about_peers(exception: RankException) -> float:
     first = len(links) - 1
     while first > 0 and links[first - 1].caused_next:
         first -= 1
-    if _mentions_peers(links[first].text):
+    share = _share_about_peers(links[first].text)
+    if share:
         if first == 0:
-            return 1.0
+            return share
         return 0.5
     if any(_mentions_peers(link.text) for link in links[:first]):
         return 0.5
     return 0.0
 
 
+def _share_about_peers(text: str) -> float:
+    """Rates one exception of a chain as `is_about_peers` does: of several that it wraps, each may be the real error."""
+    inside = [_mentions_peers(error) for error in errors_inside(text)] or [_mentions_peers(text)]
+    if all(inside):
+        return 1.0
+    if any(inside):
+        return 0.5
+    return 0.0
+
+
 def _mentions_peers(text: str) -> bool:
-    text = text[:MOST_SEARCHED]
+    text = both_ends(text, MOST_SEARCHED)
     return bool(is_lost_peer(text) or _WAITED.search(text) or text.startswith(_GAVE_UP))
 
 
 def _by_text(text: str, node: NodeEvidence) -> Cause | None:
-    text = text[:MOST_SEARCHED]
+    text = both_ends(text, MOST_SEARCHED)
     # An ImportError for want of a shared library may be a fault of the node and is decided by the table.
     if text.partition(":")[0] in _PROGRAM and "shared object file" not in text:
         return Cause(_USER)
@@ -154,6 +188,9 @@ def _by_text(text: str, node: NodeEvidence) -> Cause | None:
         if not cause.hint:
             return cause
         return Cause(cause.fault_class, f"a loader worker died: {cause.hint}")
+    spawned = _SPAWNED.search(text)
+    if spawned is not None:
+        return _of_spawned(spawned[1] or "", int(spawned[2] or 0), node)
     if _SHARED_MEMORY.search(text):
         return Cause(
             _MEMORY, hints.full(node) or "shared memory was full; look at /dev/shm, and at a container's limit"
@@ -166,6 +203,17 @@ def _by_text(text: str, node: NodeEvidence) -> Cause | None:
     if is_lost_peer(text):
         return Cause(_INFRASTRUCTURE, "the other end is gone: another rank or service ended first, or the network did")
     return None
+
+
+def _of_spawned(signal_name: str, exit_code: int, node: NodeEvidence) -> Cause:
+    number = signal.Signals.__members__.get(signal_name)
+    if number is not None:
+        cause = hints.of_signal(number, node)
+    else:
+        cause = hints.of_exit(exit_code, node)
+    if not cause.hint:
+        return cause
+    return Cause(cause.fault_class, f"a spawned process ended: {cause.hint}")
 
 
 def _by_type(exception: RankException) -> FaultClass:

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 
 from rank_monitor.contract.exit_codes import ExitCode
 
+LEFT_OUT = "[...]"
+"""A line of its own, so that no pattern that stays in a line matches across the gap."""
+
 
 class FtError(Exception):
     """Base class of all exceptions of this project. `exit_code`: the launcher's, when one of the class ends it."""
@@ -64,6 +67,17 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.55) -> str:
     if close:
         return f" (did you mean {close[0]}?)"
     return ""
+
+
+def both_ends(text: str, most: int) -> str:
+    """Returns a text, and of one that is longer than `most` characters its two ends, together so long.
+
+    An error is named at the beginning of its text, and at the end where it wraps that of another process.
+    """
+    if len(text) <= most:
+        return text
+    half = (most - len(LEFT_OUT) - 2) // 2
+    return f"{text[:half]}\n{LEFT_OUT}\n{text[-half:]}"
 
 
 def text_of(error: BaseException) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 
+from rank_monitor.contract.errors import both_ends
+
 MOST_SEARCHED = 8192
-"""Characters of one exception's text that are searched. What an error is stands at its beginning; what follows are
-values and C++ frames."""
+"""Characters of one exception's text that are searched. What an error is stands at its beginning, or at its end where
+the text is that of another process's error; between them are values, C++ frames, and frames of that process."""
 
 _LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|reset by peer"
@@ -22,4 +24,4 @@ _LOST = re.compile(
 
 def is_lost_peer(text: str) -> bool:
     """Whether an exception's text reports a lost peer. Takes time linear in `MOST_SEARCHED` at most."""
-    return _LOST.search(text[:MOST_SEARCHED]) is not None
+    return _LOST.search(both_ends(text, MOST_SEARCHED)) is not None

@@ -23,16 +23,19 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.monitoring import process
-from rank_monitor.contract.errors import text_of
+from rank_monitor.contract.errors import both_ends, text_of
 from rank_monitor.contract.wire.messages import LastOutput, Message, RankException, Returned
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
-_MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
+_MAX_MESSAGE, _MAX_TRACEBACK, _MAX_OUTPUT = 2000, 7000, 8000
+_MOST_FRAMES = (20, 8, 3)
+"""Innermost frames of each exception of a chain or group, where all would not fit: what is raised says more than where,
+and it stands behind the frames. Twenty are most of the way from a training step into torch."""
 # The rank is about to exit: a monitor that does not read must not hold that up.
 _SEND_TIMEOUT_S = 0.2
 _kept = bytearray()
-"""The end of what was written to stderr: as much as is reported of a traceback, and at most twice that."""
+"""The end of what was written to stderr: as much as is reported of it, and at most twice that."""
 
 
 def report(error: BaseException | None, trace: TracebackType | None) -> None:
@@ -46,7 +49,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
     if error is None:
-        printed = _kept.decode(errors="replace")[-_MAX_TRACEBACK:]
+        printed = _kept.decode(errors="replace")[-_MAX_OUTPUT:]
         if printed:
             _send(LastOutput(printed))
         return
@@ -58,7 +61,11 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     message = text_of(error)
     with contextlib.suppress(OSError):
         _write_error_file(f"{type(error).__name__}: {message}", text)
-    _send(RankException(_name(type(error)), message[:_MAX_MESSAGE], text[-_MAX_TRACEBACK:], time.time()))
+    for frames in _MOST_FRAMES:
+        if len(text) > _MAX_TRACEBACK:
+            text = "".join(traceback.format_exception(type(error), error, trace, limit=-frames))
+    reported = both_ends(text, _MAX_TRACEBACK)
+    _send(RankException(_name(type(error)), both_ends(message, _MAX_MESSAGE), reported, time.time()))
 
 
 def _send(message: Message) -> None:
@@ -96,8 +103,8 @@ class FileIO(io.FileIO):
         written = super().write(data)
         if written:
             _kept.extend(memoryview(data).cast("B")[:written])
-            if len(_kept) > 2 * _MAX_TRACEBACK:
-                del _kept[:-_MAX_TRACEBACK]
+            if len(_kept) > 2 * _MAX_OUTPUT:
+                del _kept[:-_MAX_OUTPUT]
         return written
 
 
