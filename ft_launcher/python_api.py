@@ -18,7 +18,7 @@ import threading
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from multiprocessing import process
@@ -36,7 +36,7 @@ from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.settings import options, rank_program, sources
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers, named_signals
-from ft_launcher.settings.rendezvous_check import Settled, check_members, check_rendezvous
+from ft_launcher.settings.rendezvous_check import Settled, about_unused, check_members, check_rendezvous
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError, nearest
 from rank_monitor.contract.settings.config import GROUPS
@@ -320,7 +320,8 @@ def _check(config: LaunchConfig, resolved: sources.Resolved) -> Settled:
     if config.start_method not in function_rank.START_METHODS:
         raise keywords.error("start_method", f"must be one of {', '.join(function_rank.START_METHODS)}")
     check_members(config, resolved.settings.members, resolved.sources)
-    return check_rendezvous(config, config.rdzv_configs, keywords)
+    settled = check_rendezvous(config, config.rdzv_configs, keywords)
+    return replace(settled, warnings=(*settled.warnings, *about_unused(config, keywords, resolved)))
 
 
 def _named_signals(config: LaunchConfig) -> frozenset[int]:

@@ -7,6 +7,7 @@ underscored `_registry`.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -35,6 +36,8 @@ from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_st
 from ft_launcher.rendezvous.handler import NodeRendezvous, OwnRendezvous
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
+logger = logging.getLogger(__name__)
+
 ONE_NODE = "ft-one-node"
 _SEVERAL_NODES = "ft-nodes"
 # torch names its legacy handler so, and takes no other name for it.
@@ -46,7 +49,7 @@ OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
 _KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
 _LEAST_BEATS = 6
 """Beats in the timeout, at least: one may be left out, and a node gives up two beats before others count it as lost."""
-# Slurm's task number comes first: ranks follow Slurm's order of the nodes.
+# Slurm's task number comes first, before `--node-rank` too: ranks follow Slurm's order of the nodes.
 _INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
 # Set by Slurm's topology plugins.
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
@@ -156,7 +159,7 @@ def this_node(
     """
     name = socket.gethostname()
     rank = int(parameters.config.get("rank", 0))
-    index = next((int(environ[key]) for key in _INDICES if environ.get(key, "").isdigit()), rank)
+    index = _index(environ, rank, insists)
     topology = environ.get(_TOPOLOGY, "")
     return JoinRequest(
         # Random at the end: containers may share a host name, and their pids.
@@ -171,6 +174,17 @@ def this_node(
         # `SWITCH.SWITCH.NODE`: without its last part the block of nodes below one switch.
         group=members.node_group or topology.rpartition(".")[0],
     )
+
+
+def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:
+    """Returns what a node is sorted by at first: a number in the environment, else the node rank of the user."""
+    name = next((key for key in _INDICES if environ.get(key, "").isdigit()), None)
+    if name is None:
+        return rank
+    index = int(environ[name])
+    if rank not in (0, index) and not insists:
+        logger.warning("--node-rank %d has no effect: nodes are sorted by %s, which is %d here", rank, name, index)
+    return index
 
 
 def _node_settings(parameters: RendezvousParameters, settings: Settings, max_restarts: int) -> NodeSettings:

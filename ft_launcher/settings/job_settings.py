@@ -26,7 +26,7 @@ from ft_launcher.policy.restart_policy import about_policy
 from ft_launcher.settings import options, rank_program
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.prescan import Scan, settle_threads
-from ft_launcher.settings.rendezvous_check import check_members, check_rendezvous
+from ft_launcher.settings.rendezvous_check import RANK, about_unused, check_members, check_rendezvous, sorts_nodes
 from ft_launcher.settings.sources import Resolved
 from rank_monitor.contract.errors import nearest
 from rank_monitor.contract.settings.config import Settings
@@ -106,13 +106,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     threads = settle_threads(seen, ranks, environ)
     conf = parsed.read("rdzv_conf", _parse_rendezvous_config)
     config, entrypoint, args = _from_torch(_with_free_port(parsed), ranks)
-    settled = check_rendezvous(config, conf, parsed)
-    config.rdzv_configs = {
-        **settled.conf,
-        **{key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf},
-    }
-    check_members(config, resolved.settings.members, resolved.sources)
-    warnings += settled.warnings
+    warnings += _settle_rendezvous(config, conf, parsed, resolved)
     warnings += about_policy(resolved.settings.restart, config.max_nodes)
     if threads:
         warnings.append(threads)
@@ -135,6 +129,21 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
         no_python=namespace.no_python,
         named_signals=_named_signals(parsed),
     )
+
+
+def _settle_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed, resolved: Resolved) -> list[str]:
+    """Leaves the keys that apply in torch's configuration; returns warnings about those and options without effect.
+
+    Args:
+        conf: the keys that the user gave.
+    """
+    settled = check_rendezvous(config, conf, parsed)
+    of_torch = {key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf}
+    config.rdzv_configs = {**settled.conf, **of_torch}
+    if sorts_nodes(config.rdzv_backend) and parsed.is_from_user("node_rank"):
+        config.rdzv_configs[RANK] = parsed.namespace.node_rank
+    check_members(config, resolved.settings.members, resolved.sources)
+    return [*settled.warnings, *about_unused(config, parsed, resolved)]
 
 
 def _take_nvidias_backend(parsed: Parsed) -> list[str]:
@@ -287,6 +296,9 @@ def _from_torch(asked: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
         ConfigError: torch refuses an option.
     """
     asked.nproc_per_node = str(ranks)
+    if asked.rdzv_backend != "static":  # torch would say of options that it ignores them; see `about_unused`
+        asked.node_rank = 0
+        del asked.master_addr
     asked.run_path = False  # torch would run the script by `runpy`, in processes without our bootstrap
     if asked.logs_specs is None:
         vars(asked).update(_NO_LOGS)

@@ -2,6 +2,7 @@
 
 Of the keys of `--rdzv-conf` (`settle`), what torch itself would refuse is an error. What torch never reads is left out
 here, with a warning, instead of ending the job. A key that cannot have its effect here is refused with the reason.
+An option that the chosen backend never looks at gets a warning, too (`about_unused`).
 Called for a command line by `job_settings.py`, for `launch()` by `python_api.py`. Uses the table of torch's registry of
 rendezvous backends, by its underscored name.
 """
@@ -12,20 +13,24 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from ft_launcher.settings import options
 from ft_launcher.settings.command_line import Parsed
+from ft_launcher.settings.sources import DEFAULT, Resolved
 from rank_monitor.contract.errors import ConfigError, nearest
 from rank_monitor.contract.settings.config import MemberSettings
 
 _PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd"), "etcd-v3": ("etcd3gw", "etcd3gw")}
 _FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
 
+RANK = "rank"
+"""The key by which torch hands `--node-rank` to its static rendezvous; ours sorts nodes by it with other backends."""
 _FORMATION = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"})
 _BEATS = frozenset({"keep_alive_interval", "keep_alive_max_attempt"})
 _TLS = frozenset({"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"})
@@ -33,20 +38,24 @@ _RECORDS = frozenset({"key_prefix", "etcd_prefix", "ttl"})
 # What torch's handlers and backends of these names look up in their parameters, and our own backend `etcd-v3`.
 _READ_BY_BACKEND: Mapping[str, frozenset[str]] = {
     "c10d": _FORMATION | _BEATS | {"read_timeout", "is_host", "store_type"},
-    "static": frozenset({"timeout", "rank"}),
+    "static": frozenset({"timeout", RANK}),
     "etcd-v2": _FORMATION | _BEATS | _TLS | {"read_timeout"},
     "etcd": frozenset({"timeout", "last_call_timeout", "etcd_prefix", "protocol", "cert", "key", "cacert"}),
     "etcd-v3": _FORMATION | _BEATS | _TLS | _RECORDS | {"timeout", "read_timeout"},
 }
 # What the rendezvous of this package reads in addition (docs/nodes.md).
 _READ_HERE_TOO: Mapping[str, frozenset[str]] = {
-    "c10d": frozenset({"timeout"}),
+    "c10d": frozenset({"timeout", RANK}),
     "static": _FORMATION | _BEATS,
-    "etcd-v2": _RECORDS | {"timeout"},
+    "etcd-v2": _RECORDS | {"timeout", RANK},
+    "etcd-v3": frozenset({RANK}),
 }
 BACKENDS = tuple(_READ_BY_BACKEND)
 """Those of torch, and one of our own."""
 
+_STATIC = "static"
+_WITH_COORDINATOR = frozenset(BACKENDS) - {"etcd"}
+"""Backends over which our protocol runs; `etcd` is torch's handler as it is."""
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
 _CHOICES = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
 
@@ -110,6 +119,11 @@ def _check_files(backend: str, conf: Mapping[str, Any]) -> None:
         raise ValueError("ssl_cert_key needs ssl_cert")
 
 
+def sorts_nodes(backend: str) -> bool:
+    """Whether nodes with this backend are sorted by `--node-rank`, at their first formation or for the whole job."""
+    return backend in _WITH_COORDINATOR
+
+
 def check_members(config: Any, members: MemberSettings, sources: Mapping[str, str]) -> None:
     """Checks our settings of nodes against torch's.
 
@@ -122,6 +136,44 @@ def check_members(config: Any, members: MemberSettings, sources: Mapping[str, st
     if members.segment and config.min_nodes % members.segment:
         problem = f"the minimum of nodes, {config.min_nodes}, is not a multiple of it"
         raise ConfigError("segment", members.segment, sources.get("segment", "settings"), problem, "Change --nnodes")
+
+
+def about_unused(config: Any, parsed: Parsed, resolved: Resolved) -> list[str]:
+    """Returns a warning about each option of the user that the rendezvous of a configuration never looks at.
+
+    Args:
+        config: torch's, as it is launched.
+        parsed: where the options of torch come from.
+        resolved: settings of ours, with the source of each.
+    """
+    backend = config.rdzv_backend
+    unused = {"--" + dest.replace("_", "-"): why for dest, why in _unused_of_torch(config, parsed).items()}
+    if backend not in _WITH_COORDINATOR and config.max_nodes > 1:
+        keys = [field.name for field in fields(MemberSettings) if resolved.sources[field.name] != DEFAULT]
+        if resolved.settings.restart.restart_policy == "min-healthy":
+            keys.append("restart_policy")
+        why = "its own handler forms the groups of nodes, and each node decides for itself"
+        unused |= {options.flag_of(key): why for key in keys}
+    return [f"{flag} has no effect with the rendezvous backend {backend}: {why}" for flag, why in unused.items()]
+
+
+def _unused_of_torch(config: Any, parsed: Parsed) -> dict[str, str]:
+    """Returns why an option of torch has no effect, by its name in torch's parser."""
+    backend, is_alone = config.rdzv_backend, config.max_nodes == 1
+    found = {}
+    if backend != _STATIC:
+        why = "the ranks' store gets an address and a free port in each cycle; it counts with the backend static"
+        found = {"master_addr": why, "master_port": why}
+    elif parsed.is_from_user("rdzv_endpoint") and parsed.namespace.rdzv_endpoint:
+        why = "--rdzv-endpoint says where the first node is"
+        found = {"master_addr": why, "master_port": why}
+    # Scripts give 0 to a node that is alone, or first, whatever the backend is.
+    if backend != _STATIC and getattr(parsed.namespace, "node_rank", 0) != 0:
+        if is_alone:
+            found["node_rank"] = "the job has one node"
+        elif backend not in _WITH_COORDINATOR:
+            found["node_rank"] = "its own handler gives nodes their ranks"
+    return {dest: why for dest, why in found.items() if parsed.is_from_user(dest)}
 
 
 def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settled:
@@ -187,15 +239,19 @@ def _check(key: str, value: Any) -> None:
 
 def _tolerated(key: str, value: Any) -> tuple[Any, str]:
     """Returns the value of a key that the backend does not read, None for an invalid one, and what is wrong with it."""
-    if key not in _SECONDS_OR_COUNTS:
+    if key == RANK:
+        least, allowed = 0, "0 or above"
+    elif key in _SECONDS_OR_COUNTS:
+        least, allowed = 1, "above 0"
+    else:
         return value, ""
     number = _whole(value)
-    if number is not None and number > 0:
+    if number is not None and number >= least:
         return value, ""
     bare = _whole(_bare(str(value)))
-    if bare is not None and bare > 0:
+    if bare is not None and bare >= least:
         return bare, f"is read as {bare}"
-    return None, "is left out: it must be a whole number above 0"
+    return None, f"is left out: it must be a whole number {allowed}"
 
 
 def _bare(text: str) -> str:

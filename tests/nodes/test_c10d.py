@@ -39,6 +39,15 @@ def test_all_on_this_machine(on_loopback: StartAgents) -> None:
     agents.trained((ITERATIONS, 4))
 
 
+def test_the_order_is_that_of_node_rank(on_loopback: StartAgents) -> None:
+    agents = on_loopback(0, Plan(), "--nnodes=2")
+    for node_rank in (1, 0):  # by name, then by pid, the first to come would have rank 0
+        agents.join(f"--node-rank={node_rank}", nproc=1)
+    agents.end(0, 0)
+    assert [agent.global_ranks(0) for agent in agents] == [{1}, {0}], agents.tail()
+    assert all("will be ignored" not in agent.tail() for agent in agents)
+
+
 def test_a_store_in_a_file(on_loopback: StartAgents, tmp_path: Path) -> None:
     store = (f"--rdzv-endpoint={tmp_path / 'store'}", "--rdzv-conf=store_type=file,join_timeout=60,last_call_timeout=1")
     agents = on_loopback(2, Plan((Strike("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1", *store)

@@ -38,6 +38,14 @@ def test_the_order_of_nodes(environ: dict[str, str], rank: int, index: int) -> N
     assert this_node(2, parameters(rank=rank), MemberSettings(), environ, insists=True).rank == rank
 
 
+@pytest.mark.parametrize(("rank", "insists", "says"), [(6, False, True), (3, False, False), (6, True, False)])
+def test_a_node_rank_that_the_environment_overrules_says_so(
+    rank: int, insists: bool, says: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    this_node(2, parameters(rank=rank), MemberSettings(), {"SLURM_PROCID": "3"}, insists=insists)
+    assert ("--node-rank 6 has no effect: nodes are sorted by SLURM_PROCID, which is 3 here" in caplog.text) == says
+
+
 def test_nodes_without_a_number_stand_by_topology_and_then_by_name() -> None:
     def order(topology: str, name: str) -> str:
         environ = {"SLURM_TOPOLOGY_ADDR": topology} if topology else {}

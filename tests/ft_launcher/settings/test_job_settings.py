@@ -144,6 +144,49 @@ def test_standalone_wins_and_says_so(job_of: JobOf) -> None:
     assert not job_of("--standalone", "--rdzv-backend", "c10d", "train.py").warnings
 
 
+C10D = "--rdzv-backend c10d --rdzv-endpoint localhost:1"
+FREE_PORT = "the ranks' store gets an address and a free port in each cycle"
+
+
+@pytest.mark.parametrize(
+    ("line", "unused"),
+    [
+        (f"--nnodes 2 {C10D} --node-rank 1", {}),
+        (f"--nnodes 2 {V3} --node-rank 1 --ft-node-timeout 9 --ft-scale up", {}),
+        ("--nnodes 2 --node-rank 1 --master-addr localhost --master-port 6000", {}),
+        (f"--nnodes 1 {C10D} --node-rank 0", {}),
+        (f"--nnodes 1 {C10D} --node-rank 1", {"--node-rank": "the job has one node"}),
+        (
+            f"--nnodes 2 {C10D} --master-addr localhost --master-port 6000",
+            {"--master-addr": FREE_PORT, "--master-port": FREE_PORT},
+        ),
+        ("--standalone --master-port 6000", {"--master-port": FREE_PORT}),
+        ("--nnodes 2 --rdzv-endpoint localhost:1 --master-port 6000", {"--master-port": "--rdzv-endpoint says"}),
+        (
+            "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint localhost:1 --node-rank 1"
+            " --ft-node-timeout 9 --ft-restart-policy min-healthy",
+            {
+                "--node-rank": "its own handler",
+                "--ft-node-timeout": "its own handler",
+                "--ft-restart-policy": "its own handler",
+            },
+        ),
+    ],
+)
+def test_an_option_without_effect_in_a_backend_says_so(
+    line: str, unused: dict[str, str], job_of: JobOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = [warning for warning in job_of(*line.split(), "train.py").warnings if "has no effect" in warning]
+    assert [warning.split()[0] for warning in told] == list(unused)
+    assert all(why in warning for why, warning in zip(unused.values(), told, strict=True))
+    assert "only used for static" not in caplog.text
+
+
+def test_the_node_rank_goes_to_the_rendezvous(job_of: JobOf) -> None:
+    config = job_of(*f"--nnodes 2 {C10D} --node-rank 1 train.py".split()).launch_config
+    assert config.rdzv_configs["rank"] == 1
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
