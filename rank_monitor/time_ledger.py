@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from rank_monitor.contract.wire.rank_times import (
     MAX_NAMES,
+    NO_STEP,
     OTHERS,
     SAVE_SECTIONS,
     STEP,
@@ -64,6 +65,12 @@ class TimeLedger:
         self._interrupted_ns = 0
         """The time of steps before that restart."""
         self._steps_of_call = known.step.count
+        self._expects_steps = known.waited_ns != NO_STEP
+        """Whether the rank is watched now, so that a step is to come."""
+        self._stepped_ns = self._between_ns() - max(0, known.waited_ns)
+        """What `_between_ns` was when the last step was done, or when the wait for the first one began."""
+        self._is_first = known.step.count == 0
+        """Whether the step that is awaited is the first one of the process or of a call."""
 
     # What the rank reports.
 
@@ -89,11 +96,13 @@ class TimeLedger:
         if self._outside is Outside.STARTING:
             self._outside = Outside.PREPARING
             self._prepares_ns = at_ns
+        self._await_step()
 
     def detached(self, at_ns: int) -> None:
         """Notes that the watch ended: no section is open any more."""
         self.begin(at_ns)
         self._close(list(self._open), at_ns, was_seen=True)
+        self._expects_steps = False
 
     def exited(self, at_ns: int) -> None:
         """Notes that the rank's process ended: sections that were open have not ended, and their time stays theirs."""
@@ -162,13 +171,14 @@ class TimeLedger:
         if iteration != NO_ITERATION:
             known.iteration = known.resumed = iteration
             self._known.add_point(iteration, 0)
+        self._await_step()
 
     def interrupted(self, at_ns: int) -> None:
         """Notes that the wrapper interrupted the training. Time since the last sign of progress goes to `STALLED`."""
         self.begin(at_ns)
         if not self._is_called:
             return
-        self._is_called = False
+        self._is_called = self._expects_steps = False
         self._known.lost_ns += max(0, self._step_ns() - self._done_ns)
         self._done_ns = self._interrupted_ns = self._step_ns()
         self._forget_sections()
@@ -194,6 +204,7 @@ class TimeLedger:
             self._outside = Outside.PREPARING
             self._prepares_ns = at_ns
             self._steps_of_call = 0
+            self._await_step()
 
     def returned(self, at_ns: int) -> None:
         """Notes that the wrapper has returned: no further call follows."""
@@ -226,6 +237,9 @@ class TimeLedger:
         known.tail, known.tail_is_section = self._outside.value, False
         if self._inner is not None:
             known.tail, known.tail_is_section = self._known.counts_as(self._inner), True
+        known.waited_ns = NO_STEP
+        if self._expects_steps:
+            known.waited_ns = self._between_ns() - self._stepped_ns
         known.pause = self._pause if self._pause[1] > self._at_ns else (0, 0)
         known.outside = {place.value: spent_ns for place, spent_ns in self._spent.items() if spent_ns}
         known.by_iterations = not self._uses_steps and known.step.count > 0
@@ -275,6 +289,15 @@ class TimeLedger:
             return self._known.step.exclusive_ns
         return self._spent[Outside.PREPARING] + self._spent[Outside.BETWEEN]
 
+    def _between_ns(self) -> int:
+        """The time in which a step was open or no section at all: that of the other sections is not among it."""
+        return self._known.step.exclusive_ns + self._spent[Outside.PREPARING] + self._spent[Outside.BETWEEN]
+
+    def _await_step(self) -> None:
+        """Counts from now on how long a step is waited for."""
+        self._expects_steps = self._is_first = True
+        self._stepped_ns = self._between_ns()
+
     # Sections.
 
     def _find_inner(self) -> None:
@@ -304,10 +327,13 @@ class TimeLedger:
             known.step = Durations()
             known.points, known.lost_ns, known.saved_ns, self._done_ns = [], 0, min(0, known.saved_ns), 0
             known.progress_ns = known.first_done_ns = known.first_step_ns = 0
+            known.gap_ns = known.gap_before_ns = known.gap_window = 0
             known.resumed = UNKNOWN
             if known.iteration != NO_ITERATION:
                 known.resumed = known.iteration
                 known.add_point(known.iteration, 0)
+        if self._outside is not Outside.BETWEEN:
+            self._await_step()
         self._outside = Outside.BETWEEN
 
     def _close(self, names: list[str], at_ns: int, was_seen: bool) -> None:
@@ -337,6 +363,10 @@ class TimeLedger:
             self._known.first_done_ns = at_ns
             self._known.first_step_ns = self._done_ns
         self._steps_of_call += 1
+        between_ns = self._between_ns()
+        if not self._is_first:
+            self._known.add_gap(between_ns - self._stepped_ns)
+        self._stepped_ns, self._is_first = between_ns, False
 
     # Iterations.
 

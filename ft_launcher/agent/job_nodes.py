@@ -229,7 +229,8 @@ class NodeAnswers:
     def _ranks(self, number: int, cycle: int) -> str:
         self._parts.asking.ask(_READING_S)
         facts, readings = self._parts.status.facts(), self._parts.status.readings
-        return ranks_as_record(number, cycle, ranks_as_json(facts, readings, time.monotonic()))
+        ranks = ranks_as_json(facts, readings, self._parts.times.now(), time.monotonic())
+        return ranks_as_record(number, cycle, ranks)
 
 
 def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:

@@ -1,6 +1,8 @@
 """Asks the monitors where the ranks are when somebody wants to know. A source of events that never ends a cycle.
 
-Made by the node agent. Nothing is asked as long as nobody asks, and nothing is waited for.
+Made by the node agent, whose thread calls it. Nothing is asked as long as nobody asks, and nothing is waited for. When
+somebody asks while the training is stalled, the ranks are asked once in that stall for their stacks and collectives:
+these say whom the ranks wait for.
 """
 
 from __future__ import annotations
@@ -8,12 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
+from ft_launcher.attribution import collective, rank_view
 from ft_launcher.cycle.cycle import Event
+from ft_launcher.cycle.evidence import gather
+from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.record.contained import contained
 from ft_launcher.status.node_status import RankReading
 
@@ -39,11 +45,15 @@ class StatusFeed(EventSource):
         self._collected: dict[int, tuple[float, Mapping[str, Any]]] = {}
         """When a rank's collectives were last asked for in this cycle, and what it answered; kept while others ask
         for less."""
+        self._stalled_after: int | None = None
+        """After which step the stall began for which the ranks were asked; None: they were asked for none."""
+        self._stall_cause = ""
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
         """A context in which requests are taken."""
-        self._until = None
+        self._until = self._stalled_after = None
+        self._stall_cause = ""
         self._collected.clear()
         self._publish()
         self._parts.asking.attend(True)
@@ -67,17 +77,51 @@ class StatusFeed(EventSource):
         with contained("the status of the ranks cannot be read"):
             if self._parts.asking.fileno() in ready:
                 self._number, stacks, collectives = self._parts.asking.take()
-                self._token = self._ranks.monitors.ask_readings(stacks, collectives)
-                self._ranks.monitors.ask_times()
-                self._until = time.monotonic() + (_STACKS_S if stacks or collectives else _READING_S)
-                self._collects = stacks or collectives
+                self._ask(stacks, collectives)
             if self._until is not None and (self._is_complete() or time.monotonic() >= self._until):
                 self._until = None
                 self._ranks.take_times()
                 self._keep_collectives()
-                self._publish()
-                self._parts.asking.answer(self._number)
+                if not self._asks_about_stall():
+                    self._publish()
+                    self._parts.asking.answer(self._number)
         return []
+
+    def _ask(self, stacks: bool, collectives: bool) -> None:
+        # The ledgers first: an answer is complete by the readings, and a ledger of long ago would look like a stall.
+        self._ranks.monitors.ask_times()
+        self._token = self._ranks.monitors.ask_readings(stacks, collectives)
+        self._collects = stacks or collectives
+        limit_s = _READING_S
+        if self._collects:
+            limit_s = _STACKS_S
+        self._until = time.monotonic() + limit_s
+
+    def _asks_about_stall(self) -> bool:
+        """Asks the ranks for their stacks where the training has stalled since they were last asked; the answer to who
+        asks waits for these. Returns whether they were asked now."""
+        stall = self._parts.times.stall
+        if stall is None:
+            self._stalled_after, self._stall_cause = None, ""
+        elif self._stalled_after != stall.steps:
+            self._stalled_after, self._stall_cause = stall.steps, ""
+            self._ask(stacks=True, collectives=True)
+            return True
+        elif not self._stall_cause and self._collects:
+            self._stall_cause = self._cause()
+        return False
+
+    def _cause(self) -> str:
+        """Returns whom the ranks wait for, as the last readings have it, in words; empty: nothing shows it."""
+        workers, processes, monitors = self._ranks.group.workers, self._ranks.processes, self._ranks.monitors
+        pids = processes.pids()
+        stopped = [local_rank for local_rank in self._ranks.running() if is_stopped(pids[local_rank])]
+        evidence = [
+            replace(rank, snapshot=monitors.found(rank.local_rank).reading)
+            for rank in gather(workers, processes, monitors, stopped)
+        ]
+        views = rank_view.views(evidence, None)
+        return collective.summary(collective.find(views, self._ranks.group.group_world_size == 1), views)
 
     def _is_complete(self) -> bool:
         monitors, running = self._ranks.monitors, self._ranks.running()
@@ -121,4 +165,4 @@ class StatusFeed(EventSource):
                     collected_at,
                 )
             )
-        self._parts.status.read(readings)
+        self._parts.status.read(readings, self._stall_cause)

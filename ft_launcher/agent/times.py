@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from ft_launcher.ledger.account import Account, Category
 from ft_launcher.ledger.job_ledger import JobLedger
+from ft_launcher.ledger.stall import Stall
 from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.record.contained import contained
 from ft_launcher.record.recorder import Recorder
@@ -137,7 +138,14 @@ class NodeTimes:
             saved_age_s = None
             if present.saved is not None and self._saved == (present.cycle, present.saved):
                 saved_age_s = now - self._saved_at
-            return JobTime(ledger.category, present, ledger.account(now), ledger.durations(now), past, saved_age_s)
+            account, durations = ledger.account(now), ledger.durations(now)
+            return JobTime(ledger.category, present, account, durations, past, saved_age_s, ledger.stall)
+
+    @property
+    def stall(self) -> Stall | None:
+        """The stall of the training, as the last ledger of its rank has it; None: none is known. Any thread may ask."""
+        with self._lock:
+            return self._ledger.stall
 
     # Events.
 

@@ -52,6 +52,29 @@ def sentence(blame: Blame, scene: Scene) -> str:
     return f"{text}{waiting_text(len(blame.waiting))}"
 
 
+def summary(blame: Blame, views: Sequence[RankView]) -> str:
+    """Returns in one line for a status whom the ranks wait for; empty: that is not known.
+
+    Args:
+        views: of the ranks, those to blame among them.
+    """
+    if not blame.ranks:
+        return blame.text
+    what = blame.text
+    scene = next((view.scene for view in views if view.rank == blame.ranks[0]), Scene(blame.ranks[0]))
+    if scene.place is Whereabouts.STOPPED:
+        what = "is stopped"
+    elif not what:
+        what = scene.place.value
+    if len(blame.ranks) > 1:
+        return f"each of {numbered(blame.ranks)} {what}"
+    if len(blame.waiting) == 1:
+        return f"rank {blame.ranks[0]} {what}, 1 rank waits for it"
+    if blame.waiting:
+        return f"rank {blame.ranks[0]} {what}, {len(blame.waiting)} ranks wait for it"
+    return f"rank {blame.ranks[0]} {what}"
+
+
 def waiting_text(waiting: int) -> str:
     """Returns the end of what `sentence` says of one rank."""
     if waiting == 1:

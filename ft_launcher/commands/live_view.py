@@ -27,14 +27,16 @@ _STYLE_OF = {
     JobState.RUNNING.value: "bold green",
     JobState.TROUBLED.value: "bold red",
     JobState.RESTARTING.value: "bold red",
+    JobState.STALLED.value: "bold yellow",
 }
 _CHARACTER_OF = {
     RankState.HUNG.value: ("H", "bold reverse red"),
+    RankState.STALLED.value: ("=", "yellow"),
     RankState.STARTING.value: ("s", "blue"),
     RankState.UNWATCHED.value: ("u", "dim"),
     RankState.EXITED.value: ("x", "dim"),
 }
-_LEGEND = ". training   2-9 + so many steps behind   H hung   s starting   u not watched   x exited"
+_LEGEND = ". training   2-9 + so many steps behind   = makes no steps   H hung   s starting   u not watched   x exited"
 _KEYS = "s stacks of all ranks now, a of all nodes, Esc without them, q leaves"
 
 

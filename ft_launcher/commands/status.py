@@ -29,8 +29,9 @@ from rank_monitor.contract.iterations.barrier import ranges_of
 from rank_monitor.contract.processes import runtime_folder
 
 UNWELL = 3
-"""The exit code where a job hangs or restarts."""
-_UNWELL = {JobState.TROUBLED.value, JobState.RESTARTING.value}
+"""The exit code where a job hangs, stalls or restarts."""
+_UNWELL = {JobState.TROUBLED.value, JobState.STALLED.value, JobState.RESTARTING.value}
+_WATCHED = {RankState.TRAINING.value, RankState.STALLED.value, RankState.HUNG.value}
 ALL_NODES_S = 60.0
 """For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
 _LIMIT_S = 10.0
@@ -45,7 +46,7 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answ
 
 @click.command(
     help="Says in three lines what a job on this host does. RUN is its run id, or the beginning; none is needed where "
-    "one job runs. Exits with 0 if it runs, 3 if it hangs or restarts, 4 if there is none."
+    "one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none."
 )
 @RUN
 @_AS_JSON
@@ -158,7 +159,7 @@ def _ranks_line(ranks: list[dict[str, Any]]) -> str:
     counts = Counter(rank["state"] for rank in ranks)
     parts = [f"{count} {state}" for state, count in counts.most_common()]
     text = f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} here: {', '.join(parts)}"
-    watched = [rank for rank in ranks if rank["state"] in (RankState.TRAINING.value, RankState.HUNG.value)]
+    watched = [rank for rank in ranks if rank["state"] in _WATCHED]
     silent = max(watched, key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
     if silent is not None and silent["sign_age_s"] is not None:
         text += f"; the most silent is rank {silent['rank']}, for {silent['sign_age_s']:.1f} s"

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ft_launcher.ledger.account import Account, Category, CycleTimes, account, add
-from ft_launcher.ledger.training import NS_PER_S, RanksRan, Training, training
+from ft_launcher.ledger.stall import Stall, stall_of
+from ft_launcher.ledger.training import RanksRan, Training, training
 from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, Durations, RankTimes
 
 _MOST_PARTS = 256
@@ -151,6 +152,13 @@ class JobLedger:
             return ""
         return str(self._category)
 
+    @property
+    def stall(self) -> Stall | None:
+        """The stall of the training, as the last ledger of its rank has it; None: none is known, or no rank runs."""
+        if self._ran is None or self._is_over or self._times is None:
+            return None
+        return stall_of(self._times)
+
     def durations(self, now: float) -> dict[str, Durations]:
         """How long the sections of all cycles took until now, by name, and `step`: those of one rank."""
         found = self._durations
@@ -192,16 +200,13 @@ class JobLedger:
     def _ended(self, now: float) -> _Ended:
         """The present cycle as if its ranks had ended now."""
         assert self._ran is not None
-        ran, times = replace(self._ran, stopped=now), self._times
+        ran = replace(self._ran, stopped=now)
         if not self._is_over:
             ran = replace(ran, over=now)
-            if times is not None:
-                # The rank goes on: until its next ledger comes it is taken to be where it was.
-                times = replace(times, now_ns=max(times.now_ns, round(now * NS_PER_S)))
         before = None
         if self._last is not None and self._last.ran.failed is not None:
             before = self._last.found.times.seconds
-        found = training(ran, times)
+        found = training(ran, self._times, goes_on=not self._is_over)
         return _Ended(self._cycle, self._since, ran, dict(self._spent), found, self._is_membership, before)
 
     def _part(self, ended: _Ended) -> CycleTimes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ft_launcher.ledger.account import Category, CycleTimes, add, category_of, thinned
+from ft_launcher.ledger.stall import stall_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from rank_monitor.contract.wire.rank_times import SAVE_SECTIONS, STEP, UNKNOWN, Outside, RankTimes
 
@@ -47,17 +48,20 @@ class Training:
     first_step_s: float | None = None
 
 
-def training(ran: RanksRan, times: RankTimes | None) -> Training:
+def training(ran: RanksRan, times: RankTimes | None, goes_on: bool = False) -> Training:
     """Divides the time in which a cycle's ranks ran.
 
     Args:
         times: the ledger of one of them; None: no rank was watched, and nothing is known of the time before the end.
+        goes_on: the rank runs, and is taken to be where it was at the end of the ledger until `ran.stopped`.
     """
     if times is None or not times.since_ns:
         return Training(CycleTimes(None, ran.started, ran.stopped, _without_ledger(ran)))
     since = _between(times.since_ns / NS_PER_S, ran.started, ran.stopped)
     at = _between(times.at_ns / NS_PER_S, since, ran.stopped)
     now = _between(times.now_ns / NS_PER_S, at, ran.stopped)
+    if goes_on:
+        now = ran.stopped
     seconds: dict[str, float] = {}
     add(seconds, Category.LAUNCH, since - ran.started)
     _add_known(seconds, times, at - since)
@@ -144,7 +148,11 @@ def _add_known(seconds: dict[str, float], times: RankTimes, spent_s: float) -> N
 
 
 def _add_tail(seconds: dict[str, float], times: RankTimes, ran: RanksRan, at: float, now: float) -> None:
-    """Adds the time from the rank's last change to the end of its ledger."""
+    """Adds the time from the rank's last change to the end of its ledger.
+
+    A step that has not ended is one until the training counts as stalled: what follows is the time in which a hang, if
+    it is one, is not ended yet.
+    """
     if times.tail_is_section:
         category = category_of(times.tail)
     else:
@@ -153,8 +161,11 @@ def _add_tail(seconds: dict[str, float], times: RankTimes, ran: RanksRan, at: fl
     if ran.failed is not None:
         failed = _between(ran.failed, at, now)
         over = _between(ran.over, failed, now)
+    stalled, stall = failed, stall_of(times)
+    if stall is not None:
+        stalled = _between(stall.since_ns / NS_PER_S, at, failed)
     pauses = [moment / NS_PER_S for moment in times.pause]
-    for begin, end, of in ((at, failed, category), (failed, over, Category.DETECTION), (over, now, Category.STOP)):
+    for begin, end, of in ((at, stalled, category), (stalled, over, Category.DETECTION), (over, now, Category.STOP)):
         paused_s = max(0.0, min(end, pauses[1]) - max(begin, pauses[0]))
         add(seconds, Category.EXCLUDED, paused_s)
         add(seconds, of, max(0.0, end - begin - paused_s))

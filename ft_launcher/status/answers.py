@@ -16,8 +16,9 @@ from ft_launcher.status.fault_scene import merged_stacks
 from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
 from ft_launcher.status.status_server import Answer
 
-_ASK_S = 0.3
-"""How long an answer waits for the monitors (seconds); then it has what is known."""
+_ASK_S = 1.5
+"""How long an answer waits for the monitors (seconds); then it has what is known. The agent's thread gives up on them
+after 0.2 s, or 1 s where a training that has just stalled has its ranks asked where they are."""
 _STACKS_S = 2.0
 _TURN_S = 5.0
 """How long `/healthz` waits for the agent's thread, which is never busy for long while ranks run (seconds). Kubernetes
@@ -95,7 +96,7 @@ class Answers:
                 if facts.runs or facts.waits:
                     return _text("ok\n")
                 # The word only: anyone may ask, and the sentence quotes exceptions.
-                return _text(f"{summary.job_state(facts).value}\n", 503)
+                return _text(f"{summary.job_state(facts, self._times()).value}\n", 503)
         return _text("there is nothing here\n", 404)
 
     def of_user(self, path: str, query: Mapping[str, str]) -> Answer:

@@ -47,7 +47,7 @@ def as_metrics(
             yield _gauge("nodes", "Nodes in the cycle (active), and those that wait for a place.", counts)
             if times is not None:
                 yield from _of_times(times)
-            yield from _of_ranks(readings, facts, now)
+            yield from _of_ranks(readings, facts, times, now)
 
     return generate_latest(Once())
 
@@ -98,7 +98,7 @@ def _of_times(times: JobTime) -> Iterator[Metric]:
     yield _counter("section_seconds", "Time in sections of one rank of this node that have ended.", spent)
 
 
-def _of_ranks(readings: Sequence[RankReading], facts: Facts, now: float) -> Iterator[Metric]:
+def _of_ranks(readings: Sequence[RankReading], facts: Facts, times: JobTime | None, now: float) -> Iterator[Metric]:
     # Generators: of a node of many ranks these are thousands of samples.
     scored = (
         ({"rank": str(rank), "kind": kind}, score)
@@ -110,7 +110,7 @@ def _of_ranks(readings: Sequence[RankReading], facts: Facts, now: float) -> Iter
         for reading in readings
         if reading.read_at is not None and reading.sign_age_s is not None
     )
-    present = [rank_state(reading, facts) for reading in readings]
+    present = [rank_state(reading, facts, times) for reading in readings]
     by_rank = zip(readings, present, strict=True)
     states = (({"rank": str(reading.rank), "state": str(state)}, 1.0) for reading, state in by_rank)
     counts = Counter(present)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.ledger.stall import Stall
 from ft_launcher.record import events
 from ft_launcher.status.fault_scene import innermost, packed, scene_of
 from rank_monitor.contract.wire.rank_times import Durations
@@ -90,6 +91,7 @@ class JobTime:
         durations: of `step` and of the sections of one rank until now, by name.
         past: the last parts that have ended, in the order of time.
         saved_age_s: how long ago the last checkpoint of this cycle was heard of (seconds); None: it has none.
+        stall: since when the ranks make no steps; None: they do, or it is not known.
     """
 
     category: str
@@ -98,6 +100,7 @@ class JobTime:
     durations: Mapping[str, Durations]
     past: Sequence[CycleTimes] = ()
     saved_age_s: float | None = None
+    stall: Stall | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ class Facts:
         cycle: the present or last cycle; None: none has begun.
         runs: ranks run now.
         trouble: why the job is not well now, in words; empty: it is.
+        stall_cause: whom the ranks of a stalled training wait for, in words; empty: that is not known.
         ended: the job is over.
         exit_code: of the launcher; None: it goes on.
         end_reason: why it is over.
@@ -157,6 +161,7 @@ class Facts:
     runs: bool = False
     waits: bool = False
     trouble: str = ""
+    stall_cause: str = ""
     ended: bool = False
     exit_code: int | None = None
     end_reason: str = ""
@@ -202,10 +207,15 @@ class NodeStatus:
         with self._lock:
             self._facts = self._after(event, t)
 
-    def read(self, readings: Sequence[RankReading]) -> None:
-        """Takes the present readings of all ranks of this node."""
+    def read(self, readings: Sequence[RankReading], stall_cause: str = "") -> None:
+        """Takes the present readings of all ranks of this node.
+
+        Args:
+            stall_cause: whom the ranks wait for, where the training is stalled and that is known.
+        """
         with self._lock:
             self._readings = tuple(readings)
+            self._facts = replace(self._facts, stall_cause=stall_cause)
             iterations = [reading.iteration for reading in readings]
             if not self._is_stalled or not iterations:
                 return

@@ -34,7 +34,9 @@ class JobState(str, Enum):
     RUNNING = "running"
     """The ranks run, and nothing is known to be wrong with them."""
     TROUBLED = "hung"
-    """The ranks run, and some stand still."""
+    """The ranks run, and some stand still: a limit or the stall warning says so."""
+    STALLED = "stalled"
+    """The ranks run, and make no steps for much longer than usual; nothing ends them for it."""
     RESTARTING = "restarting"
     """A cycle has ended, and the next one has not begun."""
     WAITING = "waiting"
@@ -54,13 +56,15 @@ class RankState(str, Enum):
     """It runs, and has asked for no watch."""
     TRAINING = "training"
     """It is watched."""
+    STALLED = "stalled"
+    """It is watched, and the training makes no steps."""
     HUNG = "hung"
     """A limit was exceeded."""
     EXITED = "exited"
     """Its process has ended."""
 
 
-def job_state(facts: Facts) -> JobState:
+def job_state(facts: Facts, times: JobTime | None) -> JobState:
     """Returns what the job does."""
     if facts.ended:
         return JobState.ENDED
@@ -72,10 +76,26 @@ def job_state(facts: Facts) -> JobState:
         return JobState.RESTARTING
     if facts.trouble:
         return JobState.TROUBLED
+    if _is_stalled(facts, times):
+        return JobState.STALLED
     return JobState.RUNNING
 
 
-def rank_state(reading: RankReading, facts: Facts) -> RankState:
+def _is_stalled(facts: Facts, times: JobTime | None) -> bool:
+    """Whether the ranks make no steps. One that has exited makes none, and the others may end as well."""
+    return facts.runs and not facts.exit_codes and times is not None and times.stall is not None
+
+
+def _trouble(facts: Facts, times: JobTime | None) -> str:
+    """Returns why the job is not well now, in words; empty: nothing is known to be wrong."""
+    if facts.trouble or times is None or times.stall is None or not _is_stalled(facts, times):
+        return facts.trouble
+    if facts.stall_cause:
+        return f"{times.stall.text}; {facts.stall_cause}"
+    return times.stall.text
+
+
+def rank_state(reading: RankReading, facts: Facts, times: JobTime | None) -> RankState:
     """Returns what a rank does."""
     if reading.rank in facts.exit_codes or not facts.runs:
         return RankState.EXITED
@@ -85,12 +105,14 @@ def rank_state(reading: RankReading, facts: Facts) -> RankState:
         return RankState.STARTING
     if not reading.attached:
         return RankState.UNWATCHED
+    if _is_stalled(facts, times):
+        return RankState.STALLED
     return RankState.TRAINING
 
 
 def sentence(facts: Facts, times: JobTime | None) -> str:
     """Returns what the job does and whether it is well, in one line."""
-    state = job_state(facts)
+    state = job_state(facts, times)
     doing = ""
     if times is not None and times.category:
         doing = f" ({times.category})"
@@ -99,6 +121,7 @@ def sentence(facts: Facts, times: JobTime | None) -> str:
             JobState.STARTING: f"starting{doing}",
             JobState.RUNNING: f"running, cycle {facts.cycle}",
             JobState.TROUBLED: f"hung in cycle {facts.cycle}",
+            JobState.STALLED: f"stalled in cycle {facts.cycle}",
             JobState.RESTARTING: f"restarting after cycle {facts.cycle}{doing}",
             JobState.WAITING: "waits for a place, as a spare",
             JobState.ENDED: f"ended with exit code {facts.exit_code} ({facts.end_reason})",
@@ -117,8 +140,9 @@ def sentence(facts: Facts, times: JobTime | None) -> str:
     if facts.fault_count:
         parts.append(f"{facts.fault_count} fault{'s' if facts.fault_count > 1 else ''}")
     text = ", ".join(parts)
-    if facts.trouble and state is not JobState.ENDED:
-        text += f": {facts.trouble}"
+    trouble = _trouble(facts, times)
+    if trouble and state is not JobState.ENDED:
+        text += f": {trouble}"
     return text
 
 
@@ -159,9 +183,9 @@ def as_json(
         "node": facts.node,
         "node_rank": facts.node_rank,
         "nodes": facts.nodes,
-        "state": str(job_state(facts)),
+        "state": str(job_state(facts, times)),
         "sentence": sentence(facts, times),
-        "trouble": facts.trouble,
+        "trouble": _trouble(facts, times),
         "started": round(facts.started, 3),
         "cycle": facts.cycle,
         "max_restarts": facts.max_restarts,
@@ -171,7 +195,7 @@ def as_json(
         "health": dict(facts.health),
         "fault_count": facts.fault_count,
         "faults": [_fault(fault) for fault in facts.faults],
-        "ranks": ranks_as_json(facts, readings, now),
+        "ranks": ranks_as_json(facts, readings, times, now),
         "collectives": collectives(readings, now),
         "times": None,
         "cycles": [],
@@ -183,13 +207,15 @@ def as_json(
     return found
 
 
-def ranks_as_json(facts: Facts, readings: Sequence[RankReading], now: float) -> list[dict[str, Any]]:
+def ranks_as_json(
+    facts: Facts, readings: Sequence[RankReading], times: JobTime | None, now: float
+) -> list[dict[str, Any]]:
     """Returns `ranks` of `/status.json`.
 
     Args:
         now: monotonic seconds.
     """
-    return [_rank(reading, facts, now) for reading in readings]
+    return [_rank(reading, rank_state(reading, facts, times), facts, now) for reading in readings]
 
 
 def others_as_json(seen: OthersSeen | None) -> dict[str, Any]:
@@ -259,7 +285,7 @@ def encoded(found: Mapping[str, Any]) -> bytes:
     return json_text(found).encode()  # `json` writes ASCII: halves of surrogate pairs are escaped
 
 
-def _rank(reading: RankReading, facts: Facts, now: float) -> dict[str, Any]:
+def _rank(reading: RankReading, state: RankState, facts: Facts, now: float) -> dict[str, Any]:
     age_s = None
     if reading.read_at is not None:
         age_s = round(max(0.0, now - reading.read_at), 3)
@@ -270,7 +296,7 @@ def _rank(reading: RankReading, facts: Facts, now: float) -> dict[str, Any]:
         "rank": reading.rank,
         "local_rank": reading.local_rank,
         "pid": reading.pid,
-        "state": str(rank_state(reading, facts)),
+        "state": str(state),
         "exit_code": facts.exit_codes.get(reading.rank),
         "iteration": None if reading.iteration < 0 else reading.iteration,
         "sections": {str(name)[:128]: age for name, age in reading.sections.items()},

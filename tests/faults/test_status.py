@@ -23,6 +23,7 @@ from tests.ports import free_port
 from tests.program import ROOT, clean_environment, run
 
 LIMIT_S = 60
+STALL_WORKER = Path(__file__).with_name("stall_worker.py")
 
 
 def command(job: Job, *words: str) -> subprocess.CompletedProcess[str]:
@@ -118,6 +119,38 @@ def test_a_stall_that_no_limit_ends(start_job: StartJob) -> None:
     assert done.returncode == 0 and {"rank 0:", "rank 1:"} <= set(done.stdout.splitlines()), done
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == ExitCode.PREEMPTED, job.tail()
+
+
+def test_a_training_that_makes_no_steps(start_job: StartJob, tmp_path: Path) -> None:
+    """No limit is set, so nothing ends the ranks; every view says whom they wait for, and no second of it is a step."""
+    port = free_port()
+    job = start_job(Plan(), 3, f"--ft-status-port={port}", script=STALL_WORKER)
+    job.until(lambda: job.journal("cycle_start") and status(job)["times"]["steps"] >= 20, "twenty steps")
+    well = status(job)
+    assert well["state"] == "running" and "detection" not in well["times"]["seconds"]
+    stacks = job.runtime_folder() / "stacks0"
+    assert stacks.stat().st_size == 0, "nobody is asked while all is well"
+    stopped = well["ranks"][2]["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    found = job.until(lambda: (now := status(job))["state"] == "stalled" and now, "the stall")
+    asked = stacks.stat().st_size
+    assert re.fullmatch(
+        r"no step for \d+ s, [\d,]+ times the usual one; rank 2 is stopped, 2 ranks wait for it", found["trouble"]
+    )
+    assert [rank["state"] for rank in found["ranks"]] == ["stalled"] * 3
+    done = command(job, "status", job_id(job))
+    assert done.returncode == 3 and ": stalled in cycle 0, step " in done.stdout, done
+    later = status(job)
+    assert later["times"]["seconds"]["detection"] > found["times"]["seconds"]["detection"] > 0
+    assert later["times"]["seconds"]["step"] == pytest.approx(found["times"]["seconds"]["step"], abs=0.01)
+    assert later["times"]["goodput"] < found["times"]["goodput"]
+    assert stacks.stat().st_size == asked > 0, "the ranks were asked once"
+    assert get(port, "/healthz") == (200, "ok\n")
+    os.kill(stopped, signal.SIGCONT)
+    job.until(lambda: status(job)["state"] == "running", "the ranks to go on")
+    (tmp_path / "done").touch()
+    assert job.finish() == 0, job.tail()
+    assert not job.journal("verdict", "stall", "fault")
 
 
 def test_a_launcher_that_stands_still_is_not_healthy(start_job: StartJob) -> None:

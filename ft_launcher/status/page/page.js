@@ -259,12 +259,12 @@ function showHead() {
 
 const SIZES = [44, 36, 28, 22, 18, 14, 11];  // of a mark and the room around it: the largest with which all fit
 const MOST_HEIGHT = 420;
-const STATES = ["training", "late", "hung", "starting", "unwatched", "exited"];
+const STATES = ["training", "late", "stalled", "hung", "starting", "unwatched", "exited"];
 const MEANING = {
-  training: "training", late: `training, ${LATE} or more steps behind`, hung: "hung", starting: "starting",
+  training: "training", late: `training, ${LATE} or more steps behind`, stalled: "stalled: no steps", hung: "hung", starting: "starting",
   unwatched: "runs, asked for no watch", exited: "exited",
 };
-const PEN = { training: "--good", late: "--late", hung: "--bad", starting: "--start", unwatched: "--idle", exited: "--idle" };
+const PEN = { training: "--good", late: "--late", stalled: "--late", hung: "--bad", starting: "--start", unwatched: "--idle", exited: "--idle" };
 
 const FADED = 0.4;        // opacity of the ranks of a node that has said nothing for longer than it should
 
@@ -278,7 +278,7 @@ let cell = SIZES[0];
 // Steps are compared within a node: what other nodes have said was true at other moments.
 const lag = (rank) => (rank.iteration === null ? 0 : rank.on.foremost - rank.iteration);
 const look = (rank) => (rank.state === "training" && lag(rank) >= LATE ? "late" : rank.state);
-const isWell = (rank) => rank.state !== "hung" && look(rank) !== "late" && !rank.exit_code;
+const isWell = (rank) => rank.state !== "hung" && rank.state !== "stalled" && look(rank) !== "late" && !rank.exit_code;
 
 /** Takes nodes and ranks from the status; the one that is selected stays so. */
 function takeRanks() {
@@ -400,6 +400,9 @@ function mark(brush, colours, state, left, top, size, rank = null) {
     brush.roundRect(left + gap, top + gap + side / 2, side, side / 2, side / 8);
     brush.fill();
     brush.strokeRect(left + gap + inset / 2, top + gap + inset / 2, side - inset, side - inset);
+  } else if (state === "stalled") {  // the sign for a pause
+    brush.fillRect(left + gap, top + gap, side / 3, side);
+    brush.fillRect(left + gap + side * 2 / 3, top + gap, side / 3, side);
   } else if (state === "hung") {
     brush.moveTo(middle[0], top + gap / 2);
     brush.lineTo(left + size - gap / 2, top + size - gap);

@@ -28,6 +28,11 @@ MAX_NAME_BYTES = 64
 MAX_POINTS = 256
 UNKNOWN = -2
 """No iteration. -1 is one: that before iteration 0."""
+NO_STEP = -1
+"""Of `RankTimes.waited_ns`: the rank is not watched, and no step is expected of it."""
+GAP_WINDOW = 1000
+"""Steps whose longest gap is kept: enough that an evaluation or a checkpoint outside of all sections, which few
+trainings do more rarely, is among them."""
 MAX_BUCKETS_IN_ALL = 1024
 """Buckets of all histograms together that are sent: 10 KB. Durations of one section fall into a few of its 64."""
 _MAX_NUMBER = 2**63
@@ -165,6 +170,12 @@ class RankTimes:
         points: iteration, and time of steps that count until it was reached.
         saved: the iteration at the end of the last section that saves; -1: unknown.
         saved_ns: time of steps that count until then; -1: nothing was saved.
+        waited_ns: how long the rank has been without a finished step at `at_ns`, without the time in other sections and
+            in pauses; `NO_STEP`: none is expected of it.
+        gap_ns: the longest time from one step to the next in the window of `GAP_WINDOW` steps that goes on, counted as
+            `waited_ns`; without the first step.
+        gap_before_ns: the longest in the window before.
+        gap_window: the number of the step with which the present window began.
     """
 
     since_ns: int = 0
@@ -188,6 +199,22 @@ class RankTimes:
     points: list[tuple[int, int]] = field(default_factory=list)
     saved: int = NO_ITERATION
     saved_ns: int = -1
+    waited_ns: int = NO_STEP
+    gap_ns: int = 0
+    gap_before_ns: int = 0
+    gap_window: int = 0
+
+    @property
+    def longest_gap_ns(self) -> int:
+        """The longest time from one step to the next among the last `GAP_WINDOW` steps, and up to as many before."""
+        return max(self.gap_ns, self.gap_before_ns)
+
+    def add_gap(self, gap_ns: int) -> None:
+        """Notes how long it took from one step to the next."""
+        if self.step.count >= self.gap_window + GAP_WINDOW:
+            self.gap_window = self.step.count
+            self.gap_before_ns, self.gap_ns = self.gap_ns, 0
+        self.gap_ns = max(self.gap_ns, gap_ns)
 
     @property
     def known_ns(self) -> int:

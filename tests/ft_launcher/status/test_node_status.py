@@ -11,6 +11,7 @@ import pytest
 
 from ft_launcher.commands.status import collective_lines
 from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.ledger.stall import Stall
 from ft_launcher.record import events
 from ft_launcher.status import summary
 from ft_launcher.status.node_status import Facts, JobTime, NodeStatus, RankReading
@@ -100,7 +101,7 @@ TIMES = JobTime("", CycleTimes(0, 0, 1, {}, iteration=41, saved=40), Account({"s
 )
 def test_states(seen: list[events.Event], state: JobState, said: str) -> None:
     facts = after(*seen).facts()
-    assert (summary.job_state(facts), summary.sentence(facts, None)) == (state, said)
+    assert (summary.job_state(facts, None), summary.sentence(facts, None)) == (state, said)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +116,11 @@ def test_how_long_ago_the_training_saved(age_s: float | None, said: str) -> None
 def test_a_stall_is_over_when_the_ranks_go_on() -> None:
     status = after(START, CYCLE, stall())
     status.read(READINGS)  # the first after the stall: what came before may be of long ago
-    assert summary.job_state(status.facts()) is JobState.TROUBLED
+    assert summary.job_state(status.facts(), None) is JobState.TROUBLED
     status.read(READINGS)
-    assert summary.job_state(status.facts()) is JobState.TROUBLED
+    assert summary.job_state(status.facts(), None) is JobState.TROUBLED
     status.read([replace(reading, iteration=42) for reading in READINGS])
-    assert summary.job_state(status.facts()) is JobState.RUNNING
+    assert summary.job_state(status.facts(), None) is JobState.RUNNING
 
 
 def test_counters() -> None:
@@ -164,7 +165,40 @@ def test_a_job_with_many_faults_stays_small() -> None:
     ],
 )
 def test_states_of_a_rank(changes: dict[str, Any], facts: dict[str, Any], state: RankState) -> None:
-    assert summary.rank_state(replace(READINGS[0], **changes), replace(Facts(runs=True), **facts)) is state
+    of_job = replace(Facts(runs=True), **facts)
+    assert summary.rank_state(replace(READINGS[0], **changes), of_job, TIMES) is state
+
+
+STALLED = replace(TIMES, stall=Stall(steps=41, waited_s=24.2, usual_s=0.178, since_ns=0))
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause", "state", "said"),
+    [
+        ([], "", "stalled", "stalled in cycle 0, step 41, saved at step 40, goodput 90.0%: NO_STEP"),
+        (
+            *([], "rank 2 is stopped, 3 ranks wait for it", "stalled"),
+            "stalled in cycle 0, step 41, saved at step 40, goodput 90.0%: NO_STEP; rank 2 is stopped, 3 ranks "
+            "wait for it",
+        ),
+        (
+            *([stall()], "", "hung"),
+            "hung in cycle 0, step 41, saved at step 40, goodput 90.0%: 2 ranks stand still for 60 s",
+        ),
+        (
+            *([events.RankExit(0, 1, 0)], "", "running"),
+            "running, cycle 0, step 41, saved at step 40, goodput 90.0%",
+        ),
+    ],
+)
+def test_a_training_that_makes_no_steps(seen: list[events.Event], cause: str, state: str, said: str) -> None:
+    """A finding of a limit says more; and where a rank has exited, the others make no steps because they end too."""
+    status = after(START, CYCLE, *seen)
+    status.read(READINGS, cause)
+    found = summary.as_json(status.facts(), status.readings, STALLED, 102.0, 2000.0, "1.2")
+    said = said.replace("NO_STEP", "no step for 24 s, 136 times the usual one")
+    assert (found["state"], found["sentence"]) == (state, said)
+    assert found["ranks"][0]["state"] == ("training" if state == "running" else "stalled")
 
 
 def test_json() -> None:

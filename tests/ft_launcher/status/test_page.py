@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.ledger.stall import Stall
 from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
 from ft_launcher.status.asking import NodeSeen, OthersSeen, OtherStacks
@@ -49,6 +50,7 @@ class Simulation:
             record = replace(record, status_token_file=str(folder / "token"))
         self.settings = Settings(monitor=MonitorSettings(rank_heartbeat_timeout=60.0), record=record)
         self.others: OthersSeen | None = None
+        self.stall: Stall | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -90,7 +92,7 @@ class Simulation:
             },
         )
         account = Account(seconds, wall_s, 34_500 / wall_s, 34_000 / wall_s, self.step)
-        return JobTime("", present, account, {"step": durations}, (past,))
+        return JobTime("", present, account, {"step": durations}, (past,), stall=self.stall)
 
     def starts(self, ranks: int = RANKS, run_id: str = "llama-70b", **more: Any) -> None:
         self.journal.write(replace(START, run_id=run_id, node="gpu-node-17", **more))
@@ -239,6 +241,33 @@ def test_a_job_of_many_ranks_and_what_changes(browser: Browser, job: Simulation)
     assert browser.complaints() == []
 
 
+def test_a_training_that_makes_no_steps(browser: Browser, job: Simulation) -> None:
+    """Neither green nor red, in both themes; the sentence says why."""
+    job.starts(ranks=8)
+    show(browser, job)
+    job.stall = Stall(steps=18_231, waited_s=262.0, usual_s=1.92, since_ns=0)
+    job.status.read(job.readings, "rank 2 is stopped, 7 ranks wait for it")
+    browser.until(lambda: browser.text("h1").startswith("stalled in cycle 0"), "the stall")
+    assert browser.text("h1").endswith(
+        ": no step for 262 s, 136 times the usual one; rank 2 is stopped, 7 ranks wait for it"
+    )
+    assert browser.text("#states") == "8 ranks on this node: 8 stalled"
+    assert browser.driver.title == "stalled: llama-70b"
+    colour = "return getComputedStyle(byId('sentence')).color"
+    amber = {browser.script(colour)}
+    browser.theme("dark")
+    amber.add(browser.script(colour))
+    assert amber == {"rgb(183, 121, 31)", "rgb(221, 166, 58)"}
+    pixel = browser.script(
+        "const brush = byId('grid').getContext('2d'); const scale = devicePixelRatio;"
+        "return `rgb(${brush.getImageData(6 * scale, cell / 2 * scale, 1, 1).data.slice(0, 3).join(', ')})`"
+    )
+    assert pixel == "rgb(221, 166, 58)"
+    job.stall = None
+    browser.until(lambda: browser.text("h1").startswith("running"), "the end of the stall")
+    assert browser.complaints() == []
+
+
 def test_a_fault_opens_its_stacks(browser: Browser, job: Simulation) -> None:
     job.starts()
     show(browser, job)
@@ -357,7 +386,7 @@ def test_the_coordinator_shows_all_nodes_apart(browser: Browser, job: Simulation
             RankReading(8 * rank + n, n, 20_000 + n, now, True, True, 18_230, {"step": 0.7}, 0.2) for n in range(8)
         ]
         readings[3] = replace(readings[3], **more)
-        ranks = ranks_as_json(job.status.facts(), readings, now) if age_s is not None else []
+        ranks = ranks_as_json(job.status.facts(), readings, None, now) if age_s is not None else []
         return NodeSeen(rank, f"gpu-node-{17 + rank}", age_s, ranks)
 
     nodes = [node(rank) for rank in range(1, 40)]
