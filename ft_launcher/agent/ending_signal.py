@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.processes.orphans import SAMPLE_S
 from ft_launcher.processes.signals import RankSignal, rank_signal, time_to_end
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import proc, resolver
@@ -78,10 +79,15 @@ class EndingSignal(EventSource):
 
     def wait(self, limit_s: float) -> int | None:
         """Waits for a signal, `limit_s` seconds at most; returns the first one there was, None without one."""
-        if self.number is None:
-            number = self.signals.wait(limit_s)
+        deadline = time.monotonic() + limit_s
+        while self.number is None:
+            left_s = deadline - time.monotonic()
+            number = self.signals.wait(min(left_s, SAMPLE_S))
             if number is not None:
                 self.note(number)
+            elif left_s <= SAMPLE_S:
+                break
+            self._ranks.reap_orphans()
         return self.number
 
     # While ranks end, as `process_tree.Hurry`.
@@ -146,7 +152,8 @@ class EndingSignal(EventSource):
         threading.Thread(target=run, daemon=True, name="ft_blocking_call").start()
         try:
             while not readable([done], 0.0):
-                readable([done, self.signals.fileno()], None)
+                readable([done, self.signals.fileno()], SAMPLE_S)
+                self._ranks.reap_orphans()
                 self.note(*self.signals.read())
                 if self.number is not None:
                     raise self.error_without_ranks(self.number)
@@ -208,7 +215,8 @@ class EndingSignal(EventSource):
         """
         processes, deadline = self._ranks.processes, time.monotonic() + min(limit_s, self.time_left())
         while processes.pidfds and (left := deadline - time.monotonic()) > 0:
-            readable([*processes.pidfds.values(), *self.descriptors()], left)
+            readable([*processes.pidfds.values(), *self.descriptors()], min(left, SAMPLE_S))
+            self._ranks.reap_orphans()
             # A signal never lengthens the wait.
             deadline = min(deadline, time.monotonic() + self.time_left())
             processes.reap_all()

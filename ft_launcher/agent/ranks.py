@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from ft_launcher.cycle.in_process import InProcess
 from ft_launcher.cycle.nccl_ras import NcclRas
 from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy.restart_policy import is_known
+from ft_launcher.processes.orphans import Orphans
 from ft_launcher.processes.process_tree import Ending, Hurry, ProcessTree
 from ft_launcher.ranks.environment import Relocation, cycle_environment, rank_environment
 from ft_launcher.ranks.found import Replaced
@@ -81,6 +82,9 @@ class Ranks(EventSource):
         """The first request of this cycle that can be followed, with the global rank that made it."""
         self.zombies = Zombies()
         """Those of this cycle."""
+        self._orphans = Orphans(parts.adopt_orphans)
+        self._sessions: set[int] = set()
+        """Those of all processes that were ranks of the present or last cycle."""
         self.hurry: Hurry | None = None
         """What shortens a stop: the node agent sets it to the signals that end the launcher."""
         self.oom_kills_before: int | None = None
@@ -192,6 +196,7 @@ class Ranks(EventSource):
         self.zombies = Zombies()
         self._warnings.begin_cycle()
         self.nccl.begin_cycle()
+        self._sessions = set()
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -264,8 +269,11 @@ class Ranks(EventSource):
                 self.parts.recorder.rank_ended(self.cycle, self.global_rank(local_rank), end.exit_code)
                 events.append(self.in_process.ended(local_rank, end.exit_code))
         events += self.in_process.attend()
+        is_due = time.monotonic() >= self.zombies.next_check()
         if self.zombies.attend(self.processes):
             events.append(CyclePhase.FAILED)
+        if is_due:
+            self.reap_orphans()
         self._warnings.attend(self.cycle, self.group.workers)
         if time.monotonic() >= self._ask_times_at:
             ran_s = time.monotonic() - self.processes.started_ns / 1e9
@@ -339,16 +347,29 @@ class Ranks(EventSource):
 
     def tree(self, among: Callable[[int, int], bool] = lambda pid, session: True) -> ProcessTree:
         """Returns the processes of the cycle; `among` says of a process by its pid and session whether it counts."""
-        running: Iterable[int] = ()
-        if self._processes is not None:
-            pids = self._processes.pids()
-            running = {pids[local_rank] for local_rank in self.running()}
-        # These are children of this process too, and would count as the cycle's.
+        return ProcessTree(
+            self.parts.runtime.tag, self._running_pids(), self._own_pids(), self.parts.adopt_orphans, among
+        )
+
+    def _running_pids(self) -> set[int]:
+        """Returns the pids of the ranks whose exit code was not taken yet."""
+        if self._processes is None:
+            return set()
+        pids = self._processes.pids()
+        return {pids[local_rank] for local_rank in self.running()}
+
+    def _own_pids(self) -> set[int]:
+        """Returns the pids of the launcher's own processes: its children too, which would count as the cycle's."""
         checks = self.parts.health.pids() | self.parts.memory.pids()
         if self.parts.health_watch is not None:
             checks |= self.parts.health_watch.pids()
-        keep = self.monitors.pids() | self.parts.zygotes.pids() | checks
-        return ProcessTree(self.parts.runtime.tag, set(running), keep, self.parts.adopt_orphans, among)
+        return self.monitors.pids() | self.parts.zygotes.pids() | checks
+
+    def reap_orphans(self) -> None:
+        """Takes the exit codes of processes that ranks left without a parent and that have ended. Does not block."""
+        if self._processes is not None:
+            self._sessions |= set(self._processes.pids().values())
+        self._orphans.reap(self._running_pids() | self._own_pids(), self._sessions, time.monotonic())
 
     def stop(
         self, first: int = signal.SIGTERM, limit_s: float | None = None, tree: ProcessTree | None = None
@@ -369,6 +390,7 @@ class Ranks(EventSource):
             self._processes.close(signal.SIGTERM)
         if self._in_process is not None:
             self._in_process.close()
+        self.reap_orphans()
         self.parts.cycle_info.end()
         self.parts.recorder.stopped(self.cycle, stopping)
         return stopping

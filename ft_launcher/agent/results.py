@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import Fault, FaultKind
+from ft_launcher.processes.orphans import SAMPLE_S
 from ft_launcher.processes.process_tree import Background, command_of
 from ft_launcher.record.contained import contained
 
@@ -101,7 +102,8 @@ class Results:
         cycle, recorder = self._ranks.cycle, self._parts.recorder
         recorder.lingers(cycle, {pid: command_of(pid) for pid in left}, limit_s)
         while self._ending.number is None and left and time.monotonic() < deadline:
-            left = tree.wait(deadline, self._ending.signals.fileno())
+            left = tree.wait(min(deadline, time.monotonic() + SAMPLE_S), self._ending.signals.fileno())
+            self._ranks.reap_orphans()
             self._ending.attend(set())
         if left:
             commands = {pid: command_of(pid) for pid in left}

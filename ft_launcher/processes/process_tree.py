@@ -54,7 +54,7 @@ def subreaper() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
-class _Stat(NamedTuple):
+class Stat(NamedTuple):
     """Of proc(5). `start`: in ticks since boot."""
 
     parent: int
@@ -63,7 +63,7 @@ class _Stat(NamedTuple):
     start: float
 
 
-def _read_stat(pid: int | str) -> _Stat | None:
+def _read_stat(pid: int | str) -> Stat | None:
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -71,11 +71,22 @@ def _read_stat(pid: int | str) -> _Stat | None:
     try:
         # From the last parenthesis on: a process chooses its name, which may contain any character.
         fields = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split()
-        return _Stat(int(fields[1]), fields[0].decode(), int(fields[3]), float(fields[19]))
+        return Stat(int(fields[1]), fields[0].decode(), int(fields[3]), float(fields[19]))
     except (OSError, IndexError):  # it ended between the two
         return None
     finally:
         os.close(descriptor)
+
+
+def all_stats() -> dict[int, Stat]:
+    """Returns what /proc says of every process that this one can see, by pid."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
+        if name.isdigit():
+            stat = _read_stat(name)
+            if stat is not None:
+                found[int(name)] = stat
+    return found
 
 
 def is_stopped(pid: int) -> bool:
@@ -187,12 +198,7 @@ class ProcessTree:
 
     def members(self) -> set[int]:
         """Scans /proc for processes of the cycle with a living thread. Returns their pids; reaps orphans that ended."""
-        stats = {}
-        for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
-            if name.isdigit():
-                stat = _read_stat(name)
-                if stat is not None:
-                    stats[int(name)] = stat
+        stats = all_stats()
         own = os.getpid()
         others = (pid for pid in stats if pid != own)
         found = {pid for pid in others if self._belongs(pid, stats, own) and self._among(pid, stats[pid].session)}
@@ -202,7 +208,7 @@ class ProcessTree:
                     os.waitpid(pid, os.WNOHANG)
         return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
 
-    def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+    def _belongs(self, pid: int, stats: dict[int, Stat], own: int) -> bool:
         ancestor = pid
         while ancestor in stats:
             if ancestor in self._keep:
@@ -312,5 +318,5 @@ class SessionTree(ProcessTree):
         super().__init__("", set(), set(), adopt_orphans=False)
         self._session = rank
 
-    def _belongs(self, pid: int, stats: dict[int, _Stat], own: int) -> bool:
+    def _belongs(self, pid: int, stats: dict[int, Stat], own: int) -> bool:
         return stats[pid].session == self._session

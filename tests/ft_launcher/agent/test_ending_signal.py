@@ -28,7 +28,7 @@ def ending() -> Iterator[EndingSignal]:
     settings = Settings(stop=StopSettings(workers_stop_timeout=LIMIT_S))
     recorder = SimpleNamespace(hurried=lambda number, left_s: None)
     parts = SimpleNamespace(signals=pipe, settings=settings, recorder=recorder)
-    ranks: Any = SimpleNamespace(parts=parts, were_started=True)
+    ranks: Any = SimpleNamespace(parts=parts, were_started=True, reap_orphans=lambda: None)
     yield EndingSignal(ranks)
     pipe.close()
 
