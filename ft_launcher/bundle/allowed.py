@@ -61,7 +61,7 @@ FIELDS: dict[str, str] = {
     "control_request": "cycle rank action",
     "in_process_decision": "cycle happened known follows",
     "in_process_fault": "cycle rank pid exit_code where hint fault_class",
-    "in_process_restart": "cycle iteration took_s why",
+    "in_process_restart": "cycle iteration took_s why skipped",
     "in_process_blame": "cycle iteration finding ranks text",
     "started_again": "cycle rank local_rank pid",
     "stays_away": "cycle rank",

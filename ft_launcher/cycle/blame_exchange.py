@@ -31,7 +31,7 @@ from ft_launcher.cycle.evidence import with_own_locks
 from ft_launcher.cycle.store_threads import Keys, Mailbox, StoreThreads
 from ft_launcher.ranks.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations.barrier import EVER, release
+from rank_monitor.contract.iterations.barrier import EVER, release, value_now
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.wire.foreign import parse_json, parse_object
 from rank_monitor.contract.wire.json_record import read_record, write_record
@@ -263,11 +263,8 @@ def _counted(keys: Keys, number: int) -> int:
 
 def _of_others(keys: Keys, number: int) -> list[NodeScene]:
     """Returns what the other nodes wrote."""
-    key = f"scenes/{number}"
-    if not keys.check([key]):
-        return []
     found = []
-    for line in keys.get(key).splitlines():
+    for line in (value_now(keys, f"scenes/{number}") or b"").splitlines():
         # Any rank may write to this store; what does not fit is left out.
         with contextlib.suppress(ProtocolError, ValueError, TypeError):
             name, records = parse_json(line)

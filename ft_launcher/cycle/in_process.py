@@ -234,7 +234,7 @@ class InProcess:
                 case Restarted(iteration, took_s):
                     self._open.clear()
                     why = self._records(step.prefix, step.failed)
-                    self._recorder.restarted(self._store.cycle, iteration, took_s, why)
+                    self._recorder.restarted(self._store.cycle, iteration, took_s, why, step.skipped)
                 case EndRank(local_rank, reason):
                     self._recorder.ends_late_rank(self._store.cycle, self._rank(local_rank), reason)
                     self._killed.add(local_rank)

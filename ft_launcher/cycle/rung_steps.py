@@ -84,13 +84,15 @@ class Joined:
 class Restarted:
     """The ranks of this node run again in process, `took_s` seconds after the first sign of the fault.
 
-    `failed`: the iteration that was interrupted, of the call whose keys begin with `prefix`.
+    `failed`: the iteration that was interrupted, of the call whose keys begin with `prefix`. `skipped`: how many
+    restarts came just before this one and have no step of their own.
     """
 
     iteration: int
     took_s: float
     failed: int
     prefix: str
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ MOST_STARTS = 3
 """How often a rank is started again alone between two restarts."""
 # Ranks are at most a few iterations apart; but a rank may send any number, and a journal may hold any.
 _MOST_ENDS = 100
-"""Ends of restarts that are reported at once."""
+"""Ends of restarts that are reported at once, each by a step. There are more where the launcher stood still."""
+_MOST_SKIPPED = 1_000_000
+"""More of them are not counted: they would take hours."""
 # Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach rung 2.
 _DEFAULT_LIMIT_S = 600.0
 _NOBODY = "no rank of this node goes on"
@@ -341,6 +343,9 @@ class Rungs:
             prefix = ""
         first = max(self._state.failed, reached - _MOST_ENDS)
         ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(first, reached)]
+        skipped = min(first - self._state.failed, _MOST_SKIPPED)
+        if skipped:
+            ends[0] = Restarted(first + 1, took_s, first, prefix, skipped)
         if any(message.state == WrapperState.HANDLING_STARTING or message.iteration > reached for message in going_on):
             self._begin(reached, now)
         return ends

@@ -56,11 +56,18 @@ class InProcessRecorder:
         console_text.say(f"rank {end.rank} (pid {end.pid}) {what}{place}; handled in process")
 
     @contained("an event cannot be recorded")
-    def restarted(self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]]) -> None:
-        """The ranks of this node run again, in the same processes; `why`: what the ranks wrote of the fault."""
+    def restarted(
+        self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]], skipped: int = 0
+    ) -> None:
+        """The ranks of this node run again, in the same processes.
+
+        Args:
+            why: what the ranks wrote of the fault.
+            skipped: how many restarts before this one are not recorded each.
+        """
         self._files.begin()
-        self.counts["restarts_in_process"] += 1
-        self._journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why))
+        self.counts["restarts_in_process"] += 1 + skipped
+        self._journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why, skipped))
         line = f"restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
         reasons = ", ".join(map(console_text.of_interruption, why[:_MOST_REASONS]))
         if reasons:

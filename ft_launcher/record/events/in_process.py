@@ -59,6 +59,8 @@ class InProcessRestart(OfCycle, Event, name="in_process_restart"):
     """Seconds from the fault to the restart, as this launcher saw them."""
     why: Sequence[Mapping[str, Any]]
     """What the ranks wrote of the fault: each with `rank`, `interruption` and more."""
+    skipped: int = 0
+    """How many restarts came just before, while the launcher stood still: they are counted and have no event each."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ EVER = datetime.timedelta(days=3650)
 MOST_MEMBERS = 1 << 20
 """Ten times the ranks of the largest jobs. A greater number in the store was not written by a rank of ours."""
 
+_NO_VALUE = "\0no value"
+"""A text that nobody writes under a key of ours: `value_now` expects it."""
+
 _MOST_SIGNATURES = 8
 """Entries of one member at one barrier. Two are usual where it died; each further report of its end adds one."""
 
@@ -49,6 +52,20 @@ def release(store: Store, key: str, value: str | bytes) -> bytes:
     """
     found = store.compare_set(key, "", value)
     store.append(key, "")
+    return found
+
+
+def value_now(store: Store, key: str) -> bytes | None:
+    """Returns the value of a key, or None where it has none. Never waits.
+
+    For every key that another process may delete. A `get` after a `check` is two operations, and waits for the store's
+    whole timeout (60 s, or 300) where the key is deleted between them: in a storm of restarts an agent stood still for
+    a minute. A `compare_set` of a value that differs from the expected one is a read in one operation; in place of a
+    key that is missing, each of torch's stores returns what was expected.
+    """
+    found = bytes(store.compare_set(key, _NO_VALUE, _NO_VALUE))
+    if found == _NO_VALUE.encode():
+        return None
     return found
 
 
@@ -92,10 +109,8 @@ class Arrivals:
 
     def entries(self) -> list[Entry]:
         """All entries, in the order of their arrival. Invalid lines are left out, with a warning."""
-        if not self._store.check([self._entries]):
-            return []
         found = []
-        for line in self._store.get(self._entries).splitlines():
+        for line in (value_now(self._store, self._entries) or b"").splitlines():
             numbers = [whole_number(field, MOST_MEMBERS) for field in line.split()]
             match numbers:
                 case [int(member), int(rank), int(world_size), 0 | 1 as is_well]:

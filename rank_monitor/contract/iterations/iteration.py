@@ -12,10 +12,11 @@ step is one atomic operation, so that a process killed between two of them leave
     records   why the iteration was interrupted
     blame     who held up the others, where a launcher saw it before the interruption
 
-A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store:
-some 200 bytes for each iteration. So a process that was stopped in an old iteration neither waits without end nor
-releases anything anew: it follows these keys to the end that was without it. The others are deleted when no rank needs
-them any more (`tidy`). Arrivals at a barrier are those of `barrier.py`.
+A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store, as
+the note does: some 300 bytes for each iteration. Only these are waited for, and only these are read by `get`. So a
+process that was stopped in an old iteration neither waits without end nor releases anything anew: it follows these keys
+to the end that was without it. The others are deleted when no rank needs them any more (`tidy`), and read by
+`value_now`. Arrivals at a barrier are those of `barrier.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from rank_monitor.contract.iterations.barrier import (
     ranges_of,
     ranks_in,
     release,
+    value_now,
 )
 from rank_monitor.contract.wire.foreign import whole_number
 from rank_monitor.contract.wire.json_record import read_record, write_record
@@ -181,7 +183,8 @@ class Iteration:
     def records(self) -> list[str]:
         """Why the iteration was interrupted, the first 64 of them."""
         keys = (f"{self._records}/{number + 1}" for number in range(self._recorded()))
-        return [self._store.get(key).decode() for key in keys if self._store.check([key])]
+        found = (value_now(self._store, key) for key in keys)
+        return [record.decode() for record in found if record is not None]
 
     def set_blame(self, blame: str) -> None:
         """Writes who held up the others of the interrupted iteration."""
@@ -189,17 +192,19 @@ class Iteration:
 
     def blame(self) -> str:
         """What `set_blame` wrote; empty: nothing. Does not wait."""
-        if not self._store.check([self._blame]):
-            return ""
-        return str(self._store.get(self._blame).decode())
+        return (value_now(self._store, self._blame) or b"").decode()
 
     def is_kept(self) -> bool:
         """Whether the iteration is over by a fault, and `forget` was not called."""
         return self._store.check(self.end.keys())
 
     def forget(self) -> None:
-        """Deletes every key of the iteration but those that were released."""
-        keys = [self._note, self._blame]
+        """Deletes every key of the iteration but those that were released, and the note.
+
+        The last rank at the start waits for the note. Stopped until the others have gone on without it, it would wait
+        for a deleted one until its store gives up.
+        """
+        keys = [self._blame]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
         keys.append(f"{self._records}/count")
         for arrivals in (self.start, self.returned, self.end):  # the end last, by which `is_kept` knows
@@ -209,9 +214,10 @@ class Iteration:
 
     def closing(self) -> Closed | None:
         """How the iteration ended; None: it has not, or not by a fault."""
-        if not self._store.check([self.closed]):
+        closed = value_now(self._store, self.closed)
+        if closed is None:
             return None
-        return Closed.read(self._store.get(self.closed))
+        return Closed.read(closed)
 
     def may_have(self, member: int) -> bool:
         """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""
@@ -257,9 +263,10 @@ class Iteration:
 
 def current(store: Store) -> int:
     """An iteration that all ranks have begun, the last one as a rule; 0 before the first."""
-    if not store.check([_CURRENT]):
+    written = value_now(store, _CURRENT)
+    if written is None:
         return 0
-    number = whole_number(store.get(_CURRENT), _MOST_ITERATIONS)
+    number = whole_number(written, _MOST_ITERATIONS)
     if number is None:
         leave_out(_CURRENT)
     return number or 0

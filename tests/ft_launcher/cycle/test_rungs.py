@@ -318,6 +318,17 @@ def test_an_iteration_that_no_rank_can_be_in_fills_no_memory() -> None:
     node.say("handling_starting")
     steps = node.say("handling_completed", iteration=1 << 60)
     assert 0 < len(steps) <= 100 and steps[-1] == Restarted(1 << 60, 1.0, (1 << 60) - 1, PREFIX)
+    assert isinstance(steps[0], Restarted) and steps[0].skipped <= 1_000_000
+
+
+def test_each_restart_is_counted_that_was_made_while_the_launcher_stood_still(node: Node) -> None:
+    """It reads what monitors have kept of it: of each rank the last messages."""
+    node.say("handling_starting")
+    steps = node.say("handling_starting", iteration=264) + node.say("handling_completed", iteration=265)
+    made = [step for step in steps if isinstance(step, Restarted)]
+    assert sum(1 + step.skipped for step in made) == 265
+    assert [step.iteration for step in made] == list(range(165, 266))
+    assert made[0].skipped == 164 and not any(step.skipped for step in made[1:])
 
 
 # Ranks that are started again.
