@@ -17,7 +17,7 @@ from ft_launcher.attribution import BAD_LOSS
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.record.contained import contained
 from ft_launcher.training_log.log_watch import LogWatch
-from ft_launcher.training_log.rank_log import BadLoss, News
+from ft_launcher.training_log.rank_log import BadLoss, News, StepsMissing
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _FAULT, _OFF = "fault", "off"
@@ -39,8 +39,8 @@ class LogFeed(EventSource):
         self._limit_s = parts.settings.monitor.watch_log_timeout
         self._watch: LogWatch | None = None
         self._has_failed = False
-        # On other nodes than that of the rank that prints there are no steps.
-        self._misses_steps = not parts.several_nodes
+        self._several_nodes = parts.several_nodes
+        self._may_warn = True
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
@@ -70,9 +70,10 @@ class LogFeed(EventSource):
         if intervals is not None:
             local_rank, durations = intervals
             self._recorder.steps_printed(self._ranks.cycle, self._ranks.global_rank(local_rank), durations)
-        if self._misses_steps and not watch.has_steps:
-            self._recorder.no_steps_printed(self._ranks.cycle, str(self._watch_log))
-        self._misses_steps = False
+        missing = watch.steps_missing()
+        if missing is not None:
+            self._warn(*missing)
+        self._may_warn = self._may_warn and not watch.has_steps
 
     def descriptors(self) -> set[int]:
         """Returns the one that is readable when there is news."""
@@ -95,6 +96,9 @@ class LogFeed(EventSource):
         if self._has_failed:
             # Steps after a bad loss are no progress, and the iteration of the fault is that of the loss.
             return
+        if isinstance(item, StepsMissing):
+            self._warn(local_rank, item)
+            return
         if not isinstance(item, BadLoss):
             self._ranks.monitors.printed(local_rank, item)
             return
@@ -105,6 +109,17 @@ class LogFeed(EventSource):
         if may_fail:
             self._has_failed = True
             self._ranks.monitors.fail(local_rank, RankException(BAD_LOSS, _printed(item), "", time.time()))
+
+    def _warn(self, local_rank: int, missing: StepsMissing) -> None:
+        """Says once that no line was read as a step, so that neither the limit nor the check of the loss protects.
+
+        With several nodes only where a preset would find steps: most of the nodes have no rank that prints any.
+        """
+        if not self._may_warn or (self._several_nodes and not missing.preset):
+            return
+        self._may_warn = False
+        rank = self._ranks.global_rank(local_rank)
+        self._recorder.no_steps_printed(rank, self._watch_log, missing.line, missing.preset)
 
 
 def _printed(bad: BadLoss) -> str:

@@ -49,6 +49,9 @@ from rank_monitor.contract.wire.rank_times import Durations
 
 logger = logging.getLogger(__name__)
 
+_QUOTED = 200
+"""Characters of a rank's line in a warning: a line of Megatron is longer, and known by its beginning."""
+
 
 class Recorder:
     """Records the events of a run. One method for each event; those of rung 1 are at `in_process`.
@@ -216,9 +219,13 @@ class Recorder:
         logger.info("ranks save every %s (--ft-save-interval auto)", chosen.reason)
         self.journal.write(chosen)
 
-    def no_steps_printed(self, cycle: int, watch_log: str) -> None:
-        """No line of a whole cycle was one of a step."""
-        logger.warning("--ft-watch-log %s found no step in what the ranks of cycle %d printed", watch_log, cycle)
+    def no_steps_printed(self, rank: int, watch_log: str, line: str, preset: str) -> None:
+        """A minute of output, or all of a cycle's, had no step. `line`: one of it; `preset`: what would read it."""
+        text = f"--ft-watch-log {watch_log} has found no step in what the ranks print, so it protects nothing"
+        text += f"; rank {rank} printed {line[:_QUOTED]!r}"
+        if preset:
+            text += f", in which --ft-watch-log {preset} finds a step"
+        logger.warning("%s", text)
 
     def cannot_act(self, cycle: int, why: str) -> None:
         """Limits that the user set cannot act."""

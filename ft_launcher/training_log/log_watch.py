@@ -12,13 +12,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import IO
 
 from ft_launcher.record.contained import contained, log_contained
 from ft_launcher.record.log_pump import WrittenFiles
 from ft_launcher.record.spool import Spool
-from ft_launcher.training_log.rank_log import NS_PER_S, Lines, News, RankLog
+from ft_launcher.training_log.rank_log import NS_PER_S, Lines, News, RankLog, StepsMissing
 from rank_monitor.contract.wire.foreign import open_regular
 from rank_monitor.contract.wire.rank_times import Durations
 
@@ -114,6 +114,7 @@ class LogWatch:
             local_rank: [_Stream(path, spools.get(path)) for path in paths] for local_rank, paths in files.items()
         }
         self._read_by = math.inf
+        self._misses_steps = True
         self._lock = threading.Lock()
         self._found: list[tuple[int, News]] = []
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -140,6 +141,18 @@ class LogWatch:
     def has_steps(self) -> bool:
         """Whether any rank has printed a step."""
         return any(log.has_steps for log in self._logs.values())
+
+    def steps_missing(self) -> tuple[int, StepsMissing] | None:
+        """Returns what a rank printed in place of steps, with its local rank; None: a rank has printed steps, or none
+        has printed a line. A rank whose lines a preset reads goes before others.
+
+        To be called after `stop`, or in the thread of this.
+        """
+        if self.has_steps:
+            return None
+        all_ranks = [(local_rank, log.steps_missing()) for local_rank, log in self._logs.items()]
+        found = [(local_rank, missing) for local_rank, missing in all_ranks if missing is not None]
+        return min(found, key=lambda item: (not item[1].preset, item[0]), default=None)
 
     def intervals(self) -> tuple[int, Durations] | None:
         """Returns the local rank that printed most steps, and how long it was from one to the next; None: no rank did.
@@ -203,7 +216,15 @@ class LogWatch:
                     stream.leave()
             news = log.news()
             if news:
-                # Not held while lines are read: the agent must not wait for that.
-                with self._lock:
-                    self._found += [(local_rank, item) for item in news]
-                os.eventfd_write(self._news, 1)
+                self._report([(local_rank, item) for item in news])
+        if self._misses_steps and any(log.has_missed_steps for log in self._logs.values()):
+            self._misses_steps = False
+            missing = self.steps_missing()
+            if missing is not None:
+                self._report([missing])
+
+    def _report(self, news: Iterable[tuple[int, News]]) -> None:
+        # Not held while lines are read: the agent must not wait for that.
+        with self._lock:
+            self._found += news
+        os.eventfd_write(self._news, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,7 +16,8 @@ from ft_launcher.training_log.line_pattern import LinePattern
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MEGATRON = re.compile(r"\biteration +(\d+)/ *(\d+) \|")
-_TORCHTITAN = re.compile(r"\bstep: *(\d+) +loss: *(\S+)")
+_MEGATRON_EVALUATION = re.compile(r"^Evaluating iter \d+/\d+|^validation.* loss at ")
+_TORCHTITAN = re.compile(r"\b(validate )?step: *(\d+) +loss: *(\S+)")
 _NANOGPT = re.compile(r"^iter (\d+): loss ([^\s,]+), time ([\d.]+)ms")
 _NANOGPT_EVALUATION = re.compile(r"^step (\d+): train loss ")
 _HUGGINGFACE_LOSS = re.compile(r"^\{'loss': '?([^\s,'}]+)")
@@ -104,6 +105,8 @@ def reader(watch_log: str) -> Reader:
 def _megatron(line: str) -> LogLine | None:
     match = _MEGATRON.search(line)
     if match is None:
+        if _MEGATRON_EVALUATION.match(line):
+            return LogLine()
         return None
     fields: dict[str, str] = {}
     for part in line[match.end() :].split("|"):
@@ -122,7 +125,9 @@ def _megatron(line: str) -> LogLine | None:
 def _torchtitan(line: str) -> LogLine | None:
     match = _TORCHTITAN.search(line)
     if match is not None:
-        return LogLine(_whole_number(match[1]), loss=_number(match[2]))
+        if match[1]:  # a validation: no step, and a loss of nan there is none of the training
+            return LogLine()
+        return LogLine(_whole_number(match[2]), loss=_number(match[3]))
     if line.endswith("Training completed"):
         return LogLine(is_complete=True)
     return None
@@ -270,8 +275,12 @@ class HuggingFace:
 
 
 def _of_expression(text: str) -> Reader:
-    """Returns the reader for an expression of the user's, which is searched for in each line."""
+    """Returns the reader for an expression of the user's, which is searched for in each line.
+
+    Without a group `iteration` each line with a match counts as one step: a limit and a loss need steps to begin with.
+    """
     pattern = LinePattern(text)
+    steps = int("iteration" not in re.compile(text).groupindex)
 
     def read(line: str) -> LogLine | None:
         found = pattern.search(line)
@@ -279,8 +288,29 @@ def _of_expression(text: str) -> Reader:
             return None
         return LogLine(
             _whole_number(found.get("iteration")),
+            steps=steps,
             step_s=_seconds(found.get("step_time")),
             loss=_number(found.get("loss")),
         )
 
     return read
+
+
+_WITH_NUMBERS = ("megatron", "torchtitan", "nanogpt", "lightning")
+"""Presets of which a line alone shows that it is theirs. Any bar of tqdm could be one of the other two."""
+
+
+def preset_of(lines: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the preset that finds steps in the lines of a rank, and a line in which it does; None: no preset does."""
+    for preset in _WITH_NUMBERS:
+        read = reader(preset)
+        for line in lines:
+            found = read(line)
+            if found is not None and found.iteration != NO_ITERATION:
+                return preset, line
+    bar = next((line for line in lines if _progress_bar(line) is not None), None)
+    if bar is None:
+        return None
+    if any(_HUGGINGFACE_LOSS.match(line) for line in lines):
+        return "huggingface", bar
+    return "tqdm", bar

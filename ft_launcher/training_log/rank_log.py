@@ -4,6 +4,9 @@
                              | the limit has passed
                           overdue --step--> counting
 
+While there is no step yet, the last lines are kept: where a rank prints for a minute and none of its lines is a step,
+the preset or the expression may be that of another program (`StepsMissing`).
+
 Called by `log_watch.py`. The limit counts from the first step on: how long a training needs until then is not known. It
 rests while what the lines count is complete: an epoch is over, and nobody knows for how long.
 
@@ -15,11 +18,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ft_launcher.training_log.presets import HAVE_BARS, LogLine, reader
+from ft_launcher.training_log.presets import HAVE_BARS, LogLine, preset_of, reader
 from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from rank_monitor.contract.wire.rank_times import Durations
@@ -32,6 +36,11 @@ MAX_LINE = 4096
 _END = re.compile(rb"[\r\n]")
 # Colours, and the movements of the cursor by which progress bars stand below each other (ECMA-48, control sequences).
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PATIENCE_S = 60.0
+"""Seconds from the first printed line to the one at which steps are missing. A training prints its settings within a
+minute; what it does before its first step (compilation, a download) it mostly does in silence."""
+_KEPT_LINES = 100
+"""Of those before the first step. Between two steps a program prints far less than that."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,18 @@ class BadLoss:
     loss: str
 
 
-News: TypeAlias = LogStep | LogOverdue | BadLoss
+@dataclass(frozen=True)
+class StepsMissing:
+    """A rank has printed for a minute, and none of its lines was a step.
+
+    `line`: one that it printed. `preset`: the preset that finds a step in that line; empty: none does.
+    """
+
+    line: str
+    preset: str
+
+
+News: TypeAlias = LogStep | LogOverdue | BadLoss | StepsMissing
 
 
 class RankLog:
@@ -71,13 +91,43 @@ class RankLog:
         """From one line of a step to the next, where the limit counts or would. As exact as the lines are read; without
         those of which a part was not read, or that the limit ended."""
         self._has_read_all = True
+        self._without_step: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._first_line_ns: int | None = None
+        self._last_line_ns = 0
 
     def take(self, lines: Iterable[str], open_line: str, now_ns: int) -> None:
         """Takes the lines of one stream that were read at `now_ns`, and the line there that has no end yet."""
         for line in lines:
             self._take(self._read(line), now_ns)
+            if self.has_steps:
+                self._without_step.clear()
+            else:
+                self._keep(line, now_ns)
         if self._has_bars and open_line.endswith("]"):
             self._take(self._read(open_line), now_ns)
+
+    def steps_missing(self) -> StepsMissing | None:
+        """Returns what the rank has printed in place of steps; None: it has printed steps, or no line yet."""
+        if self.has_steps or not self._without_step:
+            return None
+        found = preset_of(self._without_step)
+        if found is None:
+            return StepsMissing(self._without_step[-1], preset="")
+        preset, line = found
+        return StepsMissing(line, preset)
+
+    @property
+    def has_missed_steps(self) -> bool:
+        """Whether the rank has printed for a minute, and no step."""
+        if self.has_steps or self._first_line_ns is None:
+            return False
+        return self._last_line_ns - self._first_line_ns >= _PATIENCE_S * NS_PER_S
+
+    def _keep(self, line: str, now_ns: int) -> None:
+        if self._first_line_ns is None:
+            self._first_line_ns = now_ns
+        self._last_line_ns = now_ns
+        self._without_step.append(line)
 
     def skipped(self, now_ns: int) -> None:
         """Some of what the rank printed was not read, and may have had steps: the limit counts anew."""

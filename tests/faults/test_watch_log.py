@@ -290,4 +290,5 @@ def test_what_a_rank_prints_while_it_is_stopped_is_bounded(start_job: StartJob, 
 def test_no_step_at_all_is_said(start_job: StartJob, tmp_path: Path) -> None:
     job = start(start_job, tmp_path, "", "--ft-watch-log=megatron")
     assert job.finish() == 0, job.tail()
-    assert "--ft-watch-log megatron found no step in what the ranks of cycle 0 printed" in job.output
+    assert "--ft-watch-log megatron has found no step in what the ranks print, so it protects nothing" in job.output
+    assert "rank 0 printed 'iter 0: loss 1.5, time 50.00ms, mfu 1.00%', in which --ft-watch-log nanogpt" in job.output

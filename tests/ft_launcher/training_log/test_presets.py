@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.training_log.presets import HAVE_BARS, LogLine, reader
+from ft_launcher.training_log.presets import HAVE_BARS, LogLine, preset_of, reader
 from ft_launcher.training_log.rank_log import Lines
 from rank_monitor.contract.settings.log_pattern import PRESETS
 from rank_monitor.contract.wire.messages import NO_ITERATION
@@ -27,6 +27,10 @@ TORCHTITAN = (
     "[rank0]:[titan] 2026-03-01 10:00:00,123 - root - INFO - step: 10  loss:  7.1250  grad_norm:  1.2000  memory: "
     "20.31GiB(25.66%)  tps: 1,234  tflops: 10.11  mfu: 3.24%"
 )
+TORCHTITAN_VALIDATION = (
+    "[titan] 2026-03-01 10:00:00,123 - root - INFO - validate step: 10  loss:  7.0312  memory: 20.31GiB(25.66%)  "
+    "tps: 9,876"
+)
 TQDM = "  3%|▎         | 3/100 [00:01<00:32,  2.98it/s, loss=0.5]"
 
 
@@ -43,9 +47,13 @@ def line(preset: str, *lines: str) -> LogLine | None:
     [
         ("megatron", MEGATRON, LogLine(100, step_s=0.2534, loss=7.125)),
         ("megatron", MEGATRON.replace(" 100/", "1000/"), LogLine(1000, step_s=0.2534, loss=7.125, is_complete=True)),
+        ("megatron", "Evaluating iter 3/100", LogLine()),
+        ("megatron", "validation loss at iteration 1000 | lm loss value: nan | lm loss PPL: nan |", LogLine()),
         ("megatron", "iteration 7 is saved to checkpoints/iter_7", None),
         ("torchtitan", TORCHTITAN, LogLine(10, loss=7.125)),
         ("torchtitan", "[titan] 2026-03-01 10:00:00,123 - root - INFO - Training completed", LogLine(is_complete=True)),
+        ("torchtitan", TORCHTITAN_VALIDATION, LogLine()),
+        ("torchtitan", TORCHTITAN_VALIDATION.replace("7.0312", "nan"), LogLine()),
         ("torchtitan", "[titan] ... - INFO - Training starts at step 11.", None),
         ("nanogpt", "iter 100: loss 3.2500, time 120.00ms, mfu 3.10%", LogLine(100, step_s=0.12, loss=3.25)),
         ("nanogpt", "step 250: train loss 2.5000, val loss 2.6000", LogLine()),
@@ -73,6 +81,7 @@ def line(preset: str, *lines: str) -> LogLine | None:
         (r"it=(?P<iteration>\d+).*dt=(?P<step_time>\S+)s.*loss=(?P<loss>\S+)", "it=7 | dt=0.5s | loss=1e-3",
          LogLine(7, step_s=0.5, loss=0.001)),
         (r"it=(?P<iteration>\d+)", "epoch=7", None),
+        (r"loss (?P<loss>\S+)", "loss 0.5", LogLine(steps=1, loss=0.5)),
         (r"it=(?P<iteration>\w+) (?P<loss>\w+)", "it=many none", LogLine()),
         (r"it=(?P<iteration>\d+)", "it=" + "9" * 40, LogLine()),
         (r"it=(?P<iteration>\d+)(?: took (?P<step_time>\S+))?", "it=3", LogLine(3)),
@@ -125,10 +134,11 @@ def test_the_bar_of_an_evaluation_is_not_that_of_the_training() -> None:
         ("huggingface", ["huggingface-5.23.stderr", "huggingface-5.23.stdout"],
          [1, 3, 5, 7, 9, 10, 11, 13, 15, 17, 19, 20], 4),
         ("lightning", ["lightning-2.6.stdout"], [*range(1, 17)], 18),
+        ("nanogpt", ["nanogpt.stdout"], [*range(21)], 18),
     ],
 )  # fmt: skip
 def test_recorded(preset: str, files: list[str], iterations: list[int], losses: int) -> None:
-    """Two epochs with an evaluation after each, of 20 and of 16 steps."""
+    """Two epochs with an evaluation after each, of 20 and of 16 steps; 21 steps with evaluations and checkpoints."""
     read = reader(preset)
     found = []
     for file in files:
@@ -148,7 +158,7 @@ def test_recorded(preset: str, files: list[str], iterations: list[int], losses: 
     assert list(dict.fromkeys(seen)) == iterations and seen == sorted(seen)
     assert len({log.loss for log in found if log.loss is not None}) >= losses - 2
     assert all(log.loss is None or math.isfinite(log.loss) for log in found)
-    assert found[-1].is_complete
+    assert found[-1].is_complete == (preset != "nanogpt")  # which does not print how many steps it will make
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -171,3 +181,63 @@ def test_the_longest_lines_are_read_at_once(preset: str) -> None:
         text = (part * 4096)[:4096]
         read(text)
         read(text + "]")
+
+
+MEGATRON_RUN = [
+    "using world size: 8, data-parallel size: 8",
+    "[after dataloaders are built] datetime: 2026-03-01 10:00:00",
+    MEGATRON,
+    "saving checkpoint at iteration     100 to checkpoints in torch_dist format",
+    "(min, max) time across ranks (ms):",
+    "    evaluate .......................................: (1234.56, 1234.60)",
+    "Evaluating on 160 samples",
+    "Evaluating iter 1/10",
+    "----------------------------------------------------------------------------------------------------",
+    "validation loss at iteration 100 | lm loss value: nan | lm loss PPL: nan |",
+    MEGATRON.replace(" 100/", " 101/"),
+]
+"""As Megatron-LM prints a training with a checkpoint and a validation (`training.py`, `checkpointing.py`)."""
+TORCHTITAN_RUN = [
+    "[titan] 2026-03-01 10:00:00,000 - root - INFO - Training starts at step 1",
+    TORCHTITAN.replace("step: 10", "step:  1"),
+    "[titan] 2026-03-01 10:00:00,000 - root - INFO - Saving the checkpoint.",
+    "[titan] 2026-03-01 10:00:00,000 - root - INFO - Finished saving the checkpoint in 2.05 seconds.",
+    TORCHTITAN_VALIDATION.replace("7.0312", "nan"),
+    TORCHTITAN,
+    TORCHTITAN_VALIDATION,
+    "[titan] 2026-03-01 10:00:00,000 - root - INFO - Training completed",
+]
+"""As torchtitan prints one with validations (`metrics.py`, `trainer.py`)."""
+
+
+@pytest.mark.parametrize(
+    ("preset", "run", "iterations"), [("megatron", MEGATRON_RUN, [100, 101]), ("torchtitan", TORCHTITAN_RUN, [1, 10])]
+)
+def test_a_whole_run_has_the_steps_of_its_training_alone(preset: str, run: list[str], iterations: list[int]) -> None:
+    read = reader(preset)
+    found = [log for log in map(read, run) if log is not None]
+    assert [log.iteration for log in found if log.iteration != NO_ITERATION] == iterations
+    assert all(log.loss is None or math.isfinite(log.loss) for log in found)
+
+
+@pytest.mark.parametrize(
+    ("lines", "preset"),
+    [
+        (MEGATRON_RUN, "megatron"),
+        (TORCHTITAN_RUN, "torchtitan"),
+        (["step 250: train loss 2.5000, val loss 2.6000", "iter 1: loss 3.2500, time 120.00ms, mfu 3.10%"], "nanogpt"),
+        (["Sanity Checking DataLoader 0: 100%|##| 2/2 [00:00<00:00, 9.00it/s]",
+          "Epoch 2:  50%|#####     | 4/8 [00:01<00:01,  4.00it/s, v_num=0]"], "lightning"),
+        ([" 50%|#####     | 50/100 [00:10<00:10,  5.00it/s]", "{'loss': 2.5, 'epoch': 0.5}"], "huggingface"),
+        ([" 50%|#####     | 50/100 [00:10<00:10,  5.00it/s]"], "tqdm"),
+    ],
+)  # fmt: skip
+def test_the_preset_of_some_lines_is_known(lines: list[str], preset: str) -> None:
+    found = preset_of(lines)
+    assert found is not None and found[0] == preset
+    seen = reader(preset)(found[1])
+    assert seen is not None
+
+
+def test_other_lines_are_of_no_preset() -> None:
+    assert preset_of(["epoch 1 done", "step 7 of 100, loss 0.5"]) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.training_log.rank_log import NS_PER_S, BadLoss, RankLog
+from ft_launcher.training_log.rank_log import NS_PER_S, BadLoss, RankLog, StepsMissing
 from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
@@ -121,3 +121,40 @@ def test_a_loss_is_reported_until_it_is_finite_again() -> None:
     iters(log, 3, 5, loss="-inf")
     bad = [item for item in log.news() if isinstance(item, BadLoss)]
     assert bad == [BadLoss(2, "nan"), BadLoss(5, "-inf")]
+
+
+def test_a_minute_of_lines_without_a_step_is_noticed_with_the_preset_that_reads_them() -> None:
+    log = RankLog("torchtitan", 10.0)
+    assert log.steps_missing() is None
+    for at_s in (0, 30, 59):
+        iters(log, at_s, at_s)
+        assert not log.has_missed_steps
+    iters(log, 60, 60)
+    assert log.has_missed_steps
+    assert log.steps_missing() == StepsMissing("iter 0: loss 1.0, time 500.00ms, mfu 1%", "nanogpt")
+
+
+def test_silence_before_the_first_step_is_no_output_without_one() -> None:
+    """A compilation prints nothing for minutes."""
+    log = RankLog("nanogpt", None)
+    log.take(["compiling the model... (takes a ~minute)"], "", 0)
+    assert not log.has_missed_steps
+    iters(log, 300, 0)
+    assert not log.has_missed_steps and log.steps_missing() is None
+
+
+def test_lines_that_no_preset_reads_are_quoted_by_the_last_one() -> None:
+    log = RankLog("nanogpt", None)
+    for at_s in range(0, 70, 10):
+        log.take([f"epoch {at_s} is done"], "", at_s * S)
+    assert log.has_missed_steps
+    assert log.steps_missing() == StepsMissing("epoch 60 is done", "")
+
+
+def test_an_expression_without_an_iteration_counts_its_lines() -> None:
+    """Its limit counts, and its loss is judged."""
+    log = RankLog(r"loss=(?P<loss>\S+)", 10.0)
+    log.take(["loss=0.5"], "", S)
+    assert log.due_ns() == 11 * S
+    log.take(["loss=nan"], "", 2 * S)
+    assert BadLoss(NO_ITERATION, "nan") in log.news()
