@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ft_launcher.record.spool import Spool
-from ft_launcher.training_log import log_watch
+from ft_launcher.training_log import log_watch, rank_log
 from ft_launcher.training_log.log_watch import LogWatch
-from ft_launcher.training_log.rank_log import News
+from ft_launcher.training_log.rank_log import News, StepsMissing
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from tests.patience import patient
@@ -44,6 +46,22 @@ def test_news_wake_and_a_silence_is_one(tmp_path: Path) -> None:
     finally:
         last = watch.stop()
     assert iterations(last) == [(3, 6)] and watch.has_steps
+
+
+def test_lines_that_another_preset_reads_are_news_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_log, "_PATIENCE_S", 0.0)
+    files = {0: [str(tmp_path / "0")], 1: [str(tmp_path / "1")]}
+    (tmp_path / "0").write_text("warning: nothing\n")
+    (tmp_path / "1").write_text("iter 1: loss 1.0, time 5.00ms, mfu 1%\n")
+    watch = LogWatch(PATTERN, None, files, {})
+    watch.start()
+    try:
+        assert news(watch) == [(1, StepsMissing("iter 1: loss 1.0, time 5.00ms, mfu 1%", "nanogpt"))]
+        (tmp_path / "0").write_text("warning: nothing\nstep 1\n")
+        assert iterations(news(watch)) == [(0, 1)]
+    finally:
+        watch.stop()
+    assert watch.steps_missing() is None
 
 
 def test_what_goes_wrong_with_one_rank_leaves_the_others(tmp_path: Path) -> None:
