@@ -23,7 +23,8 @@ _T = TypeVar("_T")
 
 def _json_types(hint: Any) -> frozenset[type]:
     """The Python types of the JSON values that a field of this type accepts."""
-    if isinstance(hint, types.UnionType):
+    # Python 3.10 makes a `typing.Union` of it where the default is None.
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         options = typing.get_args(hint)
     else:
         options = (hint,)

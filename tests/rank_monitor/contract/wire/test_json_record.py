@@ -14,11 +14,17 @@ from rank_monitor.contract.wire.json_record import read_record
 class Record:
     count: int
     name: str = ""
+    limit_s: float | None = None
 
 
 @pytest.mark.parametrize("text", ['{"count": 3, "name": "x"}', b'{"count": 3, "name": "x"}'])
 def test_a_record(text: str | bytes) -> None:
     assert read_record(Record, text) == Record(3, "x")
+
+
+@pytest.mark.parametrize(("value", "limit_s"), [("null", None), ("2", 2), ("2.5", 2.5)])
+def test_a_field_may_be_none_or_have_a_value(value: str, limit_s: float | None) -> None:
+    assert read_record(Record, f'{{"count": 3, "limit_s": {value}}}') == Record(3, limit_s=limit_s)
 
 
 @pytest.mark.parametrize(
