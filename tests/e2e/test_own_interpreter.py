@@ -74,7 +74,7 @@ def test_what_a_script_finds_of_ours(tmp_path: Path, with_torch: set[str], way: 
     told = found["resolver"]
     assert told == given.get("RES_OPTIONS"), "the bound on the launcher's own look-ups must not reach the ranks"
 
-    by_python = {"runpy"} | ({"probe"} if is_module else set())
+    by_python = {"runpy", "pkgutil"} | ({"probe"} if is_module else set())
     beyond = set(found["modules"]) - with_torch - by_python
     preloaded = {"colorsys"} if way.startswith("forked") and "program" not in way else set()
     assert beyond == {"faulthandler"} | preloaded, "the client dumps stacks; everything else is the launcher's"

@@ -98,6 +98,10 @@ class FileIO(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
         self.name = "<stderr>"
 
+    def __repr__(self) -> str:
+        """As of the file it replaces: from Python 3.13 on a class that is made in Python has no module there."""
+        return super().__repr__().replace("<FileIO", "<_io.FileIO", 1)
+
     def write(self, data: Any) -> int:
         """Writes `data` and keeps its end. Returns the number of bytes written."""
         written = super().write(data)
