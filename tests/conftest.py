@@ -55,11 +55,18 @@ EVERY_TORCH = (
     "tests/ft_launcher/attribution/test_known_errors.py::test_the_words_of_this_torch",
     "tests/ft_launcher/nodes/test_job_store.py::",
     "tests/client/start/test_after_import.py::",
+    "tests/client/start/test_script.py::",
+    "tests/client/inprocess/restart/test_interrupt.py::",
     "tests/client/inprocess/test_abort.py::test_one_of_two_is_freed",
     "tests/client/inprocess/test_abort.py::test_an_aborted_group_lives_until_it_is_let_go",
     "tests/client/inprocess/test_gloo_connections.py::",
     "tests/client/inprocess/restart/test_coordination.py::",
     "tests/client/inprocess/standalone/test_store_host.py::",
+    "tests/rank_monitor/contract/wire/test_json_record.py::",
+    "tests/rank_monitor/test_stacks.py::",
+    "tests/rank_monitor/test_rank_process.py::",
+    "tests/e2e/test_fidelity.py::test_nothing_tells_how_it_was_started[part 1 ",
+    "tests/e2e/test_fidelity.py::test_nothing_tells_how_it_was_started[part 3 ",
     "tests/e2e/test_functions.py::test_one_function_after_the_other_in_one_program[spawn]",
     "tests/e2e/test_like_torchrun.py::",
     "tests/e2e/test_own_interpreter.py::",
@@ -74,7 +81,8 @@ EVERY_TORCH = (
     "tests/faults/test_two_nodes.py::test_both_nodes_restart[SIGKILL]",
     "tests/faults/test_watch_log.py::test_progress_reaches_policy_ledger_and_console[off]",
 )
-"""Beginnings of tests that get the mark `every_torch`: where the launcher meets torch, a few seconds each."""
+"""Beginnings of tests that get the mark `every_torch`: where the launcher meets torch or the inside of CPython (forked
+ranks, exit functions, faulthandler, pending calls, interrupts), a few seconds each."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads it
@@ -108,7 +116,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if beginning is not None:
             item.add_marker(pytest.mark.every_torch)
             unused.discard(beginning)
-    everything = config.args == config.getini("testpaths") and not config.getoption("lf")
+    failed_alone = config.getoption("lf", default=False)  # of the cache, which `-p no:cacheprovider` switches off
+    everything = not failed_alone and config.args == config.getini("testpaths")
     if unused and everything:
         raise pytest.UsageError(f"EVERY_TORCH in tests/conftest.py names tests that do not exist: {sorted(unused)}")
     share, seed = _share(), os.environ["FT_TEST_SEED"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -81,15 +82,48 @@ def is_there(module: str, name: str) -> bool:
     return any(getattr(node, "name", None) == name for node in nodes)
 
 
-def test_a_wheel_has_the_page(tmp_path: Path) -> None:
+MOST_BYTES = {"wheel": 1_250_000, "sdist": 1_500_000}
+"""Of a package. Mebibytes more are files that somebody did not mean to add."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A wheel and an sdist of the project."""
+    packages = {}
+    for kind in ("wheel", "sdist"):
+        folder = tmp_path_factory.mktemp(kind)
+        run([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)], folder=ROOT, check=True)
+        (packages[kind],) = folder.iterdir()
+    return packages
+
+
+def test_a_wheel_has_the_page(built: dict[str, Path]) -> None:
     """What is no Python file must be there, too."""
-    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], folder=ROOT, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as opened:
+    with zipfile.ZipFile(built["wheel"]) as opened:
         names = set(opened.namelist())
     page = ROOT / "ft_launcher" / "status" / "page"
     assert {str(file.relative_to(ROOT)) for file in page.iterdir()} <= names
     assert {"ft_alias_nvrx.pth", "ft_client/__init__.py", "rank_monitor/__init__.py"} <= names
+
+
+def test_an_sdist_has_the_guide_and_no_tests(built: dict[str, Path]) -> None:
+    with tarfile.open(built["sdist"]) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"README.md", "LICENSE", "docs/hangs.md", "ft_launcher/cli.py", "client/ft_client/__init__.py"} <= names
+    assert [name for name in names if name.startswith("tests/")] == []
+
+
+@pytest.mark.parametrize("kind", MOST_BYTES)
+def test_packages_are_small(built: dict[str, Path], kind: str) -> None:
+    assert built[kind].stat().st_size <= MOST_BYTES[kind]
+
+
+def test_the_description_of_a_package_has_no_link_into_the_tree(built: dict[str, Path]) -> None:
+    with zipfile.ZipFile(built["wheel"]) as opened:
+        (name,) = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = opened.read(name).decode()
+    assert "docs/migrate.md" in metadata
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", metadata) == []
 
 
 GUIDE = ROOT / "ARCHITECTURE.md"

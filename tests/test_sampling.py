@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+from tests.program import ROOT, run
 from tests.sampling import JOBS, is_chosen
 
 CASES = [f"{JOBS[0]}test_a.py::test_b[{number}]" for number in range(10_000)]
@@ -29,3 +32,20 @@ def test_all_others_are_run() -> None:
 def test_a_long_test_is_chosen_wherever_it_is() -> None:
     assert not is_chosen("tests/rank_monitor/test_log.py::test_a", "1", 0.0, is_slow=True)
     assert is_chosen("tests/rank_monitor/test_log.py::test_a", "1", 1.0, is_slow=True)
+
+
+def test_pytest_collects_without_its_cache() -> None:
+    """Read-only checkouts are tested so."""
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--collect-only",
+        "-q",
+        __file__,
+    ]
+    run(words, folder=ROOT, check=True)
