@@ -31,7 +31,6 @@ from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper
 
 WARMUP = "warmup"
-END_OF_FINALIZE = "end of finalize and health_check"
 # Each deadline sums over all pauses, so only the latest are kept.
 _MAX_PAUSES = 64
 
@@ -279,7 +278,7 @@ class RankWatch:
             return []
         if self.wrapper.is_finalizing:
             hard_s = self.wrapper.message.hard_timeout_s
-            return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=END_OF_FINALIZE)]
+            return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=self.wrapper.expected_end)]
         # No stamp is expected of a process that sends none (it could start no thread); one that is cut off may hang.
         has_stamps = self._stamp_ns is not None or not self.connected
         soft_s = self.wrapper.message.soft_timeout_s

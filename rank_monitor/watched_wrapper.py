@@ -11,6 +11,8 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.messages import Guard, WrapperPhase
 from rank_monitor.limits import LONGEST_S, nanoseconds
 
+_MOST_NAME = 100
+"""Characters of the name of a callback: the wrapper's are shorter."""
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
 
 
@@ -37,8 +39,13 @@ class WatchedWrapper:
 
     @property
     def is_finalizing(self) -> bool:
-        """Whether finalize and health check run after an interruption: only their end is expected."""
+        """Whether a callback runs outside of the function, as finalize does: only its end is expected."""
         return self.message.phase == WrapperPhase.FINALIZING
+
+    @property
+    def expected_end(self) -> str:
+        """The words for the sign that is expected while a callback runs."""
+        return f"end of {self.message.callback[:_MOST_NAME] or 'a callback'}"
 
     @property
     def slack_ns(self) -> int:

@@ -103,6 +103,11 @@ class Timeouts:
         return (self.hard_timeout - self.soft_timeout).total_seconds() / 2
 
     @property
+    def assignment_limit_s(self) -> float:
+        """Seconds that a rank assignment may take: it waits for other ranks where it gathers, twice as a rule."""
+        return (self.hard_timeout + 2 * self.barrier_timeout).total_seconds()
+
+    @property
     def restart_limit_s(self) -> float:
         """Seconds from a fault to the next start, at most: last call, a hard hang, the barriers of end and start."""
         return (self.last_call_wait + self.hard_timeout + 2 * self.barrier_timeout).total_seconds()

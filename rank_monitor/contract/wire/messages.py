@@ -156,7 +156,8 @@ class WrapperPhase(_Text):
     UNGUARDED = "unguarded"
     """Its function runs, and only limits of heartbeats and sections apply."""
     FINALIZING = "finalizing"
-    """It was interrupted, and what is called then must end within `hard_timeout_s`, else the rank is killed."""
+    """A callback runs outside of the function, after an interruption for instance, and must end within
+    `hard_timeout_s`, else the rank is killed."""
     RESTARTING = "restarting"
     """The wrapper restarts, with deadlines of its own: nothing is judged, and open sections are closed."""
     OVER = "over"
@@ -165,12 +166,16 @@ class WrapperPhase(_Text):
 
 @dataclass(frozen=True)
 class Guard(Message, kind=22):
-    """The phase and the limits of an in-process wrapper from now on. `phase`: a value of `WrapperPhase`."""
+    """The phase and the limits of an in-process wrapper from now on.
+
+    `phase`: a value of `WrapperPhase`. `callback`: which one runs in the phase `finalizing`, for the verdict.
+    """
 
     phase: str
     soft_timeout_s: float
     hard_timeout_s: float
     grace_s: float
+    callback: str = ""
 
 
 @dataclass(frozen=True)

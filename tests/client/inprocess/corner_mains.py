@@ -31,7 +31,7 @@ from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.store import TCPStore
 from ft_client.inprocess.wrapper import Wrapper
 from tests.client.inprocess.job import QUICK, seconds
-from tests.client.inprocess.mains import Note, me, wait
+from tests.client.inprocess.mains import LONG_S, Note, me, wait
 
 
 def fails_once(call: CallWrapper, fails: bool) -> tuple[int, int, int]:
@@ -123,6 +123,47 @@ def returns_nothing(note: Note, where: str) -> Any:
         return state if entry == 0 else None
 
     return Wrapper(**QUICK, **{where: callback})(function)()
+
+
+def hangs_in(note: Note, where: str, how: str, times: int = 99) -> Any:
+    """A callback that hangs on rank 1 (at entry): it does nothing, or executes bytecode for ever.
+
+    Args:
+        where: the argument of the wrapper. With `times` the health check is that before the function, else after it.
+        times: how often it hangs.
+    """
+    entry, hung = me()[0], 0
+
+    def callback(state: Any) -> Any:
+        nonlocal hung
+        is_early = where == "health_check" and times > 1 and state.fn_exception is None
+        if entry == 1 and hung < times and not is_early:
+            hung += 1
+            note("hangs")
+            while how == "spins":
+                pass
+            time.sleep(LONG_S)
+        return state
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if entry == 1 and where == "terminate":
+            sys.exit(3)
+        if entry == 1 and times > 1 and where in ("finalize", "health_check"):
+            raise ValueError("the function failed")
+        rank, size = me()
+        return rank, size, call.iteration
+
+    short = {
+        "soft_timeout": seconds(2),
+        "hard_timeout": seconds(3),
+        "termination_grace_time": seconds(1),
+        "completion_timeout": seconds(3),
+    }
+    callbacks: dict[str, Any] = {where: callback}
+    if where == "rank_assignment":
+        short |= {"heartbeat_timeout": seconds(4), "barrier_timeout": seconds(5)}
+        callbacks[where] = Compose(ActivateAllRanks(), ShiftRanks(), callback)
+    return Wrapper(**{**QUICK, **short, **callbacks})(function)()
 
 
 def note_warnings(note: Note) -> None:

@@ -212,7 +212,6 @@ FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
     "gil": hold_the_gil,
     "livelock": spin_after_a_ping,
     "straggles": lambda call, note: time.sleep(LONG_S),
-    "in finalize hang": raise_exception,
     "in abort hang": raise_exception,
     "": lambda call, note: None,
     "in initialize": lambda call, note: None,

@@ -9,7 +9,7 @@ import pytest
 
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.wrapper import Wrapper
-from tests.client.inprocess import mains
+from tests.client.inprocess import corner_mains, mains
 from tests.client.inprocess.job import job, seconds
 
 
@@ -156,13 +156,36 @@ def test_a_second_call_in_the_same_processes() -> None:
     assert told[1].result == [(1, 2, 1)] * 3
 
 
-def test_a_callback_that_hangs_after_a_fault_ends_its_rank_after_the_hard_timeout() -> None:
-    """The monitor of the rank ends it; nobody waits for the barrier's time, which is longer than that of the test."""
-    short = {"soft_timeout": seconds(2), "hard_timeout": seconds(3), "termination_grace_time": seconds(1)}
-    with job(3, mains.main, fault="in finalize hang", on=(1,), options=short) as made:
+HANGS = [
+    ("finalize", "sleeps", 1),
+    ("health_check", "spins", 1),
+    ("terminate", "sleeps", 1),
+    ("completion", "sleeps", 0),
+    ("completion", "spins", 0),
+    ("rank_assignment", "sleeps", 1),
+    ("rank_assignment", "spins", 1),
+]
+"""Of each callback outside of the function: how it hangs, and the iteration in which the others end."""
+
+
+@pytest.mark.parametrize(("where", "how", "iteration"), HANGS)
+def test_each_callback_outside_of_the_function_has_a_limit(where: str, how: str, iteration: int) -> None:
+    """The monitor of the rank ends it; the others go on, or are done already."""
+    with job(3, corner_mains.hangs_in, where=where, how=how) as made:
         told = made.end(limit_s=60)
     assert told[1].exit_code == -signal.SIGTERM
-    assert sorted(told[rank].result for rank in (0, 2)) == [(0, 2, 1), (1, 2, 1)]
+    assert "hangs" in told[1].notes
+    size = 2 if iteration else 3
+    others = sorted(told[rank].result for rank in (0, 2))
+    assert others == [(0, size, iteration), (size - 1, size, iteration)]
+
+
+@pytest.mark.parametrize("where", ["initialize", "health_check"])
+def test_a_callback_before_the_function_has_the_limits_of_the_function(where: str) -> None:
+    with job(2, corner_mains.hangs_in, where=where, how="sleeps", times=1) as made:
+        told = made.end(limit_s=60)
+    assert "hangs" in told[1].notes
+    assert [one.result for one in told.values()] == [(0, 2, 1), (1, 2, 1)]
 
 
 def test_an_abort_that_hangs_ends_its_rank_after_the_hard_timeout() -> None:

@@ -151,6 +151,7 @@ class Call:
 
     def _assign(self) -> RestartEvent:
         """Assigns the numbers of this rank in the next iteration."""
+        self._link.calling("rank_assignment", self._arguments.assignment_limit_s)
         try:
             self._assigning.assign(self._state, self._closed)
         except RankDiscarded as error:
@@ -159,6 +160,8 @@ class Call:
             return RestartEvent.INTERRUPTED
         except BaseException as error:
             return self._function.end_by(error)
+        finally:
+            self._link.restarting()
         return RestartEvent.ASSIGNED
 
     def _arrive(self) -> RestartEvent:
@@ -198,8 +201,11 @@ class Call:
         return self._next(None)
 
     def _complete(self) -> RestartEvent:
-        self._function.complete()
-        self._link.over()
+        self._link.calling("completion", self._arguments.completion_timeout.total_seconds())
+        try:
+            self._function.complete()
+        finally:
+            self._link.over()
         self._report_state(WrapperState.FINALIZED)
         self._watcher.join()
         return RestartEvent.DONE
@@ -224,7 +230,7 @@ class Call:
                 self._function.end_by(InternalError(f"the abort took longer than {within_s:g} s"))
             if event in (RestartEvent.LATE, RestartEvent.LOST, RestartEvent.DONE):
                 return event
-        self._link.finalizing()
+        self._link.calling("finalize and health_check")
         event = self._function.recover()
         self._link.restarting()
         return event
@@ -285,9 +291,10 @@ class Call:
         return event
 
     def _leave(self) -> RestartEvent:
-        self._link.restarting()
         self._watcher.stopped = True
+        self._link.calling("terminate")
         self._function.terminate()
+        self._link.restarting()
         self._watcher.join(self._barrier_s)
         if isinstance(self._function.error, RestartAbort):
             self._report_state(WrapperState.ABORTED, text_of(self._function.error))

@@ -81,12 +81,12 @@ class MonitorLink:
             self._pinged_ns = 0
             RankMonitorClient.call_began(now_ns)
         self.period_s = self._period_s
-        self._say(WrapperPhase.RUNNING, now_ns)
+        self._say(self._message_of(WrapperPhase.RUNNING), now_ns)
 
     def unguarded(self) -> None:
         """Reports that the function runs on, and that no progress is expected."""
         if self._phase == WrapperPhase.RUNNING:
-            self._say(WrapperPhase.UNGUARDED, monotonic_ns())
+            self._say(self._message_of(WrapperPhase.UNGUARDED), monotonic_ns())
 
     def fault_seen(self) -> None:
         """Excludes intervals from now on from learned limits, before an interruption. From any thread."""
@@ -94,14 +94,22 @@ class MonitorLink:
         if client is not None:
             client.stop_learning()
 
-    def finalizing(self) -> None:
-        """Reports that the function has ended after a fault, and that `finalize` runs, which must end in time."""
-        self._say(WrapperPhase.FINALIZING, monotonic_ns())
+    def calling(self, callback: str, limit_s: float | None = None) -> None:
+        """Reports that a callback runs outside of the function.
+
+        Args:
+            callback: its name, for the verdict where it does not end in time.
+            limit_s: seconds within which it must end; None, or fewer than `hard_timeout`: `hard_timeout`.
+        """
+        self.fault_seen()
+        hard_s = max(self._hard_s, limit_s or 0.0)
+        message = messages.Guard(WrapperPhase.FINALIZING, self._soft_s, hard_s, self._grace_s, callback)
+        self._say(message, monotonic_ns())
 
     def restarting(self) -> None:
         """Reports that the wrapper restarts: nothing is judged."""
         self.fault_seen()
-        self._say(WrapperPhase.RESTARTING, monotonic_ns())
+        self._say(self._message_of(WrapperPhase.RESTARTING), monotonic_ns())
 
     def over(self) -> None:
         """Reports that the call ended: the rank is watched as before it."""
@@ -109,7 +117,7 @@ class MonitorLink:
         client = RankMonitorClient.active
         if client is not None:
             client.learn_again(now_ns)
-        self._say(WrapperPhase.OVER, now_ns)
+        self._say(self._message_of(WrapperPhase.OVER), now_ns)
 
     def ping(self) -> None:
         """Notes progress of the function; the watchdog sends it with its stamps."""
@@ -174,11 +182,10 @@ class MonitorLink:
     def _phase(self) -> str:
         return self._phases[-1][0].phase
 
-    def _say(self, phase: WrapperPhase, now_ns: int) -> None:
+    def _say(self, message: messages.Guard, now_ns: int) -> None:
         """Sends a phase. The earlier phases of the call are kept, so that a new monitor also gets when it began."""
-        before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}.get(phase, ())
-        message = self._message_of(phase)
-        self._phases = (*before, (message, now_ns))
+        before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}
+        self._phases = (*before.get(WrapperPhase(message.phase), ()), (message, now_ns))
         self._send(message, now_ns)
 
     def _message_of(self, phase: WrapperPhase) -> messages.Guard:

@@ -70,9 +70,13 @@ def test_a_call_is_told_phase_by_phase(monitor: FakeMonitor, wrapper: Wrapper) -
     guard.unguarded()
     guard.running()
     guard.restarting()
+    guard.calling("completion", 9.0)
+    guard.calling("terminate", 0.5)
     guard.over()
-    told = monitor.wait_for(messages.Guard, 6)
-    assert told == [RESTARTING, RUNNING, UNGUARDED, RUNNING, RESTARTING, OVER]
+    told = monitor.wait_for(messages.Guard, 8)
+    completion = messages.Guard("finalizing", 1.0, 9.0, 0.1, "completion")
+    terminate = messages.Guard("finalizing", 1.0, 2.0, 0.1, "terminate")
+    assert told == [RESTARTING, RUNNING, UNGUARDED, RUNNING, RESTARTING, completion, terminate, OVER]
     assert monitor.messages(Restarter) == [Restarter("initialized", 3, 0, "p/", 5.0)]
 
 
