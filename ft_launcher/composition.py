@@ -119,6 +119,8 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
     for number in signals.were_ignored:
         name = signal.Signals(number).name
         logger.warning("%s was ignored when the launcher started. It ends the job all the same", name)
+    if runtime.refused:
+        logger.warning("temporary files are in %s (%s)", runtime.folder.parent, "; ".join(runtime.refused))
     run_folder = RunFolder(job.log_dir, job.launch_config.run_id, Access(job.settings.record.log_group_access))
     try:
         recorder = Recorder(run_folder, job.settings.record)

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -237,7 +236,7 @@ def running_job(run: str | None, if_none: str = "") -> RunningJob:
 
 
 def _sockets() -> Iterator[Path]:
-    parents = dict.fromkeys((os.environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp", "/dev/shm"))
+    parents = runtime_folder.parents(os.environ)
     for folder in dict.fromkeys(
         folder.resolve() for parent in parents for folder in Path(parent).glob(f"{runtime_folder.PREFIX}*")
     ):

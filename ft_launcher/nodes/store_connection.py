@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from ft_launcher.nodes.file_store import FolderStore
 from ft_launcher.nodes.job_store import HOSTED, Connect, JobStore
 from rank_monitor.contract.errors import one_line
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes import resolver, runtime_folder
 
 _T = TypeVar("_T")
 
@@ -73,7 +72,10 @@ def open_job_store(
         return _job_store(partial(create_etcd_v3, parameters), run_id)  # it refreshes its lease by itself
     if backend == "c10d" and parameters.get("store_type", "tcp").strip().lower() != "tcp":
         check(True)
-        folder = Path(f"{parameters.endpoint or tempfile.mktemp()}.d")
+        if parameters.endpoint:
+            folder = Path(f"{parameters.endpoint}.d")
+        else:
+            folder, _ = runtime_folder.make()
         return _job_store(lambda: _with_record(FolderStore(folder), run_id), run_id)
     may_host, limit_s = _may_host(backend, parameters)
     check(may_host)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,8 @@ class Runtime:
     template: Template
     claim: int | None = None
     """Descriptor of a lock. Other launchers remove folders whose lock is free, as those of dead launchers."""
+    refused: tuple[str, ...] = ()
+    """Folders that come before the one of `folder`, each with the reason why it could not be used."""
 
     @classmethod
     def start(cls) -> Runtime:
@@ -36,9 +37,14 @@ class Runtime:
         """
         # Random: two launchers of one user must never find each other's processes.
         tag = secrets.token_hex(8)
-        folder = _make_folder()
+        try:
+            folder, refused = runtime_folder.make()
+        except OSError as error:
+            raise FtError(
+                f"{error}; the sockets of the monitors need one. Set TMPDIR to a folder that can be written"
+            ) from None
         claim = runtime_folder.claim(folder)
-        return cls(tag, folder, Template.start(tag, folder, sweeper=True), claim)
+        return cls(tag, folder, Template.start(tag, folder, sweeper=True), claim, tuple(refused))
 
     def close(self) -> None:
         """Ends the template and removes the folder."""
@@ -47,17 +53,3 @@ class Runtime:
         if self.claim is not None:
             os.close(self.claim)
             self.claim = None
-
-
-def _make_folder() -> Path:
-    tried = []
-    # /dev/shm serves containers whose other folders are read-only or full.
-    for parent in dict.fromkeys((os.environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp", "/dev/shm")):
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=runtime_folder.PREFIX, dir=parent))
-            return folder.resolve()
-        except OSError as error:
-            tried.append(f"{parent}: {error.strerror}")
-    raise FtError(
-        f"no folder for the sockets of the monitors can be made ({'; '.join(tried)}). Set TMPDIR to one that can"
-    )

@@ -17,7 +17,6 @@ import re
 import shutil
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, S
 from ft_launcher.record.access import Access
 from ft_launcher.record.journal import Journal
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.wire.foreign import read_file
 
@@ -49,13 +49,13 @@ _STACKS = "stacks.txt"
 def default_parents(environ: Mapping[str, str]) -> list[Path]:
     """Returns the parents of run folders without `--log-dir`, best first: XDG_STATE_HOME, then temporary folders."""
     state = environ.get("XDG_STATE_HOME", "")
-    temporary = (environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp")
     # By the specification of XDG, a relative path is invalid and is ignored.
     if Path(state).is_absolute():
         parents = [Path(state) / "ft_launcher"]
     else:
         parents = []
-    return [*parents, *(Path(folder).absolute() / f"ft_launcher-{os.geteuid()}" for folder in dict.fromkeys(temporary))]
+    name = f"ft_launcher-{os.geteuid()}"
+    return [*parents, *(Path(folder).absolute() / name for folder in runtime_folder.parents(environ))]
 
 
 class RunFolder:

@@ -206,6 +206,30 @@ def test_no_free_disk(place: Path, option: str, code: int) -> None:
     assert ended.stdout == ("trained\n" if code == 0 else "")
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_no_usual_temporary_folder(place: Path) -> None:
+    (place / "fails.py").write_text(
+        "import subprocess, sys\nprint('asked', subprocess.run([*sys.argv[1:]]))\nsys.exit(1)"
+    )
+    read_only = f"for d in /tmp /var/tmp /usr/tmp {place}; do [ ! -d $d ] || mount --bind $d $d; done; "
+    read_only += f"for d in /tmp /var/tmp /usr/tmp {place}; do [ ! -d $d ] || mount -o remount,ro,bind $d; done; "
+    # The folder of logs, too: nothing of the test stays.
+    mount = f"set -e; mount -t tmpfs none /dev/shm; {read_only}cd {place}; "
+    launcher = f"exec {sys.executable} -m ft_launcher fails.py {sys.executable} -m ft_launcher status"
+    ended = run(["unshare", "--mount", "sh", "-c", mount + launcher], environ=without_temporary_folder(), limit_s=120)
+    assert ended.returncode == 1, ended.stderr
+    assert "temporary files are in /dev/shm (" in ended.stderr and "Traceback" not in ended.stderr
+    assert "/dev/shm/ft_launcher-0/" in ended.stderr, "the logs of the fault"
+    assert "returncode=0" in ended.stdout, ended.stdout
+
+
+def without_temporary_folder() -> dict[str, str]:
+    """Returns the environment without the variables that name one."""
+    return {
+        name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP", "XDG_STATE_HOME")
+    }
+
+
 FILLS_THE_DISK_OF_LOGS = """
 import os, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

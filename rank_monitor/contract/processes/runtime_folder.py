@@ -1,8 +1,10 @@
-"""Runtime folders: marks the folder of a launcher, and removes those of launchers killed with all their processes.
+"""Runtime folders: makes and marks the folder of a launcher, and removes those of launchers killed with all their
+processes.
 
 A launcher holds a lock on a file in its folder as long as it lives. The kernel releases it however the launcher ends,
-so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this, and
-`rank_monitor/lost_launcher.py`, which ends the job of a launcher that was killed.
+so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this, the
+companion of a rank without a launcher, and `rank_monitor/lost_launcher.py`, which ends the job of a launcher that was
+killed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from rank_monitor.contract.processes import proc
@@ -19,6 +22,40 @@ PREFIX = "ft-"
 _LOCK, _NEW_LOCK = "lock", ".lock"
 # The boot id is a UUID and a newline, 37 bytes.
 _MOST = 64
+
+
+def parents(environ: Mapping[str, str]) -> list[str]:
+    """Returns the folders in which temporary files may be made, best first. Some may be missing or read-only.
+
+    The first one is what `tempfile` would choose. It has no choice where the usual folders are read-only; `/dev/shm`
+    then serves, as it does in containers whose other folders are full.
+    """
+    import tempfile  # here: monitors need none of this, and each would pay for the import in memory
+
+    chosen = []
+    with contextlib.suppress(FileNotFoundError):  # `tempfile` found no folder that can be written
+        chosen.append(environ.get("TMPDIR") or tempfile.gettempdir())
+    return list(dict.fromkeys((*chosen, "/tmp", "/dev/shm")))
+
+
+def make() -> tuple[Path, list[str]]:
+    """Makes a folder for this user alone, in the first of `parents` that can be written.
+
+    Returns:
+        The folder, and why each of the parents before its own could not be used.
+
+    Raises:
+        OSError: none of them can be written.
+    """
+    import tempfile
+
+    refused: list[str] = []
+    for parent in parents(os.environ):
+        try:
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve(), refused
+        except OSError as error:
+            refused.append(f"{parent}: {error.strerror}")
+    raise OSError(f"no temporary folder can be made ({'; '.join(refused)})")
 
 
 def claim(folder: Path) -> int | None:

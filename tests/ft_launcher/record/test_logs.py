@@ -10,6 +10,7 @@ from ft_launcher.record.logs import KEPT_RUNS, CycleLogs, RunFolder, StdMap, def
 from rank_monitor.contract.errors import ConfigError
 
 OWN = f"ft_launcher-{os.geteuid()}"
+SHARED = [f"/tmp/{OWN}", f"/dev/shm/{OWN}"]
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +77,9 @@ def test_a_default_folder_that_cannot_be_made_is_not_said_to_be_the_users(
 @pytest.mark.parametrize(
     ("environ", "parents"),
     [
-        ({"XDG_STATE_HOME": "/s", "TMPDIR": "/t"}, ["/s/ft_launcher", f"/t/{OWN}", f"/tmp/{OWN}"]),
-        ({"XDG_STATE_HOME": "relative", "TMPDIR": "/t"}, [f"/t/{OWN}", f"/tmp/{OWN}"]),
-        ({"XDG_STATE_HOME": "", "TMPDIR": "/tmp"}, [f"/tmp/{OWN}"]),
+        ({"XDG_STATE_HOME": "/s", "TMPDIR": "/t"}, ["/s/ft_launcher", f"/t/{OWN}", *SHARED]),
+        ({"XDG_STATE_HOME": "relative", "TMPDIR": "/t"}, [f"/t/{OWN}", *SHARED]),
+        ({"XDG_STATE_HOME": "", "TMPDIR": "/tmp"}, SHARED),
     ],
 )
 def test_default_parents(environ: dict[str, str], parents: list[str]) -> None:

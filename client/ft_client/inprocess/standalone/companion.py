@@ -20,7 +20,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -34,6 +33,7 @@ from ft_client.inprocess.standalone.companion_process import CompanionOrder
 from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, MakeStore, WatchedCall
 from ft_client.monitoring import hidden_thread
 from rank_monitor.contract import env
+from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -72,7 +72,7 @@ class Companion:
         self.pid, self.is_lost, self.is_watching = 0, False, True
         self._member, self._local_rank, self._logfile, self._owner = member, local_rank, logfile, os.getpid()
         self._tag = ""
-        self._folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()
+        self._folder = runtime_folder.make()[0]
         self.socket = self._folder / "m"
         self._pidfiles: set[Path] = set()
         self._connection: socket.socket

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -24,6 +23,7 @@ from typing import Any
 from ft_client.inprocess.standalone.sidecar import Sidecar
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -122,7 +122,7 @@ class _Station:
     """Acts as the agent of a monitor without a launcher: reports to it each rank that connects."""
 
     def __init__(self, listener: socket.socket, settings: MonitorSettings, number: int) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="ft-")).resolve()
+        folder = runtime_folder.make()[0]
         # This process stands for the rank until one connects: nothing is judged before that.
         self._start = CycleStart(0, number, os.getpid(), time.monotonic_ns(), str(folder / "stacks"))
         template = Template.start(f"alias-{os.getpid()}-{number}", folder)
