@@ -57,6 +57,7 @@ from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError, one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_launcher")
 
@@ -318,9 +319,9 @@ def _set_up_logging(job: Job) -> None:
     logfile = job.settings.record.nvrx_logfile
     if logfile:
         try:
-            if not Path(logfile).exists():
-                Access(job.settings.record.log_group_access).create(Path(logfile))
-            handlers.append(logging.FileHandler(logfile))
+            mode = Access(job.settings.record.log_group_access).file_mode
+            descriptor = open_own(logfile, os.O_WRONLY | os.O_APPEND, mode)
+            handlers.append(logging.StreamHandler(os.fdopen(descriptor, "a", errors="backslashreplace")))
         except OSError as error:
             source = job.sources.get("nvrx_logfile", "settings")
             raise ConfigError("nvrx_logfile", logfile, source, str(error.strerror), "Name a file to write") from None

@@ -11,6 +11,8 @@ import select
 import stat
 import time
 
+from rank_monitor.contract.wire.own_file import open_own
+
 # The numbers of `logging`, which a monitor does not import: it must start quickly.
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 # A line of ASCII then stays below PIPE_BUF (4096 bytes): up to that a write to a pipe is atomic (pipe(7)), and lines of
@@ -40,13 +42,7 @@ class Log:
         if not path:
             return
         # The rank chooses the path: opening a FIFO must not block, and a link must not lead to another file.
-        file = os.open(
-            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
-        )
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            os.close(file)
-            raise OSError(f"{path} is not a regular file")
-        self._file = file
+        self._file = open_own(path, os.O_WRONLY | os.O_APPEND, 0o600)
 
     def copy(self, text: str) -> None:
         """Writes a line to that file alone."""

@@ -18,6 +18,7 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire.channel import Peer
 from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
@@ -107,7 +108,7 @@ class RankMonitorServer:
         self._lease = lease
         self._process: RankProcess | None = None
         self._speaker = 0
-        self._complaints: dict[str, int] = {}
+        self._complaints = Complaints(self._log.warning)
         self._done = False
 
     def run(self) -> None:
@@ -380,6 +381,4 @@ class RankMonitorServer:
     def _complain(self, reason: str) -> None:
         """Logs a refusal once by its kind, and counts it."""
         kind = "".join(letter for letter in reason.partition(":")[0] if not letter.isdigit())
-        self._complaints[kind] = self._complaints.get(kind, 0) + 1
-        if self._complaints[kind] == 1:
-            self._log.warning(f"Refused: {reason} (said once)")
+        self._complaints.about(kind, f"Refused: {reason}")

@@ -41,6 +41,7 @@ from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.settings.kinds import AUTO
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, Restarter
@@ -79,6 +80,7 @@ class Ranks(EventSource):
         self.relocation = Relocation()
         """The devices on which the ranks of the next cycle run."""
         self.request: tuple[int, ControlRequest] | None = None
+        self._complaints = Complaints(logger.warning)
         """The first request of this cycle that can be followed, with the global rank that made it."""
         self.zombies = Zombies()
         """Those of this cycle."""
@@ -337,7 +339,7 @@ class Ranks(EventSource):
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
         if not (is_known(request) and self._follows_requests):
-            logger.warning("the request is written down and not acted on")
+            self._complaints.about("request", "the request is written down and not acted on")
             return []
         if self.request is None:
             self.request = (self.global_rank(local_rank), request)

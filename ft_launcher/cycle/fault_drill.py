@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +23,16 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import Injection, StrikeReport
 from rank_monitor.contract.wire import channel
+from rank_monitor.contract.wire.complaints import Complaints
 
 logger = logging.getLogger(__name__)
 
 # A report is one short line of JSON. A longer datagram is cut by the kernel, and refused as no fault.
 _MAX_BYTES = 65536
+_MOST_AT_ONCE = 64
+"""Reports that are taken in one turn of the agent: more than ranks of a node strike at once."""
+_MOST_REPORTS = 1000
+"""Reports of one rank in a job: each is a line on the console and in the journal."""
 # IFNAMSIZ of Linux, with the zero at the end.
 _NAME_BYTES = 16
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP of Linux
@@ -46,6 +52,8 @@ class Injected:
     def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
         self._socket: socket.socket | None = None
         self._struck: dict[tuple[int, int], str] = {}
+        self._reports: Counter[int] = Counter()
+        self._complaints = Complaints(logger.warning)
         if no_python and faults:
             logger.warning("--ft-inject does nothing: the ranks are no Python scripts")
         if not no_python:
@@ -69,10 +77,16 @@ class Injected:
         for strike, fault in self._heard():
             # The report comes from a rank: any number may be in it.
             if strike.local_rank not in monitors.local_ranks:
-                logger.warning(
-                    "a fault on purpose was reported for local rank %d, which this node has not", strike.local_rank
+                self._complaints.about(
+                    "no rank", f"a fault on purpose was reported for local rank {strike.local_rank}, which is not here"
                 )
                 continue
+            if self._reports[strike.local_rank] >= _MOST_REPORTS:
+                self._complaints.about(
+                    "too many", f"local rank {strike.local_rank} reports too many faults on purpose: they are left out"
+                )
+                continue
+            self._reports[strike.local_rank] += 1
             self._struck[cycle, strike.local_rank] = f"a fault on purpose, {strike.at}: {strike.fault}"
             recorder.on_purpose(cycle, strike)
             _carry_out(fault, monitors.pid(strike.local_rank), zygotes.pids())
@@ -88,12 +102,15 @@ class Injected:
             self._socket = None
 
     def _heard(self) -> Iterator[tuple[StrikeReport, Injection]]:
-        while self._socket is not None:
+        # Bounded: a rank that sends without end must not keep the launcher from all else.
+        for _ in range(_MOST_AT_ONCE):
+            if self._socket is None:
+                return
             try:
                 strike = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
                 yield strike, injection.parse(strike.fault)
             except (ProtocolError, ValueError) as error:
-                logger.warning("a report of a fault on purpose cannot be read: %s", error)
+                self._complaints.about("unreadable", f"a report of a fault on purpose cannot be read: {error}")
             except OSError:
                 return
 

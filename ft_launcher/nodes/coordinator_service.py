@@ -34,6 +34,7 @@ from ft_launcher.nodes.node_messages import (
 )
 from ft_launcher.nodes.questions import COUNTERS, MEMBERS, waits_key
 from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.foreign import whole_number
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class CoordinatorService:
         self._left = threading.Condition(self._lock)
         self._kept = range(machine.read + 1, machine.read + 1)
         self._given_up: set[int] = set()
+        self._complaints = Complaints(logger.warning)
         self._todo: list[Work] = []
         self._standing: tuple[int, frozenset[str], frozenset[str]] = (NO_CYCLE, frozenset(), frozenset())
         self.members: Members | None = None
@@ -244,7 +246,9 @@ class CoordinatorService:
 
     def _go_on_after(self, store: JobStore, found: ForeignCounter) -> None:
         """Reads on after a counter of the inbox that no node wrote; takes the messages around it first."""
-        logger.warning("in the rendezvous' store %s, which no node wrote: messages are read on from there", found)
+        self._complaints.about(
+            "go on", f"in the rendezvous' store {found}, which no node wrote: messages are read on from there"
+        )
         texts = store.rescue(self._machine.read, found.count)
         with self._lock:
             for text in texts:
@@ -259,7 +263,9 @@ class CoordinatorService:
             try:
                 message = decode(text)
             except ProtocolError as error:
-                logger.warning("a record of another program in the rendezvous' store is left out: %s", error)
+                self._complaints.about(
+                    "record", f"a record of another program in the rendezvous' store is left out: {error}"
+                )
         else:
             self._given_up.add(self._machine.read + 1)
         if not isinstance(message, (JoinRequest, Ended, Left)):
@@ -301,7 +307,9 @@ class CoordinatorService:
                 sent = taken
             if sent is None or sent < taken:
                 store.count_from(taken)
-                logger.warning("the inbox' counter in the rendezvous' store was %.40r: it was written anew", count)
+                self._complaints.about(
+                    "count", f"the inbox' counter in the rendezvous' store was {count!r:.40}: it was written anew"
+                )
             unread = (sent or 0) > taken
             if unread and unread_since == taken:
                 store.give_up_missing(taken, sent_before)

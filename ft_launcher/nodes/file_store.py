@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ft_launcher.etcd.store_base import WaitingStore, bytes_of
+from rank_monitor.contract.wire.own_file import open_own
 
 _LOCK = "lock"
 # The pause of a poll is a fifth of the wait until then: what is written soon is seen soon, a long wait costs little.
@@ -95,7 +96,7 @@ class FolderStore(WaitingStore):
         """Context that holds the lock of writers: at most one at a time, over all hosts."""
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = open_own(self.folder / _LOCK, os.O_RDWR, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 with contextlib.suppress(FileNotFoundError):
@@ -108,7 +109,9 @@ class FolderStore(WaitingStore):
     def _write(self, key: str, value: bytes) -> None:
         written = self.folder / f"{os.getpid()}.{threading.get_ident()}.tmp"
         # A rename is atomic, so that a reader, which takes no lock, never sees half a value.
-        written.write_bytes(value)
+        written.unlink(missing_ok=True)
+        with open(written, "wb", opener=lambda path, flags: open_own(path, flags, 0o666)) as file:
+            file.write(value)
         written.replace(self._at(key))
 
     def _value(self, key: str) -> bytes | None:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from ft_launcher.etcd.store_base import WaitingStore
 from rank_monitor.contract.errors import StoreLost, one_line
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.foreign import whole_number
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class JobStore:
         self.attempt = ""
         self._store = PrefixStore(self._prefix, store)
         self._seen: set[str] = set()
+        self._complaints = Complaints(logger.warning)
 
     def enter(self, attempt: str) -> None:
         """Makes all further calls use the keys of this attempt. A second call with the same attempt changes nothing."""
@@ -220,7 +222,8 @@ class JobStore:
             return None
         count = whole_number(text, MOST_SENT)
         if count is None:
-            logger.warning("the beats of %s in the rendezvous' store were no number: they are counted anew", key)
+            text = f"the beats of {key} in the rendezvous' store were no number: they are counted anew"
+            self._complaints.about("beats", text)
             self._store.set(f"beat/{key}", "0")
         return count or 0
 

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import (
     STALL,
     Connected,
@@ -24,6 +25,7 @@ from rank_monitor.contract.wire.messages import Guard, LastOutput, Message, Rank
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
 logger = logging.getLogger(__name__)
+_complaints = Complaints(logger.warning)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Found:
         try:
             self.times = rank_times(message.times)
         except ProtocolError as error:
-            logger.warning("a monitor sent what is no time ledger: %s", error)
+            _complaints.about("times", f"a monitor sent what is no time ledger: {error}")
 
     def _take_verdict(self, message: Verdict, now: float) -> Verdict | None:
         # It may cross the end of its cycle on the way, and then still explains why its rank died; but not the start of

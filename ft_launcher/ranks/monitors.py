@@ -25,6 +25,7 @@ from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
@@ -89,6 +90,7 @@ class NodeMonitors:
         self._reading_token = 0
         self._slots: list[_Slot] = []
         self._not_passed_on: list[tuple[int, Message | Replaced]] = []
+        self._complaints = Complaints(logger.warning)
         for local_rank in range(nprocs):
             listener = channel.listen(self.socket_path(local_rank))
             self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
@@ -273,7 +275,7 @@ class NodeMonitors:
             try:
                 heard = codec.decode(received[0])
             except ProtocolError as error:
-                logger.warning("a monitor sent what is not a message: %s", error)
+                self._complaints.about("message", f"a monitor sent what is not a message: {error}")
                 continue
             # Sent before these ranks were started: it is about their predecessors.
             is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns

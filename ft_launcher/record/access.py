@@ -1,4 +1,5 @@
-"""File modes of what the launcher writes: logs contain paths, arguments and data of the training.
+"""File modes of what the launcher writes, and only to files of its own user: logs contain paths, arguments and data of
+the training.
 
 Used by `journal.py`, `logs.py`, `recorder.py`, and `composition.py` for the log file.
 """
@@ -10,6 +11,8 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from rank_monitor.contract.wire.own_file import open_own
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,28 @@ class Access:
             raise NotADirectoryError(f"{path} is not a folder")
 
     def limit(self, folder: Path) -> None:
-        """Sets the mode of a folder that was just made, whatever the umask is."""
-        with contextlib.suppress(PermissionError):  # a file system that has no modes
-            folder.chmod(self.folder_mode)
-
-    def opener(self, path: str, flags: int) -> int:
-        """An opener for `open(..., "w")`: does not block, not even on a FIFO of a rank, and sets the file's mode.
+        """Sets the mode of a folder that was just made, whatever the umask is.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: it is gone, or something else has taken its place.
         """
-        # O_NOCTTY: a link to a terminal must not become the launcher's controlling terminal.
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, self.file_mode)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            with contextlib.suppress(PermissionError):  # another user's, or a file system that has no modes
-                os.fchmod(descriptor, self.file_mode)
+        # By descriptor: in a folder that others may write to, a link may have taken the place of `folder`.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(PermissionError):  # a file system that has no modes
+                os.fchmod(descriptor, self.folder_mode)
+        finally:
+            os.close(descriptor)
+
+    def opener(self, path: str, flags: int) -> int:
+        """An opener for `open(..., "w")`: does not block, writes only to this user's files, and sets the file's mode.
+
+        Raises:
+            OSError: it cannot be opened, or is no file of this user (`own_file.py`).
+        """
+        descriptor = open_own(path, flags, self.file_mode)
+        with contextlib.suppress(PermissionError):  # a file system that has no modes
+            os.fchmod(descriptor, self.file_mode)
         return descriptor
 
     def create(self, path: Path) -> None:
@@ -74,3 +84,12 @@ class Access:
                 path.unlink()
         with open(path, "ab", opener=self.opener):
             pass
+
+
+def opener_of_shared(path: str, flags: int) -> int:
+    """An opener as `Access.opener`, for files that programs of others read: the umask says who may.
+
+    Raises:
+        OSError: it cannot be opened, or is no file of this user.
+    """
+    return open_own(path, flags, 0o666)

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from ft_launcher.record.access import opener_of_shared
 from ft_launcher.record.log_pump import LogPump, Stream
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.wire.foreign import read_json
@@ -81,7 +82,8 @@ def open_application_log(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Appends: each node of the cycle writes to this file.
-        file = path.open("a", _BUFFER_BYTES, encoding="utf-8")
+        descriptor = opener_of_shared(str(path), os.O_WRONLY | os.O_APPEND)
+        file = os.fdopen(descriptor, "a", _BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
         logger.warning("the log of the cycle cannot be written: %s (--ft-per-cycle-applog-prefix)", error)
         return None
@@ -259,5 +261,8 @@ def _file_of(current: Path, record: Mapping[str, Any]) -> Path:
 def _put(file: Path, record: Mapping[str, Any]) -> None:
     """Replaces a file in one step: readers may open it at any moment."""
     whole = file.with_name(file.name + ".tmp")
-    whole.write_text(json.dumps(record, indent=2), encoding="utf-8")
+    # One that another user put there, or a launcher that was killed.
+    whole.unlink(missing_ok=True)
+    with open(whole, "w", encoding="utf-8", opener=opener_of_shared) as written:
+        written.write(json.dumps(record, indent=2))
     whole.replace(file)

@@ -35,6 +35,7 @@ from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.logs import KeptFiles, RunFolder
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import STALL, Verdict
 from rank_monitor.contract.wire.messages import (
     ControlRequest,
@@ -65,6 +66,7 @@ class Recorder:
         self.journal = self.files.journal
         self.in_process = InProcessRecorder(self.files)
         self._store_reported = False
+        self._complaints = Complaints(logger.warning)
         self.shown: Fault | None = None
         """The last fault whose block was printed."""
 
@@ -193,7 +195,8 @@ class Recorder:
             case ResultInDoubt():
                 self.journal.report(events.ResultInDoubt.of(message, cycle=cycle))
             case ControlRequest():
-                logger.warning("rank %d asks for %s (%s)", rank, message.action, message.description)
+                text = f"rank {rank} asks for {message.action} ({message.description})"
+                self._complaints.about(f"request of rank {rank}", text)
                 self.journal.report(events.ControlRequest.of(message, cycle=cycle, rank=rank))
 
     def monitor_replaced(self, cycle: int, rank: int, why: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.wire.foreign import open_regular
 
 _SOURCE = "the command line"
 
@@ -77,7 +78,7 @@ def bootstrap() -> str:
 
 def _is_text_without_interpreter(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow_link=True) as file:
             # The kernel reads as much (BINPRM_BUF_SIZE) to find out how to run a file.
             head = file.read(256)
     except OSError:

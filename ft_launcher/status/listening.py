@@ -17,6 +17,7 @@ from ft_launcher.status.node_status import JobTime, NodeStatus
 from ft_launcher.status.status_server import Handler, StatusServer, as_file, at_port
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import RecordSettings, Settings
+from rank_monitor.contract.wire.foreign import open_regular
 
 logger = logging.getLogger("ft_launcher")
 
@@ -124,9 +125,9 @@ def _token(settings: RecordSettings, sources: Mapping[str, str]) -> str | None:
         )
     source = sources.get("status_token_file", "settings")
     try:
-        with open(file, encoding="utf-8") as opened:  # noqa: PTH123  (it may be a pipe: one read)
-            token = opened.read(_MOST_TOKEN).strip()
-        mode = os.stat(file).st_mode
+        with open_regular(file, follow_link=True) as opened:
+            token = opened.read(_MOST_TOKEN).decode().strip()
+            mode = os.fstat(opened.fileno()).st_mode
     except (OSError, UnicodeError) as error:
         raise ConfigError("status_token_file", file, source, str(error), "Name a file with the token") from None
     if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:

@@ -232,6 +232,10 @@ class StatusServer(ThreadingMixIn, BaseServer):
             ValueError: it is not a path, or not the name of a host.
         """
         split = urlsplit(target)
+        hosts = headers.get_all("Host", [])
+        if len(hosts) > 1 or (split.netloc and split.netloc not in hosts):
+            # What stands between a client and this server may have looked at the other one (RFC 9112, 3.2).
+            return Answer(b"a request names one host\n", code=400)
         if (
             connection.family != socket.AF_UNIX
             and self._token is None

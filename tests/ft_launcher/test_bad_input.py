@@ -72,6 +72,12 @@ TABLE = [
     Row("script not found", "no.py", ("no.py", "no such file", "{folder}")),
     Row("no execute permission", "--no-python ./train.py", ("./train.py", "chmod +x")),
     Row("command not found", "--no-python no-such-command", ("no-such-command", "no such command")),
+    Row("a pipe for a log", "--ft-nvrx-logfile {folder}/pipe train.py", ("nvrx_logfile=", "/pipe", "a link or a FIFO")),
+    Row(
+        "a pipe for a token",
+        "--ft-status-port {port} --ft-status-token-file {folder}/pipe train.py",
+        ("status_token_file=", "/pipe", "not a regular file"),
+    ),
     Row("-m and --no-python", "-m --no-python json", ("--no-python and -m exclude each other",)),
     Row("no interpreter", "train.py", ("PYTHON_EXEC", "/no/python"), variables={"PYTHON_EXEC": "/no/python"}),
     Row(
@@ -121,6 +127,7 @@ def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder with files of the table; TMPDIR is an empty folder of its own."""
     (folder / "key.yaml").write_text("fault_tolerance: {hartbeat: 1}\n")
     (folder / "list.yaml").write_text("- fault_tolerance: {}\n")
+    os.mkfifo(folder / "pipe")
     (folder / "modules").mkdir()
     (folder / "modules" / "this_exits.py").write_text("raise SystemExit(3)\n")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -211,10 +218,9 @@ def test_no_usual_temporary_folder(place: Path) -> None:
     (place / "fails.py").write_text(
         "import subprocess, sys\nprint('asked', subprocess.run([*sys.argv[1:]]))\nsys.exit(1)"
     )
-    read_only = f"for d in /tmp /var/tmp /usr/tmp {place}; do [ ! -d $d ] || mount --bind $d $d; done; "
-    read_only += f"for d in /tmp /var/tmp /usr/tmp {place}; do [ ! -d $d ] || mount -o remount,ro,bind $d; done; "
-    # The folder of logs, too: nothing of the test stays.
-    mount = f"set -e; mount -t tmpfs none /dev/shm; {read_only}cd {place}; "
+    # Empty folders, in which no other job is found, and the current one read-only as well.
+    mount = f"set -e; mount -t tmpfs none /dev/shm; mount --bind {place} /mnt; mount -o remount,ro,bind /mnt; cd /mnt; "
+    mount += "for d in /tmp /var/tmp; do mount -t tmpfs -o ro none $d; done; "
     launcher = f"exec {sys.executable} -m ft_launcher fails.py {sys.executable} -m ft_launcher status"
     ended = run(["unshare", "--mount", "sh", "-c", mount + launcher], environ=without_temporary_folder(), limit_s=120)
     assert ended.returncode == 1, ended.stderr

@@ -26,8 +26,10 @@ from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.result import Result, from_json, to_json
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import ResultInDoubt
+from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +131,7 @@ def record(file_name: str, status: str, failure: UnexpectedResult) -> None:
         "fatal": failure.fatal,
     }
     try:
-        descriptor = os.open(file_name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = open_own(file_name, os.O_WRONLY | os.O_APPEND, 0o644)
         try:
             os.write(descriptor, json.dumps(event).encode() + b"\n")
         finally:
@@ -149,6 +151,7 @@ def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int
     except FileNotFoundError:
         return []
     skipped = set()
+    complaints = Complaints(logger.warning)
     stopped: dict[int, Counter[int]] = {}
     for line in text.splitlines():
         try:
@@ -159,7 +162,8 @@ def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int
             elif status == judgement.DISABLED and event["fatal"]:
                 stopped.setdefault(iteration, Counter())[int(event["rank"])] += 1
         except (ValueError, KeyError, TypeError):
-            logger.warning("tracker_file_name=%r has a line that is not a record: %.200r", tracker_file_name, line)
+            text = f"tracker_file_name={tracker_file_name!r} has a line that is not a record: {line[:200]!r}"
+            complaints.about("line", text)
     return sorted(skipped | {at for at, ranks in stopped.items() if len(ranks) == 1 and max(ranks.values()) > 1})
 
 

@@ -63,7 +63,7 @@ def test_lines_that_are_no_records(tmp_path: Path, caplog: pytest.LogCaptureFixt
     file.write_text('{"status": "second_rer\n[]\n3\n{"status": "second_rerun_reproducible"}\n')
     record(str(file), judgement.CORRECT, failure(9))
     assert get_skipped_iterations_from_tracker_file(str(file)) == [9]
-    assert len(caplog.records) == 4
+    assert len(caplog.records) == 1, "said once"
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from ft_launcher.record.cycle_files import (
     application_log,
     current_info,
     node_list,
+    open_application_log,
     rank_list,
 )
 from ft_launcher.record.log_pump import Stream
@@ -29,6 +30,21 @@ KEYS = [
 
 def read(folder: Path, name: str) -> dict[str, Any]:
     return json.loads((folder / name).read_text())  # type: ignore[no-any-return]
+
+
+def test_a_link_of_another_is_not_followed(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "files"
+    victim.write_text("theirs")
+    folder.mkdir()
+    log = application_log(str(folder / "log"), 0)
+    for planted in (log, folder / "cycle_info.7.2.0.tmp", folder / "cycle_info.7.current.tmp"):
+        planted.symlink_to(victim)
+    assert open_application_log(log, {0: {"RANK": "0", "WORLD_SIZE": "1"}}) is None
+    info = writer(folder)
+    info.begin(0, ["n1"], [])
+    info.close()
+    assert read(folder, "cycle_info.7.2.0")["cycle_number"] == 0
+    assert victim.read_text() == "theirs"
 
 
 def writer(folder: Path, environ: dict[str, str] | None = None, **more: str) -> CycleInfo:

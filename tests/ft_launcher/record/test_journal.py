@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from threading import Thread
 
@@ -37,9 +38,12 @@ def test_a_quiet_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_said_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_said_once_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal()
-    journal.open(Path("/dev/full"))
+    journal.open(tmp_path / "journal.jsonl")
+    assert journal._file is not None
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), journal._file._descriptor, inheritable=False)
     for _ in range(3):
         journal.write(FIRST)
     journal.close()

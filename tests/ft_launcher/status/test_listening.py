@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,13 @@ def test_who_follows_hears_of_the_end(tmp_path: Path) -> None:
     found = json.loads(data.removeprefix(b"data: "))
     assert (found["state"], found["exit_code"]) == ("ended", 1)
     assert found["sentence"] == "ended with exit code 1 (ranks failed)"
+
+
+def test_a_pipe_is_no_file_with_a_token(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")
+    settings = {"status_port": 0, "status_token_file": str(tmp_path / "token")}
+    with pytest.raises(ConfigError, match="is not a regular file"), opened(tmp_path, **settings):
+        pass
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -91,6 +91,22 @@ def test_a_page_of_somebody_else_gets_nothing_from_this_host(host: str, code: in
         assert get(one.port, "/", Host=host)[0] == code
 
 
+@pytest.mark.parametrize("token", [None, TOKEN])
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n", 400),
+        (b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n", 400),
+        (b"GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n", 200),
+    ],
+)
+def test_a_request_names_one_host(token: str | None, request_: bytes, code: int) -> None:
+    with serving(token) as one, socket.create_connection(("127.0.0.1", one.port), LIMIT_S) as client:
+        client.sendall(request_ + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        assert client.makefile("rb").readline().split()[1] == str(code).encode()
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -29,6 +29,7 @@ from rank_monitor.contract import env
 from rank_monitor.contract.iterations.barrier import Entry, Store
 from rank_monitor.contract.iterations.iteration import Closed, Iteration, closing_of, current, joining
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_client.inprocess")
 
@@ -161,7 +162,7 @@ def _opened(path: str | None, state: State) -> str:
     if path is None:
         return ""
     file = path_of(path, state.rank or 0)
-    file.open("a").close()
+    os.close(open_own(file, os.O_WRONLY | os.O_APPEND, 0o666))
     return str(file)
 
 

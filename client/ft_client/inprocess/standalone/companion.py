@@ -39,6 +39,7 @@ from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.json_record import write_record
+from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Companion:
         global _kept
         paths = [path_of(path, call.member) if path else None for path in (pidfile, logfile)]
         for path in filter(None, paths):
-            path.open("a").close()
+            os.close(open_own(path, os.O_WRONLY | os.O_APPEND, 0o666))
         companion = _kept
         if companion is not None and companion._owner != os.getpid():
             companion = None
@@ -174,7 +175,9 @@ class Companion:
             self._pidfiles.add(path)
         for file in self._pidfiles:
             whole = file.with_name(f".{file.name}.{os.getpid()}")  # nobody reads a part of it
-            whole.write_text(f"{self.pid}\n")
+            whole.unlink(missing_ok=True)
+            with open(whole, "w", opener=lambda name, flags: open_own(name, flags, 0o666)) as written:
+                written.write(f"{self.pid}\n")
             whole.replace(file)
 
     def _launch(self, make_store: MakeStore | None, forks: bool, reconnect: bool = False) -> None:
@@ -210,7 +213,10 @@ class Companion:
         self._tag = secrets.token_hex(8)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(0o700)
-        log = os.open(self._logfile or os.devnull, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if self._logfile is None:
+            log = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        else:
+            log = open_own(self._logfile, os.O_WRONLY | os.O_APPEND, 0o666)
         opened = (os.pidfd_open(os.getpid()), connection.detach(), channel.listen(self.socket).detach(), log)
         rank, connection_end, listener, log = map(moved_up, opened)
         return CompanionOrder(
