@@ -222,8 +222,8 @@ class JobStore:
             return None
         count = whole_number(text, MOST_SENT)
         if count is None:
-            text = f"the beats of {key} in the rendezvous' store were no number: they are counted anew"
-            self._complaints.about("beats", text)
+            complaint = f"the beats of {key} in the rendezvous' store were no number: they are counted anew"
+            self._complaints.about("beats", complaint)
             self._store.set(f"beat/{key}", "0")
         return count or 0
 
