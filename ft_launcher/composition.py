@@ -49,6 +49,7 @@ from ft_launcher.rendezvous import backends
 from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.settings.job_settings import Job, numbers_of
 from ft_launcher.settings.rendezvous_check import is_file_store
+from ft_launcher.settings.sources import keys_set
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.listening import answering, tracing
 from ft_launcher.status.node_status import NodeStatus
@@ -181,6 +182,7 @@ def _run_recorded(
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=limits_set(job.settings.monitor, job.sources),
+            in_process_limits=job.settings.restart.in_process_limits_set(keys_set(job.sources)),
             nccl_bound=nccl_bound,
             several_nodes=config.rdzv_backend != backends.ONE_NODE,
             named_signals=job.named_signals,

@@ -16,6 +16,7 @@ from ft_launcher.rendezvous.cycle_store import PortHolder
 from ft_launcher.status.asking import Asking
 from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.iterations.escalation import LimitsSet
 from rank_monitor.contract.settings.config import Settings
 
 
@@ -25,8 +26,8 @@ class NodeParts:
 
     `adopt_orphans`: every child of this process belongs to the job; False inside a user's program.
     `named_signals`: those named in `--signals-to-handle`. `is_script`: the ranks run Python, `-u [-m] SCRIPT ...`.
-    `limits_set`: options that were set and act only in a watched training. `nccl_bound`: a text, how long a hang in
-    NCCL may last.
+    `limits_set`: options that were set and act only in a watched training. `in_process_limits`: those of restarts in
+    process that were set. `nccl_bound`: a text, how long a hang in NCCL may last.
     """
 
     settings: Settings
@@ -43,6 +44,7 @@ class NodeParts:
     memory: MemoryReclaim
     injected: Injected
     cycle_info: CycleInfo
+    in_process_limits: LimitsSet
     several_nodes: bool
     named_signals: frozenset[int] = frozenset()
     limits_set: tuple[str, ...] = ()

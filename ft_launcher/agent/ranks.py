@@ -154,7 +154,7 @@ class Ranks(EventSource):
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
         of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.relocation)
         of_all |= self.nccl.variables()
-        of_all[env.IN_PROCESS_LIMITS] = write_record(settings.restart.in_process_limits)
+        of_all[env.IN_PROCESS_LIMITS] = write_record(self.parts.in_process_limits)
         if self._save_intervals is not None:
             # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers
             # anew.

@@ -48,6 +48,11 @@ class Resolved:
     warnings: tuple[str, ...]
 
 
+def keys_set(sources: Mapping[str, str]) -> set[str]:
+    """Returns the keys of the settings that have another source than the default."""
+    return {key for key, source in sources.items() if source != DEFAULT}
+
+
 class SeveralErrors(ConfigError):
     """More than one value is wrong; the message has a line for each."""
 

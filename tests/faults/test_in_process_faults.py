@@ -99,6 +99,17 @@ def test_a_fault_that_comes_again_is_left_to_fresh_ranks(start_job: StartJob, mo
     assert [line["iteration"] for line in job.journal("in_process_restart")] == [1, 1]
 
 
+def test_the_users_own_limit_decides_first(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dict.fromkeys(("same_error_limit", "no_progress_limit", "soft_timeout_limit"))
+    fault = {"fault": "exception", "on": [1], "times": 100, "options": options, "retry": {"max_iterations": 5}}
+    monkeypatch.setenv(FAULT, json.dumps(fault))
+    job = start_job(Plan(), 2, "--max-restarts=0", script=SCRIPT)
+    assert job.finish() == 1, job.tail()
+    (taken,) = job.journal("taken_over")
+    assert "iteration=5 is beyond max_iterations=5" in taken["reason"]
+    assert [line["iteration"] for line in job.journal("in_process_restart")] == [1, 2, 3, 4, 5]
+
+
 def test_a_spare_takes_over(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the monitors saw of it stands where the wrapper wants it."""
     options = {"monitor_process_logfile": str(tmp_path / "monitor-{rank}")}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rank_monitor.contract.iterations.escalation import COLLATERAL
+from rank_monitor.contract.iterations.escalation import COLLATERAL, TEXT
 from rank_monitor.contract.wire.foreign import parse_object
 
 
@@ -71,6 +71,7 @@ class InterruptionRecord:
         member: its number at entry, if the writer knows it.
         error: of an exception: its type, where it was raised, and in which iteration of the training.
         is_collateral: it is the consequence of a fault elsewhere.
+        text: the digest of its text, where no iteration of the training is reported.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class InterruptionRecord:
     member: int | None = None
     error: str = ""
     is_collateral: bool = False
+    text: str = ""
 
     def to_json(self) -> str:
         """One JSON object, which the node agent writes into its journal."""
@@ -88,6 +90,8 @@ class InterruptionRecord:
             known["error"] = self.error
         if self.is_collateral:
             known[COLLATERAL] = True
+        if self.text:
+            known[TEXT] = self.text
         return json.dumps(known)
 
 

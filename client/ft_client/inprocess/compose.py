@@ -35,10 +35,7 @@ class Compose:
             raise TypeError("Compose: nothing to compose")
         parts: list[Callable[..., Any]] = []
         for instance in instances:
-            if isinstance(instance, Compose):
-                parts.extend(instance.instances)
-            else:
-                parts.append(instance)
+            parts.extend(parts_of(instance))
         flat = tuple(parts)
         composed = object.__new__(_with_base(_closest_base(flat)))
         composed.instances = flat
@@ -62,6 +59,15 @@ class Compose:
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.instances))})"
+
+
+def parts_of(callback: Callable[..., Any] | None) -> tuple[Callable[..., Any], ...]:
+    """Returns the operands of a `Compose`; of another callback itself, and nothing of None."""
+    if callback is None:
+        return ()
+    if isinstance(callback, Compose):
+        return callback.instances
+    return (callback,)
 
 
 def _closest_base(instances: tuple[Callable[..., Any], ...]) -> type:

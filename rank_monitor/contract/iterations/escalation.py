@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.same_error import comparable
 from rank_monitor.contract.wire.foreign import parse_object
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 SOFT_TIMEOUT, JOINING, COLLATERAL = "SOFT_TIMEOUT", "JOINING", "collateral"
+TEXT = "text"
+"""In the record of an exception where no iteration is reported: the digest of the exception's text."""
 _NO_ERRORS = frozenset({SOFT_TIMEOUT, "HARD_TIMEOUT", "UNRESPONSIVE"})
 """Interruptions without an error of the program. A hang is counted by itself."""
 _RIGHT_AFTER = 2.0
@@ -34,6 +37,23 @@ class EscalationLimits:
     no_progress: int = 0
     soft_timeouts: int = 0
     least_progress: int = 1
+
+
+@dataclass(frozen=True)
+class LimitsSet:
+    """The limits that somebody has set for the job, by an option, a variable or a file, as in `EscalationLimits`.
+
+    None: nobody has, and the wrapper's default holds. The launcher passes them to its ranks.
+    """
+
+    same_error: int | None = None
+    no_progress: int | None = None
+    soft_timeouts: int | None = None
+    least_progress: int | None = None
+
+    def over(self, defaults: EscalationLimits) -> EscalationLimits:
+        """Returns the defaults with what is set in their place."""
+        return replace(defaults, **{name: limit for name, limit in vars(self).items() if limit is not None})
 
 
 @dataclass(frozen=True)
@@ -59,7 +79,8 @@ class Restarts:
 
     Attributes:
         counted: the last iteration that is counted.
-        fault: rank and error of the last fault; empty: it had no error.
+        fault: rank and error of the last fault, in words; empty: it had no error.
+        compared: by what this fault is the same as another one.
         same: how many times in a row this fault occurred.
         without_progress: iterations in a row without progress.
         soft_timeouts: hangs in a row, each right after a restart.
@@ -69,6 +90,7 @@ class Restarts:
 
     counted: int = -1
     fault: str = ""
+    compared: str = ""
     same: int = 0
     without_progress: int = 0
     soft_timeouts: int = 0
@@ -99,6 +121,7 @@ class Restarts:
         if kind == JOINING:
             return replace(self, counted=iteration)
         name = _name(fault)
+        compared = f"{comparable(name)} {fault.get(TEXT, '')}"
         right_after = iteration > 0 and life is not None and life.ran_s <= _RIGHT_AFTER * life.soft_s
         before = self
         if life is not None:
@@ -106,12 +129,13 @@ class Restarts:
         same = 0
         if name:
             same = 1
-            if name == self.fault:
+            if compared == self.compared:
                 same += self.same
         return replace(
             before,
             counted=iteration,
             fault=name,
+            compared=compared,
             same=same,
             soft_timeouts=self.soft_timeouts + 1 if kind == SOFT_TIMEOUT and right_after else 0,
         )
@@ -144,7 +168,7 @@ def _fault_of(records: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _name(fault: Mapping[str, Any]) -> str:
-    """Rank and error as a text by which faults are compared; empty if it is not an error of the program."""
+    """Error and rank in words; empty if it is not an error of the program."""
     kind = fault.get("interruption")
     if not isinstance(kind, str) or kind in _NO_ERRORS:
         return ""

@@ -7,10 +7,11 @@ Durations are seconds.
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.iterations.escalation import EscalationLimits
+from rank_monitor.contract.iterations.escalation import EscalationLimits, LimitsSet
 from rank_monitor.contract.settings import injection, kinds, log_pattern
 from rank_monitor.contract.settings.declaration import setting
 
@@ -150,9 +151,20 @@ class RestartSettings:
     @property
     def in_process_limits(self) -> EscalationLimits:
         """The limits after which restarts in process end."""
-        return EscalationLimits(
-            self.same_error_limit, self.max_no_progress_restarts, self.soft_timeout_limit, self.min_progress_iterations
-        )
+        return EscalationLimits(**{name: getattr(self, key) for name, key in OF_IN_PROCESS.items()})
+
+    def in_process_limits_set(self, keys: Collection[str]) -> LimitsSet:
+        """Those of these limits that somebody has set; `keys` are of all settings that somebody has set."""
+        return LimitsSet(**{name: getattr(self, key) for name, key in OF_IN_PROCESS.items() if key in keys})
+
+
+OF_IN_PROCESS = {
+    "same_error": "same_error_limit",
+    "no_progress": "max_no_progress_restarts",
+    "soft_timeouts": "soft_timeout_limit",
+    "least_progress": "min_progress_iterations",
+}
+"""Field of `EscalationLimits` -> the setting for it."""
 
 
 @dataclass(frozen=True)

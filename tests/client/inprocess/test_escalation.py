@@ -17,6 +17,13 @@ def test_the_same_fault_again_and_again_ends_the_call() -> None:
     assert [note[1] for note in told[1].notes] == [0, 1, 2]
 
 
+def test_without_a_launcher_a_function_may_fail_as_often_as_it_needs() -> None:
+    defaults = dict.fromkeys(("same_error_limit", "no_progress_limit", "soft_timeout_limit"))
+    with job(2, mains.main, hosted=False, fault="exception", times=4, options=defaults) as made:
+        told = made.end()
+    assert {rank: (one.error, one.result) for rank, one in told.items()} == {0: ("", (0, 2, 4)), 1: ("", (1, 2, 4))}
+
+
 def test_so_does_a_hang_right_after_each_restart() -> None:
     options = {**SHORT, "hard_timeout": seconds(30), "soft_timeout_limit": 1}
     with job(2, mains.main, hosted=False, fault="hang", times=100, options=options) as made:

@@ -11,6 +11,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -137,7 +138,7 @@ class Call:
     def soft_timeout(self, reason: str) -> None:
         """Interrupts the iteration: the monitor sees no progress of this rank. Called in the watchdog's thread."""
         logger.warning("rank %s: %s: interrupting", self._state.rank, reason)
-        self._iteration.interrupt(self._record(Interruption.SOFT_TIMEOUT))
+        self._iteration.interrupt(self._record(Interruption.SOFT_TIMEOUT).to_json())
 
     def _interrupt(self, number: int) -> None:
         """Interrupts the main thread in iteration `number`. Called in the watcher's thread."""
@@ -213,10 +214,13 @@ class Call:
     # A fault.
 
     def _report(self) -> RestartEvent:
-        error, reached = self._function.fault, reported_iteration()
+        record, reached = self._record(Interruption.EXCEPTION), reported_iteration()
+        record = replace(record, error=self._function.fault, is_collateral=self._function.is_collateral)
         if reached != NO_ITERATION:
-            error += f" at iteration {reached}"
-        self._iteration.interrupt(self._record(Interruption.EXCEPTION, error, self._function.is_collateral))
+            record = replace(record, error=f"{record.error} at iteration {reached}")
+        else:
+            record = replace(record, text=self._function.fault_text)
+        self._iteration.interrupt(record.to_json())
         return RestartEvent.FAILED
 
     def _recover(self) -> RestartEvent:
@@ -277,11 +281,11 @@ class Call:
         out.sign(Entry(self._member))
         if {entry.member for entry in out.entries()}.issuperset(self._iteration.everybody(self._all_members)):
             # Nobody comes, so nobody else releases the start.
-            self._iteration.interrupt(self._record(Interruption.BASE_EXCEPTION))
+            self._iteration.interrupt(self._record(Interruption.BASE_EXCEPTION).to_json())
         return self._leave()
 
     def _depart(self) -> RestartEvent:
-        record, undecided = self._record(Interruption.BASE_EXCEPTION), self._assigning.undecided
+        record, undecided = self._record(Interruption.BASE_EXCEPTION).to_json(), self._assigning.undecided
         report = partial(depart, self._store, self._member, record, self._barrier_s, undecided)
         reported = in_thread(report, "departure")  # meanwhile: the others must not wait for what this rank still does
         event = self._leave()
@@ -310,8 +314,8 @@ class Call:
         prefix, limit_s = self._coordination.prefix, self._arguments.restart_limit_s
         self._link.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])
 
-    def _record(self, interruption: Interruption, error: str = "", is_collateral: bool = False) -> str:
-        return InterruptionRecord(self._state.rank or 0, interruption, self._member, error, is_collateral).to_json()
+    def _record(self, interruption: Interruption) -> InterruptionRecord:
+        return InterruptionRecord(self._state.rank or 0, interruption, self._member)
 
     def _entry(self) -> Entry:
         return Entry(self._member, self._state.rank or 0, self._state.world_size)

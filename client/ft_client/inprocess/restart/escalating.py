@@ -6,22 +6,29 @@ It notes what this rank observes of each iteration. The counts are in the store 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 
 from ft_client.inprocess.arguments import Arguments
+from ft_client.inprocess.compose import parts_of
+from ft_client.inprocess.health_check import FaultCounter
+from ft_client.inprocess.initialize import RetryController
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.monitoring.watchdog import megatron_iteration
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 from rank_monitor.contract.iterations.barrier import Store
-from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, Restarts
+from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, LimitsSet, Restarts
 from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.settings.declaration import parse
 from rank_monitor.contract.wire.json_record import read_record, write_record
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _KEY = "restarts"
+_PEER = "nvidia_resiliency_ext"
 
 
 class Escalating:
@@ -69,16 +76,61 @@ class Escalating:
 
 
 def limits_of(arguments: Arguments) -> EscalationLimits:
-    """The limits given to the wrapper; else those of the launcher, or the defaults of its options."""
-    known, text = RestartSettings().in_process_limits, os.environ.get(env.IN_PROCESS_LIMITS)
-    if text:
-        known = read_record(EscalationLimits, text)
+    """The limits given to the wrapper; else those set for the job; else the defaults.
+
+    Defaults are the options', except where something of the user's ends the restarts, which decides then. Without a
+    launcher there are no fresh ranks to go on with, and NVIDIA's wrapper, whose place ours takes under the alias, has
+    no limit for an error that comes again: that default is never in both cases.
+
+    Raises:
+        ConfigError: a variable of a limit has no possible value.
+    """
+    limits = RestartSettings().in_process_limits
+    if _counts_iterations(arguments):
+        limits = replace(limits, same_error=0, no_progress=0, soft_timeouts=0)
+    if _counts_faults(arguments) or not _has_launcher() or _is_under_alias():
+        limits = replace(limits, same_error=0)
     given = {
         "same_error": arguments.same_error_limit,
         "no_progress": arguments.no_progress_limit,
         "soft_timeouts": arguments.soft_timeout_limit,
     }
-    return replace(known, **{name: limit for name, limit in given.items() if limit is not None})
+    return LimitsSet(**given).over(_set_for_the_job().over(limits))
+
+
+def _set_for_the_job() -> LimitsSet:
+    """The limits that the launcher was given; without one those in the variables of its settings (`FT_<KEY>`)."""
+    text = os.environ.get(env.IN_PROCESS_LIMITS)
+    if text:
+        return read_record(LimitsSet, text)
+    variables = {name: env.of_setting(key) for name, key in config.OF_IN_PROCESS.items()}
+    found = {
+        name: parse(RestartSettings, config.OF_IN_PROCESS[name], os.environ[variable], variable)
+        for name, variable in variables.items()
+        if variable in os.environ
+    }
+    return LimitsSet(**found)
+
+
+def _has_launcher() -> bool:
+    return env.IN_PROCESS_LIMITS in os.environ
+
+
+def _is_under_alias() -> bool:
+    """Whether the program knows us by the names of NVIDIA's package."""
+    return hasattr(sys.modules.get(_PEER), "__ft_alias__")
+
+
+def _counts_iterations(arguments: Arguments) -> bool:
+    """Whether the user limits the number of iterations."""
+    parts = parts_of(arguments.initialize)
+    return any(isinstance(part, RetryController) and part.max_iterations is not None for part in parts)
+
+
+def _counts_faults(arguments: Arguments) -> bool:
+    """Whether the user limits the faults of a rank."""
+    parts = parts_of(arguments.health_check)
+    return any(isinstance(part, FaultCounter) and part.max_rank_faults is not None for part in parts)
 
 
 def reported_iteration() -> int:

@@ -26,6 +26,7 @@ from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.state import FrozenState, Mode, State
 from rank_monitor.contract.errors import text_of
 from rank_monitor.contract.lost_peer import is_lost_peer
+from rank_monitor.contract.same_error import digest
 
 logger = logging.getLogger("ft_client.inprocess")
 _WRAPPER = "ft_client.inprocess"
@@ -43,7 +44,8 @@ class UserFunction:
         why: returns why an iteration ended.
 
     `known_fault`: the last iteration that this rank knows to be interrupted. `fault`: type and place of the last
-    exception here; `is_collateral`: it was the consequence of a fault elsewhere. `error`: what ends this rank.
+    exception here, `fault_text`: the digest of its text; `is_collateral`: it was the consequence of a fault elsewhere.
+    `error`: what ends this rank.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class UserFunction:
     ) -> None:
         self.known_fault = -1
         self.fault = ""
+        self.fault_text = ""
         self.is_collateral = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -227,7 +230,8 @@ class UserFunction:
         else:
             exc_info = (type(error), error, _below_wrapper(error.__traceback__))
             logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=exc_info)
-        self.fault, self.is_collateral = _place_of(error), lost_peer or not is_first
+        self.fault, self.fault_text = _place_of(error), digest(text)
+        self.is_collateral = lost_peer or not is_first
         release_frames(error)
         # What is above refers to the call, for as long as it is kept.
         error.__traceback__ = _below_wrapper(error.__traceback__)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, Restarts
+from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, LimitsSet, Restarts
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
 LIMITS = EscalationLimits(same_error=3, no_progress=4, soft_timeouts=2)
@@ -23,6 +23,9 @@ def life(ran_s: float = 100.0, pinged: bool = False, reached: int = -1) -> Life:
     return Life(ran_s, pinged, reached, SOFT_S)
 
 
+BAD_1 = record(1, error="ValueError at /run_1/a.py:7", member=1, text="one")
+BAD_2 = record(1, error="ValueError at /run_2/a.py:7", member=1, text="one")
+OTHER_TEXT = record(1, error="ValueError at /run_1/a.py:7", member=1, text="two")
 BAD = record(1, error="ValueError at a.py:7", member=1)
 OTHER = record(1, error="ValueError at a.py:8", member=1)
 ELSEWHERE = record(0, error="ValueError at a.py:7", member=0)
@@ -55,6 +58,9 @@ def told(*stories: tuple[list[str], Life | None], limits: EscalationLimits = LIM
         ([BAD, record(0, "JOINING"), BAD, record(0, "JOINING"), BAD], True),
         ([BAD, BAD, "garbage", BAD], False),
         ([BAD, BAD, "[1]", BAD], False),
+        ([BAD_1, BAD_2, BAD_1], True),
+        ([BAD_1, OTHER_TEXT, BAD_1, OTHER_TEXT], False),
+        ([BAD_1, BAD_1, OTHER_TEXT], False),
     ],
 )
 def test_the_same_fault_in_a_row(records: list[str], ends: bool) -> None:
@@ -119,3 +125,9 @@ def test_what_is_no_record_is_no_history() -> None:
     assert read_record(EscalationLimits, write_record(LIMITS)) == LIMITS
     with pytest.raises(ProtocolError):
         read_record(EscalationLimits, "{")
+
+
+def test_what_is_set_goes_over_the_defaults() -> None:
+    assert LimitsSet().over(LIMITS) == LIMITS
+    assert LimitsSet(same_error=0, least_progress=7).over(LIMITS) == EscalationLimits(0, 4, 2, 7)
+    assert read_record(LimitsSet, write_record(LimitsSet(soft_timeouts=9))) == LimitsSet(soft_timeouts=9)
