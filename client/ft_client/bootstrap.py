@@ -113,7 +113,9 @@ class Rank:
 
         from ft_client.start import after_import, script
 
-        exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")  # not there when `prepare` failed
+        # These two are not there when `prepare` failed.
+        self._reports = sys.modules.get("ft_client.monitoring.exception_report")
+        exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")
         if exit_codes is None:
             self._agreed = ()
         else:
@@ -146,25 +148,46 @@ class Rank:
         theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.take.__code__}))
         if not isinstance(error, SystemExit):
             self._script.hide_frames(theirs)
-            self._try_to_report(error, theirs)
-        elif not (isinstance(error.code, int) and error.code in self._agreed):
-            why = _why_exit(error)
-            if why is None:
-                self._try_to_report(None, None)
-            elif why is error:
-                self._try_to_report(why, theirs)
-            else:
-                self._try_to_report(why, why.__traceback__)
+            self._try_to_report(error, theirs, _exit_code(error))
+            return
+        is_agreed = isinstance(error.code, int) and error.code in self._agreed
+        why = _why_exit(error)
+        if is_agreed or why is None:
+            self._try_to_report(None, None, _exit_code(error), is_told=not is_agreed)
+        elif why is error:
+            self._try_to_report(why, theirs, _exit_code(error))
+        else:
+            self._try_to_report(why, why.__traceback__, _exit_code(error))
 
     def _report_return(self) -> None:
         if self._has_returned:
             self._try_to_report(SystemExit(), None)
 
-    def _try_to_report(self, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _try_to_report(
+        self, error: BaseException | None, trace: TracebackType | None, failed_with: int = 0, is_told: bool = True
+    ) -> None:
+        """Reports how the program ended.
+
+        Args:
+            failed_with: the exit code, which is reported first; 0: the program did not fail.
+            is_told: whether the error is reported too; not where ranks have agreed to exit.
+        """
         try:
-            self._report(error, trace)
+            if failed_with and self._reports is not None:
+                self._reports.report_failure(error, trace, failed_with)
+            if is_told:
+                self._report(error, trace)
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
+
+
+def _exit_code(error: BaseException) -> int:
+    """The exit code of a process that this exception ends; minus the number of the signal for one of Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        return -2  # SIGINT: the module `signal` is not loaded in a fresh interpreter
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF
+    return 1
 
 
 def _is_zero(code: object) -> bool:

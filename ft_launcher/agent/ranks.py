@@ -20,9 +20,11 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
+from ft_launcher.attribution.first_failure import what_was_raised
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.cycle.evidence import oom_kills
+from ft_launcher.cycle.failed_programs import FailedPrograms, work_of
 from ft_launcher.cycle.in_process import InProcess
 from ft_launcher.cycle.nccl_ras import NcclRas
 from ft_launcher.cycle.zombies import Zombies
@@ -44,7 +46,7 @@ from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
-from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, Restarter
+from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, ProgramFailed, Restarter
 
 if TYPE_CHECKING:
     from ft_launcher.agent.save_intervals import SaveIntervals
@@ -84,6 +86,8 @@ class Ranks(EventSource):
         """The first request of this cycle that can be followed, with the global rank that made it."""
         self.zombies = Zombies()
         """Those of this cycle."""
+        stop = parts.settings.stop
+        self._failed_programs = FailedPrograms(stop.workers_stop_timeout, stop.linger, work_of)
         self._orphans = Orphans(parts.adopt_orphans)
         self._sessions: set[int] = set()
         """Those of all processes that were ranks of the present or last cycle."""
@@ -199,6 +203,8 @@ class Ranks(EventSource):
         self._warnings.begin_cycle()
         self.nccl.begin_cycle()
         self._sessions = set()
+        for local_rank in self.monitors.local_ranks:
+            self._failed_programs.forget(local_rank)
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -243,7 +249,10 @@ class Ranks(EventSource):
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
-        sources = (self.monitors, self.processes, self.in_process, self.zombies, self._warnings)
+        sources = (
+            *(self.monitors, self.processes, self.in_process, self.zombies, self._warnings),
+            self._failed_programs,
+        )
         moments = [self._ask_times_at, *(source.next_check() for source in sources)]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -268,8 +277,10 @@ class Ranks(EventSource):
                 unreaped.add(local_rank)
             else:
                 unreaped.discard(local_rank)
+                self._failed_programs.forget(local_rank)
                 self.parts.recorder.rank_ended(self.cycle, self.global_rank(local_rank), end.exit_code)
                 events.append(self.in_process.ended(local_rank, end.exit_code))
+        self._end_failed_programs()
         events += self.in_process.attend()
         is_due = time.monotonic() >= self.zombies.next_check()
         if self.zombies.attend(self.processes):
@@ -318,6 +329,9 @@ class Ranks(EventSource):
                 return [Condemned(local_rank)]
             case Fenced():
                 return [CyclePhase.FENCED]
+            case ProgramFailed(exit_code=exit_code) if local_rank in self.running():
+                pid = self.processes.pids()[local_rank]
+                self._failed_programs.begin(local_rank, pid, exit_code, time.monotonic())
             case GroupMade():
                 self._warnings.made_group(local_rank, message)
             case Restarter():
@@ -329,6 +343,22 @@ class Ranks(EventSource):
             case ControlRequest():
                 return self._take_request(local_rank, message)
         return []
+
+    def _end_failed_programs(self) -> None:
+        """Ends ranks whose program has failed and whose process does not end; their end is taken as any other."""
+        for local_rank, (exit_code, why) in self._failed_programs.due(time.monotonic()).items():
+            self.parts.recorder.never_ends(self.cycle, self.global_rank(local_rank), self._how_failed(local_rank), why)
+            self.processes.give_up(local_rank, exit_code)
+
+    def _how_failed(self, local_rank: int) -> str:
+        """Returns how the program of a rank ended, in words."""
+        found = self.monitors.found(local_rank)
+        exception = found.exception or found.untold()
+        if exception is not None:
+            return what_was_raised(exception)
+        if found.failed is not None:
+            return f"exits with code {found.failed.exit_code}"
+        return "failed"
 
     def ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
         """Asks NCCL which ranks it reaches, if this node is one of those that ask. Does not block."""

@@ -54,6 +54,7 @@ FIELDS: dict[str, str] = {
     "nan_loss": "cycle rank iteration loss fault",
     "printed_steps": "cycle rank durations",
     "monitor_replaced": "cycle rank",
+    "never_ends": "cycle rank why",
     "limits": "cycle rank initial subsequent sections out_of_section learned",
     "interrupted_again": "cycle rank iteration waited_s",
     "section_times": "cycle rank sections gpu",

@@ -21,11 +21,21 @@ from rank_monitor.contract.wire.launcher_messages import (
     Times,
     Verdict,
 )
-from rank_monitor.contract.wire.messages import Guard, LastOutput, Message, RankException, ResultInDoubt, Returned
+from rank_monitor.contract.wire.messages import (
+    Guard,
+    LastOutput,
+    Message,
+    ProgramFailed,
+    RankException,
+    ResultInDoubt,
+    Returned,
+)
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
 logger = logging.getLogger(__name__)
 _complaints = Complaints(logger.warning)
+
+_NO_TEXT = "(its text could not be made: str() of it did not return)"
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,8 @@ class Found:
 
     `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
     answer to `NodeMonitors.ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is
-    when it was last about to exceed a limit, and `returned_at` when it returned from its program.
+    when it was last about to exceed a limit, and `returned_at` when it returned from its program. `failed` says that
+    its program has ended with an error: before the exception, which comes next if it can be told.
     """
 
     start: CycleStart | None = None
@@ -51,6 +62,8 @@ class Found:
     verdict_at: float | None = None
     exception: RankException | None = None
     exception_at: float | None = None
+    failed: ProgramFailed | None = None
+    failed_at: float | None = None
     last_output: str = ""
     returned_at: float | None = None
     suspect_result: ResultInDoubt | None = None
@@ -80,6 +93,9 @@ class Found:
             case RankException():
                 self.take_exception(message, now)
                 return message
+            case ProgramFailed():
+                self.failed, self.failed_at = message, now
+                return message
             case LastOutput():
                 self.last_output = message.text
             case Returned():
@@ -95,6 +111,12 @@ class Found:
             case _:
                 return message
         return None
+
+    def untold(self) -> RankException | None:
+        """Returns the exception of a program whose text never came; None: it came, or there is none."""
+        if self.exception is not None or self.failed is None or not self.failed.type:
+            return None
+        return RankException(self.failed.type, _NO_TEXT, self.failed.traceback, self.failed.wall_time)
 
     def take_exception(self, exception: RankException, now: float) -> None:
         """Notes why the rank failed. The first exception is the cause; later ones are of the clean-up."""

@@ -127,6 +127,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
         self.ignored: set[int] = set()
+        self._given_up: dict[int, int] = {}
         self._started_again: dict[int, float] = {}
         self._first_failed = -1
 
@@ -309,12 +310,23 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             {number: file.fileno() for number, file in streams.items()},
         )
 
+    def give_up(self, local_rank: int, exit_code: int) -> None:
+        """Kills a rank whose program has ended with an error and whose process does not end: it has this exit code."""
+        self._given_up[local_rank] = exit_code
+        with suppress(OSError):
+            signal.pidfd_send_signal(self.pidfds[local_rank], signal.SIGKILL)
+
     def reap(self, local_rank: int) -> RankExit | None:
         """Returns the end of a rank and closes its pidfd; None while it runs, or has no exit code yet."""
         if local_rank not in self.exits:
-            exit_code = self.subprocess_handlers[local_rank].proc.poll()
+            process = self.subprocess_handlers[local_rank].proc
+            exit_code = process.poll()
             if exit_code is None:
                 return None
+            given_up = self._given_up.pop(local_rank, None)
+            if given_up is not None:
+                # torch reads it from the process.
+                exit_code = process.returncode = given_up
             self.exits[local_rank] = RankExit(exit_code, time.monotonic())
             os.close(self.pidfds.pop(local_rank))
         return self.exits[local_rank]

@@ -199,6 +199,12 @@ class Recorder:
                 self._complaints.about(f"request of rank {rank}", text)
                 self.journal.report(events.ControlRequest.of(message, cycle=cycle, rank=rank))
 
+    @contained("an event cannot be recorded")
+    def never_ends(self, cycle: int, rank: int, how: str, why: str) -> None:
+        """The process of a rank whose program has failed does not end, and is ended."""
+        logger.warning("rank %d %s, but %s: it is ended", rank, how, why)
+        self.journal.report(events.NeverEnds(cycle, rank, why))
+
     def monitor_replaced(self, cycle: int, rank: int, why: str) -> None:
         """The monitor of a rank was lost, and another took its place."""
         logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, why)

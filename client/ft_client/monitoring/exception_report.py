@@ -24,7 +24,7 @@ from typing import Any
 
 from ft_client.monitoring import process
 from rank_monitor.contract.errors import both_ends, text_of
-from rank_monitor.contract.wire.messages import LastOutput, Message, RankException, Returned
+from rank_monitor.contract.wire.messages import LastOutput, Message, ProgramFailed, RankException, Returned
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
@@ -36,6 +36,25 @@ and it stands behind the frames. Twenty are most of the way from a training step
 _SEND_TIMEOUT_S = 0.2
 _kept = bytearray()
 """The end of what was written to stderr: as much as is reported of it, and at most twice that."""
+
+
+def report_failure(error: BaseException | None, trace: TracebackType | None, exit_code: int) -> None:
+    """Reports at once that the program has ended with an error. Does nothing in a forked child: it is not the rank.
+
+    Calls nothing of the program. What follows is the program's and may never end: the text of its exception, threads
+    that are no daemons, exit functions. The launcher limits it from here on.
+
+    Args:
+        error: the exception that is reported next; None: none is known.
+        exit_code: of the process, when all that has ended.
+    """
+    if process.is_forked():
+        return
+    kind, text = "", ""
+    if error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
+        kind = _name(type(error))
+        text = both_ends("Traceback (most recent call last):\n" + "".join(traceback.format_tb(trace)), _MAX_TRACEBACK)
+    _send(ProgramFailed(kind, text, exit_code, time.time()))
 
 
 def report(error: BaseException | None, trace: TracebackType | None) -> None:

@@ -104,6 +104,14 @@ class PrintedSteps(Event, name="printed_steps"):
 
 
 @dataclass(frozen=True)
+class NeverEnds(OfRank, Event, name="never_ends"):
+    """The program of a rank has ended with an error, and its process did not end: the launcher ends it."""
+
+    why: str
+    """How long its process did nothing, or worked, and which option limits that."""
+
+
+@dataclass(frozen=True)
 class MonitorReplaced(OfRank, Event, name="monitor_replaced"):
     """The monitor of a rank was lost, and another took its place; the training goes on."""
 

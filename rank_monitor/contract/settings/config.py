@@ -105,7 +105,9 @@ class StartSettings:
 class StopSettings:
     """How ranks end."""
 
-    workers_stop_timeout: float = setting(15.0, kinds.SECONDS, "SIGTERM to SIGKILL at the end of a cycle")
+    workers_stop_timeout: float = setting(
+        15.0, kinds.SECONDS, "SIGTERM to SIGKILL at the end of a cycle; how long a rank that has raised may do nothing"
+    )
     preemption_signal: int = setting(
         signal.SIGTERM, kinds.SIGNAL, "what ranks with a handler for it get when the launcher gets SIGTERM or SIGHUP"
     )
@@ -117,7 +119,8 @@ class StopSettings:
     linger: float | None = setting(
         30.0,
         kinds.SECONDS_OR_NONE,
-        "how long background processes of successful ranks, in sessions of their own, may go on; none: for ever",
+        "how long background processes of successful ranks, in sessions of their own, may go on, and a rank that has "
+        "raised and still works; none: for ever",
     )
     exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
     gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "longest wait for GPU memory; 0: none")

@@ -18,8 +18,8 @@ NO_ITERATION = -1
 class Message:
     """Base class of all messages. Each subclass has its number on the wire, `kind`, which is never given to another.
 
-    Below 16: records that `codec.py` packs; from 16: client to monitor, 32: monitor to client, 48: agent to monitor,
-    64: monitor to agent, 80: the template.
+    Below 16: records that `codec.py` packs; from 16 and from 96: client to monitor, 32: monitor to client, 48: agent to
+    monitor, 64: monitor to agent, 80: the template.
     """
 
     kind: ClassVar[int]
@@ -31,7 +31,7 @@ class Message:
 
 KINDS: dict[int, type[Message]] = {}
 """Number -> class, of all modules with messages that were imported."""
-FROM_RANK = range(32)
+FROM_RANK = frozenset({*range(32), *range(96, 112)})
 """Numbers of the messages that a rank may send: the packed records, and those from client to monitor."""
 
 
@@ -117,6 +117,17 @@ class RankException(Message, kind=20):
     type: str
     message: str
     traceback: str
+    wall_time: float
+
+
+@dataclass(frozen=True)
+class ProgramFailed(Message, kind=96):
+    """The rank's program has ended with an error, and its threads and exit functions are about to end. Sent before the
+    exception's text is made, which is the program's own code. `type`: of the exception; empty: none is known."""
+
+    type: str
+    traceback: str
+    exit_code: int
     wall_time: float
 
 
@@ -270,6 +281,7 @@ class ResultInDoubt(Message, kind=26):
 
 
 FROM_RANK_TO_LAUNCHER = (
+    ProgramFailed,
     RankException,
     LastOutput,
     Returned,
