@@ -123,7 +123,7 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         logger.warning("%s was ignored when the launcher started. It ends the job all the same", name)
     if runtime.refused:
         logger.warning("temporary files are in %s (%s)", runtime.folder.parent, "; ".join(runtime.refused))
-    run_folder = RunFolder(job.log_dir, job.launch_config.run_id, Access(job.settings.record.log_group_access))
+    run_folder = RunFolder(job.log_dir, job.folder_name, Access(job.settings.record.log_group_access))
     try:
         recorder = Recorder(run_folder, job.settings.record)
         times = NodeTimes(recorder)
@@ -152,7 +152,9 @@ def _run_recorded(
 ) -> Outcome:
     config = job.launch_config
     nccl_bound = nccl.detection(os.environ | nccl.variables(job.settings.nccl, os.environ), config.max_restarts)
-    recorder.job_started(config.run_id, job.command, config.max_restarts, config.nproc_per_node, job.settings.monitor)
+    recorder.job_started(
+        config.run_id, job.name, job.command, config.max_restarts, config.nproc_per_node, job.settings.monitor
+    )
     agents: list[NodeAgent] = []
 
     def launch() -> Mapping[int, Any]:

@@ -74,6 +74,7 @@ FIELDS: dict[str, str] = {
 """Event -> the fields that are passed on, some of them in part (`_PARTS`)."""
 
 TEXTS: dict[str, str] = {
+    "job_start": "job_name",
     "job_end": "reason",
     "health": "readings",
     "health_change": "reason",

@@ -40,7 +40,7 @@ _TEXTS = "WITH texts of ranks, users and commands, which may hold anything: read
 @click.command(
     help="Writes one file with what others need to look at an incident: a page to read first, stacks, collectives, "
     "health, versions, and a slice of the journals. RUN is a file, a folder that is searched for journal.*.jsonl, or "
-    "the run id of a job of this user on this host, or its beginning. Only what is on a list is in it."
+    "the name or run id of a job of this user on this host, or its beginning. Only what is on a list is in it."
 )
 @click.argument("run", metavar="RUN")
 @click.option("-o", "output", required=True, metavar="FILE.zip", type=click.Path(path_type=Path), help="The file.")
@@ -60,7 +60,7 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
         raise _exists(output)
     incident, findings, paths, run_id = Incident(), Problems(), [Path(run)], None
     if not Path(run).exists():
-        nobody = f"{run} is no file, and no job of this user with such a run id runs on this host"
+        nobody = f"{run} is no file, and no job of this user with such a name or run id runs on this host"
         paths, run_id = _ask(running_job(run, nobody), incident)
     with _written_at_once(output, force) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         contents = list(_journals(archive, paths, run_id, incident, findings, with_texts))

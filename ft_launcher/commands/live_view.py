@@ -74,7 +74,7 @@ def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
 
 def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
     """The parts of a screen of so many lines. Rows of nodes leave room for what is below them."""
-    yield Text(printable(f"{found['run_id']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
+    yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
     yield Text()
     below = len(stacks) or 2 * min(len(found["faults"]), _MOST_FAULTS) or 1

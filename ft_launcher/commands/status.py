@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from ft_launcher.record.console_text import printable, say
+from ft_launcher.report.job_findings import as_text
 from ft_launcher.settings.options import UsageError
 from ft_launcher.status.listening import SOCKET
 from ft_launcher.status.summary import JobState, RankState
@@ -44,8 +45,8 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answ
 
 
 @click.command(
-    help="Says in three lines what a job on this host does. RUN is its run id, or the beginning; none is needed where "
-    "one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none."
+    help="Says in three lines what a job on this host does. RUN is its name or run id, or a beginning; none is needed "
+    "where one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none."
 )
 @RUN
 @_AS_JSON
@@ -68,7 +69,7 @@ def status(run: str | None, as_json: bool) -> None:
 
 @click.command(
     help="Prints where each rank on this host is, ranks at the same place together, and how far it is in each process "
-    "group. RUN is the run id, or its beginning; none is needed where one job runs. The ranks go on."
+    "group. RUN is the job's name or run id, or a beginning; none is needed where one job runs. The ranks go on."
 )
 @RUN
 @click.option("--all-nodes", is_flag=True, help="Asks the other nodes of the job, too; names those that do not answer.")
@@ -103,10 +104,24 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
     """Returns the status in three lines: the job, its ranks, its faults."""
-    where = f"{found['run_id']} on {found['node']}"
+    where = f"{found['job_name']} on {found['node']}"
     if found["nodes"] > 1:
         where += f" (node {found['node_rank']} of {found['nodes']})"
     return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
+
+
+def job_line(found: Mapping[str, Any]) -> str:
+    """Returns one line about a job by which people tell it from others: its name, its age, its ranks, what it does."""
+    ranks = len(found["ranks"])
+    parts = [
+        str(found["job_name"]),
+        f"for {as_text(found['t'] - found['started'])}",
+        f"{ranks} rank{'' if ranks == 1 else 's'} here",
+        str(found["state"]),
+    ]
+    if found["run_id"] not in found["job_name"]:
+        parts.append(f"run id {found['run_id']}")
+    return ", ".join(parts)
 
 
 def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
@@ -200,37 +215,44 @@ def _find(run: str | None) -> list[RunningJob]:
     """Returns the jobs of this user on this host.
 
     Args:
-        run: a run id, or its beginning; None: all.
+        run: a name or a run id, or the beginning of one; what is whole is meant also where another begins with it.
+            None: all.
     """
     found = []
     for path in _sockets():
         with contextlib.suppress(OSError):  # it has just ended
-            job = RunningJob(path, _ask(path, "/status.json"))
-            if run is None or str(job.status.get("run_id", "")).startswith(run):
-                found.append(job)
-    return found
+            found.append(RunningJob(path, _ask(path, "/status.json")))
+    if run is None:
+        return found
+    named = [job for job in found if run in _names(job)]
+    return named or [job for job in found if any(name.startswith(run) for name in _names(job))]
+
+
+def _names(job: RunningJob) -> list[str]:
+    return [str(job.status.get(key, "")) for key in ("job_name", "run_id")]
 
 
 def running_job(run: str | None, if_none: str = "") -> RunningJob:
     """Returns the job that is meant.
 
     Args:
-        run: a run id, or its beginning; None: the only one.
+        run: a name or a run id, or the beginning of one; None: the only one.
         if_none: what to say where there is none, after `ft_launcher: `; by default that none runs.
 
     Raises:
-        UsageError: several are.
+        UsageError: several are; they are listed on stderr.
         SystemExit: with 4 if there is none; a line on stderr says so.
     """
     found = _find(run)
     if len(found) > 1:
-        named = ", ".join(str(job.status.get("run_id")) for job in found[:5])
-        raise UsageError(f"{len(found)} jobs run here: {named}", "Give the run id, or its beginning")
+        for job in sorted(found, key=lambda job: float(job.status["started"])):
+            print(printable(f"  {job_line(job.status)}"), file=sys.stderr)
+        raise UsageError(f"{len(found)} jobs run here", "Give the name or the run id of one, or its beginning")
     if found:
         return found[0]
     what = "no job of this user runs on this host"
     if run is not None:
-        what = f"no job of this user with a run id that begins with {run!r} runs on this host"
+        what = f"no job of this user with a name or run id that begins with {run!r} runs on this host"
     say(if_none or what)
     sys.exit(NOBODY)
 

@@ -42,8 +42,8 @@ _STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
 
 @click.command(
     help="Shows live what a job on this host does: its ranks as a strip of characters, its faults, by the key s where "
-    "each rank is, by a where those of all nodes are; q leaves. RUN is its run id, or the beginning; none is needed "
-    "where one job runs. It needs rich: pip install 'ft-launcher[observe]'."
+    "each rank is, by a where those of all nodes are; q leaves. RUN is its name or run id, or a beginning; none is "
+    "needed where one job runs. It needs rich: pip install 'ft-launcher[observe]'."
 )
 @RUN
 def top(run: str | None) -> None:
@@ -92,7 +92,7 @@ class _Screen:
                 self._press(key)
             if self._asking.event in ready:
                 self._take()
-        return f"{self._found['run_id']}: the launcher has ended; when it was last asked: {self._found['sentence']}"
+        return f"{self._found['job_name']}: the launcher has ended; when it was last asked: {self._found['sentence']}"
 
     def _press(self, key: bytes) -> None:
         if key in (b"s", b"S"):

@@ -1,4 +1,4 @@
-"""The files of a run: its folders `<log_dir>/<run_id>-<start>/cycle_N/<local_rank>/`, torch's `LogsSpecs` for them, and
+"""The files of a run: its folders `<log_dir>/<name>-<start>/cycle_N/<local_rank>/`, torch's `LogsSpecs` for them, and
 what the recorder keeps: the journal, and copies of files that ranks wrote.
 
 Without `--log-dir` the folder is made below a default parent once there is something to keep, and old runs there are
@@ -66,12 +66,10 @@ class RunFolder:
         access: who may read what is in it.
     """
 
-    def __init__(self, log_dir: str | None, run_id: str, access: Access | None = None) -> None:
+    def __init__(self, log_dir: str | None, name: str, access: Access | None = None) -> None:
         self.access = access or Access()
         self.asked_for = log_dir is not None
-        self._name = (
-            f"{re.sub(r'[^A-Za-z0-9._-]', '_', run_id) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        )
+        self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         if log_dir is not None:
             self._parents = [Path(log_dir).absolute()]
         else:

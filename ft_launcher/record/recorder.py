@@ -71,7 +71,7 @@ class Recorder:
         """The last fault whose block was printed."""
 
     def job_started(
-        self, run_id: str, command: list[str], max_restarts: int, nprocs: int, monitor: MonitorSettings
+        self, run_id: str, name: str, command: list[str], max_restarts: int, nprocs: int, monitor: MonitorSettings
     ) -> None:
         """The launcher has started."""
         self.journal.run_id = run_id
@@ -84,8 +84,9 @@ class Recorder:
             "log": monitor.watch_log_timeout,
         }
         versions, environment = surroundings.versions(), surroundings.environment(os.environ)
+        node = self.files.node
         self.journal.write(
-            events.JobStart(run_id, self.files.node, command, max_restarts, nprocs, limits, versions, environment)
+            events.JobStart(run_id, node, command, max_restarts, nprocs, limits, versions, environment, name)
         )
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import uuid
 from argparse import Namespace
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch.distributed import run as torch_run
@@ -36,6 +38,12 @@ StdMap: TypeAlias = "Std | dict[int, Std]"
 SIGNALS = "signals_to_handle"
 _PYTHON = "PYTHON_EXEC"
 _NO_EVENTS = "null"
+_NO_ID = "none"
+"""Torch's default of `--rdzv-id`."""
+_MOST_NAME = 64
+"""Characters of each part of a job's name: a terminal's line and a folder's name have room for it."""
+_MADE_UP = 6
+"""Characters of an id that nobody gave: enough that two jobs of one host never have the same by chance."""
 _STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 # torch makes a log folder for its own log specifications; ours replace them, so these go to the null device.
 _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
@@ -74,6 +82,31 @@ class Job:
         if isinstance(self.entrypoint, str):
             return [self.entrypoint, *self.args]
         return [self.script]
+
+    @property
+    def name(self) -> str:
+        """What the job is called where people read of it: `--ft-job-name`, else the script's name with what tells jobs
+        of one script apart, which is the same on all nodes."""
+        given = self.settings.record.job_name
+        if given is not None:
+            return given
+        script = Path(self.script.removeprefix("-m ")).name.removesuffix(".py")
+        config = self.launch_config
+        apart = str(config.run_id)
+        if _is_made_up(apart):
+            apart = apart[:_MADE_UP]
+        elif apart in ("", _NO_ID):
+            # Several nodes without an id: no two jobs use one port at a time.
+            apart = str(config.rdzv_endpoint).rpartition(":")[2]
+        return "-".join(part[:_MOST_NAME] for part in (script, apart) if part)
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder of logs. As torchrun's it begins with `--rdzv-id` where that is all that was given."""
+        run_id = str(self.launch_config.run_id)
+        if self.settings.record.job_name is None and run_id not in ("", _NO_ID) and not _is_made_up(run_id):
+            return run_id
+        return self.name
 
     @property
     def is_script(self) -> bool:
@@ -131,12 +164,24 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     )
 
 
+def _is_made_up(run_id: str) -> bool:
+    """Returns whether a run id is one that torch or we made up: a UUID."""
+    try:
+        uuid.UUID(run_id)
+    except ValueError:
+        return False
+    return True
+
+
 def _settle_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed, resolved: Resolved) -> list[str]:
     """Leaves the keys that apply in torch's configuration; returns warnings about those and options without effect.
 
     Args:
         conf: the keys that the user gave.
     """
+    if not parsed.namespace.standalone and parsed.namespace.rdzv_id != _NO_ID:
+        # In place of the id of a job of one node torch makes one up, though the user names the job by it.
+        config.run_id = parsed.namespace.rdzv_id
     settled = check_rendezvous(config, conf, parsed)
     of_torch = {key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf}
     config.rdzv_configs = {**settled.conf, **of_torch}

@@ -54,7 +54,12 @@ def as_metrics(
 
 def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
     yield _gauge("build_info", "Version of the launcher.", [({"version": version}, 1)])
-    names = {"run_id": facts.run_id, "node": facts.node, "node_rank": str(facts.node_rank)}
+    names = {
+        "run_id": facts.run_id,
+        "job_name": facts.job_name,
+        "node": facts.node,
+        "node_rank": str(facts.node_rank),
+    }
     yield _gauge("job_info", "What the job is called, and where this is.", [(names, 1)])
     if facts.cycle is not None:
         yield _gauge("cycle", "The present or last cycle, from 0.", [({}, facts.cycle)])

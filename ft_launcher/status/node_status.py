@@ -134,6 +134,7 @@ class Facts:
     """What the events add up to.
 
     Attributes:
+        job_name: what people call it; its run id where the event has no name.
         started: when the job began here: seconds since 1970.
         cycle: the present or last cycle; None: none has begun.
         runs: ranks run now.
@@ -152,6 +153,7 @@ class Facts:
     """
 
     run_id: str = ""
+    job_name: str = ""
     node: str = ""
     started: float = 0.0
     max_restarts: int = 0
@@ -247,7 +249,8 @@ class NodeStatus:
         match event:
             case events.JobStart():
                 limit = event.max_restarts
-                facts = replace(facts, run_id=event.run_id, node=event.node, started=t)
+                name = _text(event.job_name) or event.run_id
+                facts = replace(facts, run_id=event.run_id, job_name=name, node=event.node, started=t)
                 return replace(facts, max_restarts=limit, restarts_left=limit)
             case events.JobEnd():
                 code, reason = event.exit_code, _text(event.reason)

@@ -180,6 +180,7 @@ def as_json(
         "t": round(wall, 3),
         "launcher": version,
         "run_id": facts.run_id,
+        "job_name": facts.job_name,
         "node": facts.node,
         "node_rank": facts.node_rank,
         "nodes": facts.nodes,

@@ -37,7 +37,7 @@ def status(job: Job) -> dict[str, Any]:
 
 
 def job_id(job: Job) -> str:
-    return str(job.journal("job_start")[0]["run_id"])
+    return str(job.journal("job_start")[0]["job_name"])
 
 
 def get(at: int, path: str) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def test_a_healthy_job(start_job: StartJob) -> None:
     job.go()
     assert job.finish() == 0, job.tail()
     gone = command(job, "status", job_id(job))
-    assert (gone.returncode, gone.stdout) == (4, "") and "no job of this user with a run id" in gone.stderr
+    assert (gone.returncode, gone.stdout) == (4, "") and "no job of this user with a name or run id" in gone.stderr
 
 
 def test_stacks_of_ranks_at_the_same_place_are_one(start_job: StartJob) -> None:
@@ -179,13 +179,19 @@ def test_an_address_for_all_without_a_token(start_job: StartJob) -> None:
 
 def test_several_jobs(start_job: StartJob, tmp_path: Path) -> None:
     one = start_job(Plan(hold=4), 1, name="one", tmp=tmp_path / "tmp")
-    two = start_job(Plan(hold=4), 1, name="two", tmp=tmp_path / "tmp")
+    flags = ("--ft-job-name=ours", "--rdzv-id=exp42", f"--log-dir={tmp_path / 'logs'}")
+    two = start_job(Plan(hold=4), 2, *flags, name="two", tmp=tmp_path / "tmp")
     for job in (one, two):
         job.until(lambda job=job: job.journal("cycle_start"), "the ranks")
     done = command(one, "status")
     # There may be more: a test beside this one may run a job without a TMPDIR of its own.
-    assert done.returncode == 2 and re.search(r"\d+ jobs run here: ", done.stderr)
-    assert job_id(one) in done.stderr and job_id(two) in done.stderr
-    assert command(one, "status", job_id(two)).stdout.startswith(job_id(two))
+    assert done.returncode == 2 and re.search(r"\d+ jobs run here\. ", done.stderr)
+    assert re.fullmatch(r"worker-[0-9a-f]{6}", job_id(one)) and job_id(two) == "ours"
+    assert re.search(rf"^  {job_id(one)}, for [^,]+, 1 rank here, running, run id [0-9a-f-]{{36}}$", done.stderr, re.M)
+    assert re.search(r"^  ours, for [^,]+, 2 ranks here, running, run id exp42$", done.stderr, re.M)
+    assert "Give the name or the run id of one, or its beginning" in done.stderr
+    for meant in ("ours", "our", "exp42", "exp"):
+        assert command(one, "status", meant).stdout.startswith("ours on "), meant
+    assert [folder.name[:5] for folder in (tmp_path / "logs").iterdir()] == ["ours-"]
     one.go()
     assert one.finish() == two.finish() == 0, one.tail() + two.tail()

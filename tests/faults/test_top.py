@@ -20,7 +20,7 @@ def top(job: Job, *words: str) -> AbstractContextManager[Terminal]:
 
 
 def job_id(job: Job) -> str:
-    return str(job.journal("job_start")[0]["run_id"])
+    return str(job.journal("job_start")[0]["job_name"])
 
 
 def test_ranks_stacks_and_the_end_of_the_job(start_job: StartJob) -> None:
@@ -28,8 +28,8 @@ def test_ranks_stacks_and_the_end_of_the_job(start_job: StartJob) -> None:
     job.until_ranks_train(3)
     with top(job) as screen:
         screen.until("running, cycle 0, step 3")
-        shown = screen.until("s stacks of all ranks now")
-        assert ".." in shown and "no fault so far; " in shown and "most silent" in shown
+        shown = screen.until("no fault so far; ")  # the last line of a screen
+        assert ".." in shown and "s stacks of all ranks now" in shown and "most silent" in shown
         screen.press("s")
         assert "worker.py:" in screen.until("ranks 0-1:")
         screen.press("\x1b")
@@ -78,7 +78,7 @@ def test_where_there_is_no_terminal_or_no_such_job(start_job: StartJob) -> None:
     assert done.returncode == 2 and "top needs a terminal" in done.stderr
     with terminal([sys.executable, "-m", "ft_launcher", "top", "no such job"], clean_environment()) as screen:
         assert screen.finish() == 4
-        assert "no job of this user with a run id that begins with 'no such job'" in screen.shown()
+        assert "no job of this user with a name or run id that begins with 'no such job'" in screen.shown()
 
 
 def test_without_rich() -> None:

@@ -31,6 +31,8 @@ class JobStart(Event, name="job_start"):
     environment: Mapping[str, str] | Absent = ABSENT
     """Variables of the launcher that say how collectives, devices, threads and memory behave, and the scheduler's
     numbers of the job: only names of a list (`ft_launcher/record/surroundings.py`), with a plain word as value."""
+    job_name: str | Absent = ABSENT
+    """What the job is called where people read of it: `--ft-job-name`, or made of the script's name."""
 
 
 @dataclass(frozen=True)

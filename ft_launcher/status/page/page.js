@@ -249,10 +249,10 @@ function fill(table, heads, rows, numbers = []) {
 
 function showHead() {
   const where = status.nodes > 1 ? `, node ${status.node_rank} of ${status.nodes}` : "";
-  put(byId("job"), `${shown(status.run_id, 200)} on ${shown(status.node, 200)}${where}`, 1000);
+  put(byId("job"), `${shown(status.job_name, 200)} on ${shown(status.node, 200)}${where}`, 1000);
   put(byId("sentence"), status.sentence, 600);
   byId("sentence").className = status.state;
-  document.title = `${status.state}: ${shown(status.run_id, 60)}`;
+  document.title = `${status.state}: ${shown(status.job_name, 60)}`;
 }
 
 // Ranks: one canvas, a mark for each. Colour and shape say the same.
@@ -400,9 +400,12 @@ function mark(brush, colours, state, left, top, size, rank = null) {
     brush.roundRect(left + gap, top + gap + side / 2, side, side / 2, side / 8);
     brush.fill();
     brush.strokeRect(left + gap + inset / 2, top + gap + inset / 2, side - inset, side - inset);
-  } else if (state === "stalled") {  // the sign for a pause
-    brush.fillRect(left + gap, top + gap, side / 3, side);
-    brush.fillRect(left + gap + side * 2 / 3, top + gap, side / 3, side);
+  } else if (state === "stalled") {
+    brush.moveTo(middle[0], top + gap / 2);
+    brush.lineTo(left + size - gap / 2, middle[1]);
+    brush.lineTo(middle[0], top + size - gap / 2);
+    brush.lineTo(left + gap / 2, middle[1]);
+    brush.fill();
   } else if (state === "hung") {
     brush.moveTo(middle[0], top + gap / 2);
     brush.lineTo(left + size - gap / 2, top + size - gap);
@@ -420,7 +423,7 @@ function mark(brush, colours, state, left, top, size, rank = null) {
     brush.arc(...middle, radius, 0, 2 * Math.PI);
     state === "starting" ? brush.stroke() : brush.fill();
   }
-  if (rank !== null && size >= 22 && (state === "training" || state === "hung")) {
+  if (rank !== null && size >= 22 && (state === "training" || state === "stalled" || state === "hung")) {
     brush.fillStyle = colours["--on"];
     brush.font = `${Math.round(size / 3)}px system-ui, sans-serif`;
     brush.textAlign = "center";
@@ -686,6 +689,7 @@ function showCycles() {
 function showNode() {
   const facts = {
     "began": moment(status.started),
+    "run id": shown(status.run_id, 200),
     "node": `${shown(status.node, 200)}, node ${status.node_rank} of ${status.nodes}`,
     "restarts": `${number(status.restarts)} so far, ${status.restarts_left ?? "?"} of ${status.max_restarts} left`,
     "steps lost": number(status.steps_lost),

@@ -235,6 +235,11 @@ class NcclSettings:
 class RecordSettings:
     """Journal, logs and status: what is written, and where."""
 
+    job_name: str | None = setting(
+        None,
+        kinds.TEXT_OR_NONE,
+        "name of the job in status, page, metrics and log folder; default: made of the script's",
+    )
     journal_dir: str | None = setting(None, kinds.PATH_OR_NONE, "folder of the journal; default: the log folder")
     # Four times what ranks may report in an attempt; at a line of 1 KiB every 5 s, two weeks.
     journal_max_mb: float | None = setting(

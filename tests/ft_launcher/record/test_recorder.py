@@ -90,7 +90,7 @@ def test_a_healthy_job_has_a_journal_where_somebody_wants_one(
     monkeypatch.chdir(tmp_path)
     run = RunFolder(str(tmp_path / "logs") if with_log_folder else None, "run")
     recorder = Recorder(run, RecordSettings(**asked))
-    recorder.job_started("run", ["ft_launcher"], 0, 2, MonitorSettings())
+    recorder.job_started("run", "train", ["ft_launcher"], 0, 2, MonitorSettings())
     recorder.job_ended(0, "all ranks succeeded")
     run.close()
     files = list(tmp_path.rglob("journal.*.jsonl"))

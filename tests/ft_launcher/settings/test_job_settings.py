@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -49,12 +50,44 @@ def test_the_config_is_what_torchrun_would_launch(line: str, job_of: JobOf, monk
     takes_29500 = get_args_parser().get_default("master_port") and not {"--standalone", "--nnodes"} & set(line.split())
     alone = ["--standalone"] if takes_29500 else []  # torch 2.6, where later releases take a free port
     config, entrypoint, words = torchrun_would_launch([*alone, *line.split()], monkeypatch)
+    # Of a job of one node torch makes up an id, in place of one that the user gave; ours stays.
     per_run = {"logs_specs", "run_id" if config.rdzv_endpoint == "localhost:0" else ""}
     for field in fields(config):
         if field.name not in per_run:
             assert getattr(job.launch_config, field.name) == getattr(config, field.name), field.name
     assert job.entrypoint == entrypoint
     assert list(job.args) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "folder_name"),
+    [
+        ("--ft-job-name mine train.py", "mine", "mine"),
+        ("--ft-job-name mine --rdzv-id 7 train.py", "mine", "mine"),
+        ("--rdzv-id exp42 train.py", "train-exp42", "exp42"),
+        ("--rdzv-id exp42 -m json.tool", "json.tool-exp42", "exp42"),
+        ("--rdzv-id exp42 --no-python sh -c true", "sh-exp42", "exp42"),
+        (f"--rdzv-id exp42 --nnodes 2 {V3} train.py", "train-exp42", "exp42"),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29400 train.py", "train-29400", "train-29400"),
+        ("--nnodes 2 --master-addr host --master-port 6000 train.py", "train-6000", "train-6000"),
+    ],
+)
+def test_the_name_of_a_job(line: str, name: str, folder_name: str, job_of: JobOf) -> None:
+    job = job_of(*line.split())
+    assert (job.name, job.folder_name) == (name, folder_name)
+
+
+@pytest.mark.parametrize("line", ["train.py", "--standalone train.py"])
+def test_a_job_without_a_name_has_one_of_its_own(line: str, job_of: JobOf) -> None:
+    one, other = job_of(*line.split()), job_of(*line.split())
+    assert re.fullmatch(r"train-[0-9a-f]{6}", one.name) and one.folder_name == one.name != other.name
+    assert one.launch_config.run_id.startswith(one.name.removeprefix("train-"))
+
+
+@pytest.mark.parametrize("line", ["train.py", "--nnodes 1 --master-port 6000 train.py", "--nproc-per-node 2 train.py"])
+def test_the_id_of_a_job_of_one_node_is_kept(line: str, job_of: JobOf) -> None:
+    """Torch replaces it where it takes a free port; with `--standalone` it is said to be dropped."""
+    assert job_of("--rdzv-id", "exp42", *line.split()).launch_config.run_id == "exp42"
 
 
 def test_commands(job_of: JobOf, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

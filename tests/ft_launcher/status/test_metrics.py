@@ -34,7 +34,7 @@ def test_what_is_exported() -> None:
         return found[f"ft_launcher_{name}", tuple(sorted(labels.items()))]
 
     assert value("build_info", version="1.2") == 1
-    assert value("job_info", run_id="train-7", node="host-a", node_rank="1") == 1
+    assert value("job_info", run_id="train-7", job_name="train-7", node="host-a", node_rank="1") == 1
     assert (value("cycle"), value("restarts_left"), value("step"), value("step_saved")) == (1, 2, 41, 40)
     assert value("faults_total", fault_class="hang", kind="hang") == 1
     assert value("restarts_total", rung="relaunch", charged="true") == 1
