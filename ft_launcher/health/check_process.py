@@ -42,18 +42,19 @@ class CheckProcess:
         environ = dict(os.environ)
         if tag:
             environ[env.JOB_TAG] = tag
-        self._process = subprocess.Popen(
-            order.argv,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            start_new_session=True,
-        )
+        with descriptor_limit.of_user() as give_back:
+            self._process = subprocess.Popen(
+                order.argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+            )
+            give_back(self._process.pid)
         assert self._process.stdout is not None
         self.pid = self._process.pid
-        descriptor_limit.give_back(self.pid)
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
         self._pidfd = os.pidfd_open(self.pid)

@@ -14,8 +14,9 @@ import errno
 import logging
 import os
 import resource
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rank_monitor.contract.errors import ConfigError
 
@@ -35,7 +36,12 @@ _RETRY_S = 0.5
 _MOST_S = 600.0
 """After this time the restart is tried all the same: its error then names what it cannot open."""
 
+_TO_START = 64
+"""Descriptors that must be free below the user's limit for the moment in which it is this process' own: a start needs a
+dozen, and other threads may open some meanwhile."""
+
 _of_user: tuple[int, int] | None = None
+_starting = threading.Lock()
 
 
 def raise_soft() -> None:
@@ -46,11 +52,38 @@ def raise_soft() -> None:
         _of_user = soft, hard
 
 
-def give_back(pid: int) -> None:
-    """Sets the limits of a process that this one has just started to those that the launcher was started with."""
-    if _of_user is not None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or somebody has lowered the hard limit
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, _of_user)
+@contextlib.contextmanager
+def of_user() -> Iterator[Callable[[int], object]]:
+    """Context in which a process that this one starts gets the limits that the launcher was started with. Any thread.
+
+    Meanwhile this process has the user's soft limit: the child inherits it, so that its program begins with it. Where
+    more descriptors are open than that allows, the child gets it after its start, which its program may notice.
+
+    Yields:
+        A function that is to be called with the pid of the child once its program has begun.
+    """
+    if _of_user is None:
+        yield lambda pid: None
+        return
+    with _starting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_lowered = hard == _of_user[1] and soft > _of_user[0] and _set(_of_user[0], hard)
+        try:
+            if is_lowered and _can_open(_TO_START):
+                yield lambda pid: None
+                return
+            if is_lowered:
+                _set(soft, hard)
+            yield _give_back
+        finally:
+            if is_lowered:
+                _set(soft, hard)
+
+
+def _give_back(pid: int) -> None:
+    assert _of_user is not None
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or somebody has lowered the hard limit
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, _of_user)
 
 
 def needed(nodes: int, nprocs: int, hosts_job: bool, shares: bool) -> int:
@@ -159,8 +192,12 @@ class Reserve:
 
 
 def _raise_to(hard: int) -> bool:
+    return _set(hard, hard)
+
+
+def _set(soft: int, hard: int) -> bool:
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     except (OSError, ValueError):
         return False
     return True

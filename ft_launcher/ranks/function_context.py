@@ -256,20 +256,21 @@ class FunctionContext(RankContext):
 
 def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
     assert order.channel is not None
-    process = subprocess.Popen(
-        [
-            os.fsdecode(spawn.get_executable()),
-            # As multiprocessing does it: the ranks run with the user's -O, -W and -X options.
-            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            *("-u", rank_program.bootstrap(), *order.arguments, str(order.channel)),
-        ],
-        env=dict(order.environ),
-        stdout=order.streams.get(1),
-        stderr=order.streams.get(2),
-        pass_fds=[order.channel],
-        start_new_session=True,
-    )
-    descriptor_limit.give_back(process.pid)
+    with descriptor_limit.of_user() as give_back:
+        process = subprocess.Popen(
+            [
+                os.fsdecode(spawn.get_executable()),
+                # As multiprocessing does it: the ranks run with the user's -O, -W and -X options.
+                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                *("-u", rank_program.bootstrap(), *order.arguments, str(order.channel)),
+            ],
+            env=dict(order.environ),
+            stdout=order.streams.get(1),
+            stderr=order.streams.get(2),
+            pass_fds=[order.channel],
+            start_new_session=True,
+        )
+        give_back(process.pid)
     return process
 
 

@@ -273,10 +273,11 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
     def _execute(self, local_rank_id: int, stdout: str = "", stderr: str = "", **known: Any) -> _RankHandler:
         """Replaces torch's `get_subprocess_handler`, whose arguments it takes: opens the rank's streams as a fork's."""
         with ExitStack() as files:
-            handler = _RankHandler(self._open_streams(local_rank_id, files), local_rank_id=local_rank_id, **known)
+            streams = self._open_streams(local_rank_id, files)
+            with descriptor_limit.of_user() as give_back:
+                handler = _RankHandler(streams, local_rank_id=local_rank_id, **known)
+                give_back(handler.proc.pid)
             files.pop_all()
-        # The launcher has raised its limit of descriptors: each rank gets the user's limit back right after its start.
-        descriptor_limit.give_back(handler.proc.pid)
         return handler
 
     def _fork(self, local_ranks: Iterable[int]) -> bool:

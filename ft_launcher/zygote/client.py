@@ -110,26 +110,27 @@ class ZygoteProcess:
         Raises:
             OSError: the system refuses.
         """
+        from ft_launcher.processes import descriptor_limit  # here: a fork has no more modules than its script imports
+
         root = str(Path(ft_launcher.__file__).resolve().parents[1])
         ours, theirs = socket.socketpair()
         order = {"connection": theirs.fileno(), "agent": os.getpid(), "path": path}
         environ = dict(os.environ)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(root=root), json.dumps(order)],
-                env={**environ, env.JOB_TAG: tag},
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C at the terminal goes to the launcher alone.
-                start_new_session=True,
-            )
+            with descriptor_limit.of_user() as give_back:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _START.format(root=root), json.dumps(order)],
+                    env={**environ, env.JOB_TAG: tag},
+                    pass_fds=[theirs.fileno()],
+                    # Ctrl-C at the terminal goes to the launcher alone.
+                    start_new_session=True,
+                )
+                give_back(process.pid)
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        from ft_launcher.processes import descriptor_limit  # here: a fork has no more modules than its script imports
-
-        descriptor_limit.give_back(process.pid)  # long before it is asked for a rank
         return cls(process.pid, os.pidfd_open(process.pid), ours, environ, process)
 
     def prepare(self, tag: str, preload: Sequence[str]) -> None:
