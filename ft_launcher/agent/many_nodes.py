@@ -139,7 +139,8 @@ class ManyNodes(Membership):
             self._ending.call(assign_ranks)
         except (DistStoreError, DistNetworkError) as error:
             # The node that hosts the cycle's store may have died since: the coordinator forms another cycle.
-            self._nodes.report_end(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
+            if self._nodes.take_end() is None:
+                self._nodes.report_end(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
             return False
         except RendezvousConnectionError as error:
             # Before its first place this node may never have reached the store: not a lost host.
@@ -257,11 +258,17 @@ class ManyNodes(Membership):
         Raises:
             SignalException: always.
         """
-        # Ctrl-C is not a preemption: it ends this node, and the others learn of it when the node leaves.
-        number = self._ending.number
-        if number != signal.SIGINT and self._ranks.running():
-            self._nodes.report_end(EndReason.PREEMPTED, f"told to end by signal {number}", number=number or 0)
+        number = self._preempting_signal()
+        if number and self._ranks.running():  # without ranks the others learn of it when this node leaves
+            self._nodes.report_end(EndReason.PREEMPTED, f"told to end by signal {number}", number=number)
         raise self._ending.end_ranks()
+
+    def _preempting_signal(self) -> int:
+        """Returns the signal that preempts this node; 0 for none, and for Ctrl-C, which is no preemption."""
+        number = self._ending.number
+        if number is None or number == signal.SIGINT:
+            return 0
+        return number
 
     def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
         """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""
@@ -390,5 +397,8 @@ class ManyNodes(Membership):
         limit_s = None
         if job_end is not None and job_end.exit_code == ExitCode.OK:
             limit_s = self._parts.settings.stop.exit_barrier_timeout
-        self._nodes.leave(self._why_leaving, limit_s)
+        number = self._preempting_signal()
+        if number:
+            self._why_leaving = f"told to end by signal {number}"
+        self._nodes.leave(self._why_leaving, limit_s, number)
         self._nodes.lease.close()

@@ -21,6 +21,7 @@ from ft_launcher.nodes.beat_schedule import DEPUTIES
 from ft_launcher.nodes.fault_decision import FaultDecision, Policy
 from ft_launcher.nodes.formation import Formation, Rules
 from ft_launcher.nodes.node_messages import (
+    NO_CYCLE,
     CycleEnd,
     Ended,
     EndReason,
@@ -48,11 +49,18 @@ class Phase(Enum):
 
 
 class Coordinator:
-    """The state machine of the coordinator. `read`: how many messages of the inbox it has taken, in their order."""
+    """The state machine of the coordinator.
+
+    Attributes:
+        phase: of the job.
+        read: how many messages of the inbox it has taken, in their order.
+        has_left: it has taken the message by which its own node leaves.
+    """
 
     def __init__(self, me: str, rules: Rules, policy: Policy, now: float, former: Formed | None = None) -> None:
         self.phase = Phase.FORMING
         self.read = 0
+        self.has_left = False
         self._me, self._rules = me, rules
         self._roster = Roster(former)
         self._fault_decision = FaultDecision(policy, now, former)
@@ -145,7 +153,7 @@ class Coordinator:
             case Ended():
                 return self._ended(message, now)
             case Left():
-                return self._away_now(message.node, EndReason.LEFT, message.reason, now)
+                return self._left(message, now)
 
     def on_lost(self, node: str, now: float) -> list[Work]:
         """Processes the loss of a node: it has not beaten for too long."""
@@ -201,7 +209,7 @@ class Coordinator:
         if ended.how in (EndReason.FAILED, EndReason.HUNG, EndReason.AGREED):
             self._roster.failed.append(ended.node)
         if ended.how == EndReason.PREEMPTED:
-            return self._preempted(ended, now)
+            return self._preempted(ended.node, ended.signal, ended.reason, now)
         if self.phase is not Phase.RUNNING:
             return []
         match ended.how:
@@ -215,16 +223,34 @@ class Coordinator:
         reason = f"node {self._roster.members[ended.node].name}: {ended.reason}"
         return self._lose_member(ended.node, EndReason(ended.how), reason, now)
 
-    def _preempted(self, ended: Ended, now: float) -> list[Work]:
+    def _left(self, left: Left, now: float) -> list[Work]:
+        """Processes a departure. That of a member whose launcher was told to end is a preemption.
+
+        Such a launcher may have had no ranks that it could report as preempted: they had failed, or were not started.
+        """
+        roster = self._roster
+        self.has_left |= left.node == self._me
+        is_host = self._rules.hosts and left.node == self._me and roster.cycle != NO_CYCLE
+        is_expected = left.node in roster.not_gone and left.node not in roster.done
+        if not left.signal or self.phase is Phase.OVER or not (is_host or is_expected):
+            return self._away_now(left.node, EndReason.LEFT, left.reason, now)
+        self._rank_claims.drop(left.node)
+        return self._preempted(left.node, left.signal, left.reason, now)
+
+    def _preempted(self, node: str, number: int, reason: str, now: float) -> list[Work]:
         """Processes a preemption. The others go on without that node if they are enough: it may not be back."""
-        reason = f"node {self._roster.members[ended.node].name} is preempted: {ended.reason}"
+        roster = self._roster
+        arrival = roster.waiting.pop(node, None) or roster.members[node]
+        roster.away[node] = EndReason.PREEMPTED
+        if self.phase is Phase.OVER:
+            return []
+        reason = f"node {arrival.name} is preempted: {reason}"
         self._formation.preempted = reason
-        self._preempted_by = ended.signal
-        if self.phase is Phase.RUNNING and self._rules.hosts and ended.node == self._me:
+        self._preempted_by = number
+        if self._rules.hosts and node == self._me:
             return self._finish(EndReason.PREEMPTED, int(ExitCode.PREEMPTED), reason)
         if self.phase is Phase.RUNNING:
-            return self._lose_member(ended.node, EndReason.PREEMPTED, reason, now)
-        self._roster.away[ended.node] = EndReason.PREEMPTED
+            return self._lose_member(node, EndReason.PREEMPTED, reason, now)
         return self.on_tick(now)
 
     def _away_now(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:

@@ -164,12 +164,20 @@ class CoordinatorService:
             return False
         return True
 
-    def wait_for_leavers(self, limit_s: float) -> None:
-        """Waits, once the job is over, until all other nodes have read that and left; at most `limit_s` seconds."""
+    def wait_for_leavers(self, is_heard: bool, limit_s: float) -> None:
+        """Waits until what follows from this node's departure is written, and all others that must read it have left.
+
+        Args:
+            is_heard: whether this node's last message is in the inbox, so that it will be taken.
+            limit_s: of the wait, in seconds.
+        """
         with self._left:
-            self._left.wait_for(lambda: not self._machine.to_leave or self._closed.is_set(), limit_s)
+            self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), limit_s)
             all_left = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
             self._is_last = all_left and not self._lost_any
+
+    def _is_left(self, is_heard: bool) -> bool:
+        return (self._machine.has_left or not is_heard) and not self._machine.to_leave
 
     def remove_records(self, open_store: Callable[[], JobStore]) -> None:
         """Removes all keys of the job if no node is left that reads them. To be called after `close`.
@@ -225,6 +233,8 @@ class CoordinatorService:
             self.why_ended = f"the coordinator of the nodes failed: {error!r}"
         finally:
             self._closed.set()
+            with self._left:
+                self._left.notify_all()
 
     def _must_have_term(self, found: list[bytes]) -> None:
         if found and found[0] != self._term:
@@ -352,7 +362,7 @@ class CoordinatorService:
             store.publish(texts)
         self._standing = standing
         self._todo = []
-        if self._machine.phase is Phase.OVER:
+        if self._machine.phase is Phase.OVER or self._machine.has_left:
             self._left.notify_all()
 
     def _agree(self, store: JobStore, formed: Formed) -> None:

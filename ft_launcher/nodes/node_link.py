@@ -10,6 +10,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,10 @@ class NodeLink:
         with contextlib.suppress(ProtocolError):
             return decode_as(CycleEnd, self._ends.take(end_key(cycle), 0) or b"")
         return None
+
+    def when_ended(self, cycle: int, do: Callable[[], None]) -> None:
+        """Has `do` called once the end of this cycle arrives, by the thread that hears of it: `do` must not block."""
+        self._ends.when(end_key(cycle), do)
 
     def send(self, message: NodeMessage) -> None:
         """Sends a message to the coordinator; returns at once."""
@@ -250,7 +255,7 @@ class NodeLink:
             send_s = self._beat_s
         self._speaker.join(min(limit_s, send_s))
         if self.coordination is not None:
-            self.coordination.wait_for_leavers(limit_s)
+            self.coordination.wait_for_leavers(is_heard=not self._speaker.is_alive(), limit_s=limit_s)
             self._stop_beats()
             self.coordination.close()
             self.coordination.remove_records(self._connections.shared.open)

@@ -80,10 +80,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Left:
-    """A node leaves and will not come back under this id."""
+    """A node leaves and will not come back under this id. `signal`: the one that preempts it; 0: none does."""
 
     node: str
     reason: str
+    signal: int = 0
 
 
 @dataclass(frozen=True)

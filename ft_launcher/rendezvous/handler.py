@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -40,6 +41,7 @@ from ft_launcher.nodes.node_messages import (
     decode,
 )
 from ft_launcher.nodes.questions import Questions, Topic
+from ft_launcher.rendezvous.agents_store import AgentsStore
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
@@ -224,12 +226,13 @@ class NodeRendezvous(OwnRendezvous):
         """
         self._me = replace(self._me, fault=fault, views=views or {})
 
-    def leave(self, reason: str, limit_s: float | None = None) -> None:
+    def leave(self, reason: str, limit_s: float | None = None, number: int = 0) -> None:
         """Leaves the job for good. The store's host waits until the others know the job's end.
 
         Args:
             reason: for the other nodes.
             limit_s: of that wait, in seconds; None: `NodeSettings.close_s`.
+            number: of the signal that preempts this node; 0: none does.
         """
         if not self._closed:
             self._closed = True
@@ -237,7 +240,7 @@ class NodeRendezvous(OwnRendezvous):
             if limit_s is None:
                 limit_s = self._settings.close_s
             if self._link is not None:
-                self._link.close(Left(self._me.node, reason), limit_s)
+                self._link.close(Left(self._me.node, reason, number), limit_s)
 
     # Becoming a member.
 
@@ -305,7 +308,7 @@ class NodeRendezvous(OwnRendezvous):
         """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
         if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store
-            return self._info(place, link.another_store())
+            return self._info(link, place, link.another_store(), link.another_store)
         if place.rank == 0:
             # Static: the user's own name for the first node, which the other nodes can reach.
             if self._first_store is not None:
@@ -315,26 +318,31 @@ class NodeRendezvous(OwnRendezvous):
             self.cycle_store = self._ports.host(place.cycle, host, self.use_agent_store)
             # After the server listens: the others connect at once.
             link.announce(place.cycle, json.dumps(self.cycle_store.address()))
-            return self._info(place, self.cycle_store.server)
+            return self._info(link, place, self.cycle_store.server, partial(self._client_of, self.cycle_store))
         text = self._host_of_cycle(link, place.cycle)
         if not text:
             return None
         self.cycle_store = CycleStore.of_another_node(place.cycle, parse_json(text))
-        # Not less than the node timeout: until then the host may only be slow, and not lost.
-        limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
         try:
-            host, port = self.cycle_store.host, self.cycle_store.port
-            with resolver.bounded_towards(host):
-                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+            client = self._client_of(self.cycle_store)
         except (RuntimeError, OSError) as error:
             where = f"{self.cycle_store.host}:{self.cycle_store.port}"
             self.report_end(
                 EndReason.FAILED, f"the store of the cycle at {where} cannot be reached ({one_line(error)})"
             )
             return None
-        return self._info(place, client)
+        return self._info(link, place, client, partial(self._client_of, self.cycle_store))
 
-    def _info(self, place: RankAssigned, store: Store) -> RendezvousInfo:
+    def _client_of(self, store: CycleStore) -> TCPStore:
+        """Makes a client of a cycle's store."""
+        # Not less than the node timeout: until then the host may only be slow, and not lost.
+        limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
+        with resolver.bounded_towards(store.host):
+            return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=limit)
+
+    def _info(self, link: NodeLink, place: RankAssigned, store: Any, connect: Callable[[], Any]) -> RendezvousInfo:
         assert self.cycle_store is not None
         where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
-        return RendezvousInfo(PrefixStore("ft_launcher_agents", store), place.rank, place.nodes, where)
+        agents = AgentsStore(store, connect)
+        link.when_ended(place.cycle, agents.end)
+        return RendezvousInfo(agents, place.rank, place.nodes, where)

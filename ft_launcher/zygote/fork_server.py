@@ -229,6 +229,8 @@ class Zygote:
     def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> ForkedRank:
         """Forks the ranks in the process in between, which ends here. After a failure its ranks are never let go."""
         answer: dict[str, Any] = {"pids": []}
+        # A rank inherits that they are ignored: one that came before it handles signals as a new process would be lost.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in _IGNORED})
         for rank in request["ranks"]:
             try:
                 pid = os.fork()
@@ -236,13 +238,13 @@ class Zygote:
                 answer = {"error": f"{error.strerror} when forking"}
                 break
             if pid == 0:
-                return self._become_rank({**request["all"], **rank}, descriptors)
+                return self._become_rank({**request["all"], **rank}, descriptors, mask)
             answer["pids"].append(pid)
         with contextlib.suppress(OSError):
             os.write(writer, json.dumps(answer).encode())
         os._exit(0)
 
-    def _become_rank(self, fields: dict[str, Any], descriptors: list[int]) -> ForkedRank:
+    def _become_rank(self, fields: dict[str, Any], descriptors: list[int], mask: Collection[int]) -> ForkedRank:
         streams: dict[str, int] = fields.pop("streams")
         arguments: list[str] = fields["arguments"]
         place = fields.pop("channel", None)
@@ -262,6 +264,7 @@ class Zygote:
                 os.close(descriptor)
             order = forked_rank.ForkOrder(**fields)
             forked_rank.become(order, rank_program.bootstrap(), self._path)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             from ft_client import bootstrap
 
             self._wait_to_go(go)
@@ -269,6 +272,7 @@ class Zygote:
             # By exec it needs nothing of what failed here.
             print(f"ft_launcher: this rank starts by exec: {type(error).__name__}: {error}", file=sys.stderr)
             with contextlib.suppress(BaseException):
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 for descriptor in channel:
                     # The function's channel must outlive the exec.
                     os.set_inheritable(descriptor, True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.training import Plan
+from tests.faults.training import Plan, Strike
 from tests.ft_launcher.conftest import needs
 from tests.nodes.agents import Agent, Agents
 from tests.nodes.conftest import StartAgents
@@ -132,3 +132,22 @@ def test_a_named_signal_reaches_the_ranks_of_all_nodes_as_itself(on_loopback: St
     agents[1].process.send_signal(signal.SIGUSR1)
     agents.end(PREEMPTED, PREEMPTED)
     assert all("got USR1" in agent.output for agent in agents), agents.tail()
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_node_that_is_told_to_end_while_a_cycle_forms_is_heard(
+    on_loopback: StartAgents, tmp_path: Path, told: int
+) -> None:
+    """Its ranks have failed, so there are none to report as preempted. Node 0 hosts the store."""
+    checks, forms = tmp_path / "checks", tmp_path / "forms"
+    plan = Plan((Strike("SIGKILL", iteration=4, rank=told),))
+    agents = on_loopback(0, plan, "--nnodes=2", "--max-restarts=2", *QUICK)
+    # The second check of that node, before its second cycle, takes longer than the other node waits for it.
+    slow = f"--ft-node-check=test ! -e {checks} || {{ touch {forms}; sleep 100; }}; touch {checks}"
+    for number in (0, 1):
+        agents.join(f"--node-rank={number}", *[slow] * (number == told), nproc=1)
+    agents.until(forms.exists, "the formation of the second cycle")
+    agents[told].process.send_signal(signal.SIGTERM)
+    agents.end(PREEMPTED, PREEMPTED, limit_s=20)
+    other = agents[1 - told]
+    assert "told to end by signal 15" in other.journal("job_end")[0]["reason"], other.tail()

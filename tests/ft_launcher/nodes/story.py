@@ -53,9 +53,9 @@ class Story:
         """A rank of theirs failed."""
         return self.ended(nodes, EndReason.FAILED)
 
-    def left(self, name: str) -> list[str]:
-        """A node says that it leaves."""
-        return self.told(self.machine.on(Left(name, "bye"), self.now))
+    def left(self, name: str, signal: int = 0) -> list[str]:
+        """A node says that it leaves, told to by a signal if one is given."""
+        return self.told(self.machine.on(Left(name, "bye", signal), self.now))
 
     def lost(self, name: str) -> list[str]:
         """A node has been silent for too long."""

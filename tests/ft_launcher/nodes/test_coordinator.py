@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from ft_launcher.nodes.coordinator import Coordinator, Phase
@@ -252,6 +254,66 @@ def test_the_preemption_of_the_stores_host_ends_the_job() -> None:
     assert story.ended("a", EndReason.PREEMPTED) == ["end 0: preempted 86"]
     assert story.come("b") == ["over for b: 86"]
     assert story.left("a") == []
+
+
+Setup = Callable[[Story], object]
+MOMENTS: dict[str, tuple[Setup, str]] = {
+    "its ranks run": (lambda story: None, "ac"),
+    "it has a new place and has not read that": (lambda story: story.failed("b") + story.come("acb"), "ac"),
+    "its rank failed": (lambda story: story.failed("b"), "ac"),
+    "its rank failed and it waits for a place": (lambda story: story.failed("b") + story.come("b"), "ac"),
+    "its rank failed and another waits": (lambda story: story.failed("b") + story.come("c"), "a"),
+    "its rank failed and all others wait": (lambda story: story.failed("b") + story.come("ac"), ""),
+    "a rank of another failed": (lambda story: story.failed("a"), "ac"),
+    "a rank of another failed and it waits": (lambda story: story.failed("a") + story.come("b"), "ac"),
+    "a rank of another failed and that waits": (lambda story: story.failed("a") + story.come("ba"), "c"),
+    "it was reported preempted": (lambda story: story.ended("b", EndReason.PREEMPTED), "ac"),
+    "a restart was asked for": (lambda story: story.ended("a", EndReason.RESTART), "ac"),
+}
+"""Moment at which node b of a, b and c is told to end -> what comes to it, and who has still to arrive afterwards."""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("minimum", "told"), [(3, ["over for a: 86", "over for c: 86"]), (2, ["cycle 1: ac"])])
+def test_a_node_that_is_told_to_end_is_heard_at_every_moment(moment: str, minimum: int, told: list[str]) -> None:
+    story = running("abc", minimum=minimum)
+    happens, to_come = MOMENTS[moment]
+    happens(story)
+    lines = story.left("b", signal=15) + story.come(to_come)
+    lines = [line.replace("cycle 2", "cycle 1") for line in lines if not line.startswith("end")]
+    assert sorted(lines) == told, "and nobody waits for the join timeout"
+
+
+@pytest.mark.parametrize("moment", ["its ranks run", "its rank failed", "its rank failed and another waits"])
+def test_the_host_of_the_store_that_is_told_to_end_is_heard_at_every_moment(moment: str) -> None:
+    story = running("abc", minimum=1, me="b", hosts=True)
+    happens, to_come = MOMENTS[moment]
+    happens(story)
+    lines = story.left("b", signal=15)
+    assert "end 0: preempted 86" in lines, "the ranks of the others may save"
+    over = [line for line in lines + story.come(to_come) if line.startswith("over")]
+    assert sorted(over) == ["over for a: 86", "over for c: 86"]
+
+
+def test_with_keep_healthy_a_node_that_failed_and_is_told_to_end_is_heard() -> None:
+    story = running("abc", minimum=2, keep_healthy=True)
+    assert story.failed("b") == []
+    assert story.left("b", signal=15) == [], "the others are enough"
+    assert story.failed("a") == ["end 0: failed"]
+    assert story.come("ac") == ["cycle 1: ac"]
+
+
+@pytest.mark.parametrize("signal", [0, 15])
+def test_a_node_without_a_place_that_leaves_ends_nothing(signal: int) -> None:
+    story = Story(2, 2)
+    story.come("b")
+    assert story.left("b", signal) == []
+    assert story.come("ac") == ["cycle 0: ac"]
+    assert story.come("s") + story.left("s", signal) == [], "a spare"
+    story.ended("a", EndReason.SUCCEEDED)
+    assert story.left("a", signal) == [], "its ranks are done"
+    assert story.ended("c", EndReason.SUCCEEDED) == ["end 0: succeeded 0"]
+    assert story.left("c", signal) == []
 
 
 # Losses, spares and size.

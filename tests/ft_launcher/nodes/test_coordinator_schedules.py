@@ -166,7 +166,7 @@ class World:
     def leave(self, one: Simulated) -> None:
         if one.state != "out":
             one.state = "dead"
-            self.post(Left(one.name, "bye"))
+            self.post(Left(one.name, "bye", signal=15 * (one.seq % 2)))
 
     def ask(self, one: Simulated) -> None:
         if one.state == "in":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.nodes.fault_decision import MOST_FAILED_STARTS
@@ -42,6 +44,23 @@ def test_a_cycle_forms_in_order_and_has_a_store(hosted: bool) -> None:
         infos["a"].store.set("key", "value")
         assert infos["c"].store.get("key") == b"value"
         assert {info.bootstrap_store_info.master_port for info in infos.values()} == {made.nodes["b"].cycle_store.port}  # type: ignore[union-attr]
+
+
+@both
+@pytest.mark.parametrize("waits", ["a", "b"])
+def test_agents_that_assign_ranks_hear_that_another_has_left(hosted: bool, waits: str) -> None:
+    """torch's agent of rank 0 waits there for a word of every other, for a minute."""
+    with site(3, 3, hosted) as made, ThreadPoolExecutor(1) as pool:
+        infos = {name: made.begin(name) for name in "abc"}
+        store = {name: future.result(PATIENT_S).store for name, future in infos.items()}[waits]
+        store.set("0", "here")
+        waiting = pool.submit(store.multi_get, ["0", "1", "2"])
+        until(lambda: bool(store._awaited))
+        made.nodes["c"].leave("told to end", number=15)
+        with pytest.raises(DistStoreError, match="the cycle ended"):
+            waiting.result(PATIENT_S)
+        with pytest.raises(DistStoreError, match="the cycle ended"):
+            store.get("0")
 
 
 @both

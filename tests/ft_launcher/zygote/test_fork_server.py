@@ -144,6 +144,7 @@ MODULES = {
     "fails": "raise ValueError('no')",
     "threads": "import threading, time; threading.Thread(target=time.sleep, args=(3,), daemon=True).start()",
     "fine": "import time; value = time.time()",
+    "told": "import os; os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 15))",
     "slow": "import os, time; time.sleep(float(os.environ['IMPORT_TAKES_S']))",
 }
 
@@ -168,6 +169,13 @@ def test_a_preloaded_module_is_shared(folder: Path, modules: Path) -> None:
     (folder / "show.py").write_text("import fine, os; open(os.environ['RANK'], 'w').write(str(fine.value))")
     code, shown = run(folder, "--ft-preload=fine", "--nproc-per-node=2", "show.py")
     assert code == 0 and (folder / "0").read_text() == (folder / "1").read_text(), shown
+
+
+def test_a_signal_in_the_first_moment_of_a_rank_is_not_lost(folder: Path, modules: Path) -> None:
+    """The zygote ignores signals of a terminal, and so do its forks until they are like a new process."""
+    (folder / "go").touch()
+    code, shown = run(folder, "--ft-preload=told", "train.py")
+    assert code == 128 + signal.SIGTERM and not (folder / "start.0.0").exists(), shown
 
 
 def test_a_module_beside_the_script_is_not_preloaded(folder: Path) -> None:
