@@ -62,6 +62,9 @@ def value_now(store: Store, key: str) -> bytes | None:
     whole timeout (60 s, or 300) where the key is deleted between them: in a storm of restarts an agent stood still for
     a minute. A `compare_set` of a value that differs from the expected one is a read in one operation; in place of a
     key that is missing, each of torch's stores returns what was expected.
+
+    Not for a key that somebody waits for: the libuv server of torch 2.13 wakes those at a `compare_set` of a missing
+    key, and they read an empty value.
     """
     found = bytes(store.compare_set(key, _NO_VALUE, _NO_VALUE))
     if found == _NO_VALUE.encode():

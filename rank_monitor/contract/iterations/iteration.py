@@ -214,10 +214,9 @@ class Iteration:
 
     def closing(self) -> Closed | None:
         """How the iteration ended; None: it has not, or not by a fault."""
-        closed = value_now(self._store, self.closed)
-        if closed is None:
+        if not self._store.check([self.closed]):
             return None
-        return Closed.read(closed)
+        return Closed.read(self._store.get(self.closed))
 
     def may_have(self, member: int) -> bool:
         """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""
@@ -263,10 +262,9 @@ class Iteration:
 
 def current(store: Store) -> int:
     """An iteration that all ranks have begun, the last one as a rule; 0 before the first."""
-    written = value_now(store, _CURRENT)
-    if written is None:
+    if not store.check([_CURRENT]):
         return 0
-    number = whole_number(written, _MOST_ITERATIONS)
+    number = whole_number(store.get(_CURRENT), _MOST_ITERATIONS)
     if number is None:
         leave_out(_CURRENT)
     return number or 0

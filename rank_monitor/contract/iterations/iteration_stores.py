@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, MutableMapping
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations.barrier import EVER, Store, value_now
+from rank_monitor.contract.iterations.barrier import EVER, Store
 from rank_monitor.contract.iterations.iteration import DONE, FAULT, Iteration, current
 from rank_monitor.contract.wire.foreign import parse_json
 
@@ -49,7 +49,7 @@ def serve_iterations(
     number = current(store)
     started = Iteration(store, number).started
     # After a fault, too: the last rank that arrived before it may wait for a note, and would not come to the end.
-    if value_now(store, started) in (None, FAULT.encode()):
+    if not store.check([started]) or store.get(started) == FAULT.encode():
         offer(number)
     while True:
         iteration = Iteration(store, number)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rank_monitor.contract.iterations.barrier import EVER, value_now
+from rank_monitor.contract.iterations.barrier import EVER
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.wire import channel
@@ -151,9 +151,10 @@ class CallMembers:
     def members(self) -> dict[str, list[int]]:
         """Node -> the members on it that have been added so far."""
         found: defaultdict[str, list[int]] = defaultdict(list)
-        for line in (value_now(self._store, "nodes") or b"").decode().splitlines():
-            member, _, node = line.partition(" ")
-            found[node].append(int(member))
+        if self._store.check(["nodes"]):
+            for line in self._store.get("nodes").decode().splitlines():
+                member, _, node = line.partition(" ")
+                found[node].append(int(member))
         return dict(found)
 
     def token(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
-from rank_monitor.contract.iterations.barrier import Entry, Store, value_now
+from rank_monitor.contract.iterations.barrier import Entry, Store, release, value_now
 from rank_monitor.contract.iterations.iteration import Iteration, current, tidy
 from tests.patience import patient
 
@@ -49,8 +49,12 @@ def test_a_value_or_none(kind: str, tmp_path: Path) -> None:
     assert value_now(store, "key") is None
 
 
+RELEASED = ("started", "outcome", "closed", "iteration", "note")
+"""The last parts of keys that nobody deletes."""
+
+
 class Deleting:
-    """A store in which another process deletes each key after any operation of this one but a write."""
+    """A store in which another process deletes each key that it may, after any operation of this one."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -59,7 +63,8 @@ class Deleting:
         def called(key: Any, *others: Any) -> Any:
             found = getattr(self._store, name)(key, *others)
             for one in key if isinstance(key, list) else [key]:
-                self._store.delete_key(one)
+                if not one.endswith(RELEASED):
+                    self._store.delete_key(one)
             return found
 
         return called
@@ -104,6 +109,34 @@ def test_no_read_waits_for_a_key_that_is_gone(read: str, is_there: bool) -> None
 
     threading.Thread(target=reads, daemon=True).start()
     assert ended.wait(patient(10)), f"{read} waits"
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+@pytest.mark.parametrize("read", READS)
+def test_no_read_wakes_who_waits_for_what_is_not_there_yet(read: str, use_libuv: bool) -> None:
+    """The server with libuv wakes those who wait for a key that another compares and sets."""
+    raw = tcp(Path(), use_libuv)
+    woken: list[str] = []
+
+    def waits(key: str, client: TCPStore) -> None:
+        PrefixStore("call/0", client).wait([key], AN_HOUR)
+        woken.append(key)
+
+    keys = [f"0/{name}" for name in ("started", "outcome", "closed", "note")]
+    threads = []
+    for key in keys:
+        client = TCPStore("127.0.0.1", raw.port, is_master=False, wait_for_workers=False, use_libuv=use_libuv)
+        threads.append(threading.Thread(target=waits, args=(key, client), daemon=True))
+        threads[-1].start()
+    store: Any = PrefixStore("call/0", raw)
+    for _ in range(200):
+        READS[read](store, Iteration(store, 0))
+    assert woken == []
+    for key in keys:
+        release(store, key, "value")
+    for thread in threads:
+        thread.join(patient(10))
+    assert sorted(woken) == sorted(keys)
 
 
 def test_the_last_rank_at_a_start_finds_its_note_when_the_others_have_gone_on() -> None:
