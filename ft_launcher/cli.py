@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ft_launcher.settings import prescan
 from ft_launcher.settings.options import UsageError
 from ft_launcher.zygote.pool import ZygotePool
-from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.errors import FtError, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
@@ -138,7 +138,11 @@ def _errors_shown() -> Iterator[None]:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
-        traceback.print_exc()
+        refused = why_refused(error)
+        if refused:
+            print(f"ft_launcher: the system refused: {refused}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         _reply(error)
         code = int(ExitCode.LAUNCHER_ERROR)
     sys.exit(code)

@@ -55,7 +55,7 @@ from ft_launcher.status.listening import answering, tracing
 from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
-from rank_monitor.contract.errors import ConfigError, FtError, one_line
+from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.wire.own_file import open_own
@@ -268,11 +268,12 @@ def _outcome(
     except FtError as error:
         show(f"ft_launcher: {error}")
         return Outcome(error.exit_code, str(error), error=error)
-    except OSError as error:
-        reason = f"the system refused: {error}"
-        show(f"ft_launcher: {reason}")
-        return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
     except Exception as error:
+        refused = why_refused(error)
+        if refused:
+            reason = f"the system refused: {refused}"
+            show(f"ft_launcher: {reason}")
+            return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
         reason = f"{type(error).__name__}: {one_line(error)}"
         show(f"ft_launcher: error of the launcher itself: {reason}")
         show(traceback.format_exc())

@@ -5,12 +5,22 @@ All three import it. A bug is no class of these: it is an assertion.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 
 from rank_monitor.contract.exit_codes import ExitCode
 
 LEFT_OUT = "[...]"
 """A line of its own, so that no pattern that stays in a line matches across the gap."""
+
+
+_NO_PROCESS = (
+    "no process or thread can be started: a limit of processes is reached (ulimit -u, or pids.max of a container's "
+    "cgroup, of a Slurm job or a Kubernetes pod)"
+)
+_NO_THREAD = ("can't start new thread", os.strerror(errno.EAGAIN))
+"""What the RuntimeError says that Python raises, and the one that C++ code of torch does, in which no thread starts."""
 
 
 class FtError(Exception):
@@ -49,6 +59,18 @@ class ProtocolError(FtError):
 
 class StoreLost(FtError):
     """The store of the rendezvous does not answer: its host is down or cut off."""
+
+
+def why_refused(error: BaseException) -> str:
+    """Returns what the operating system refused, in words; empty where the error says nothing of that."""
+    if isinstance(error, OSError):
+        # Of a descriptor that does not block it is no refusal, and nobody lets that error out.
+        if error.errno == errno.EAGAIN:
+            return _NO_PROCESS
+        return str(error)
+    if isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):
+        return _NO_PROCESS
+    return ""
 
 
 def one_line(error: BaseException) -> str:
