@@ -72,13 +72,18 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class TellStandstill:
+    """Tell the agent that the rank stands still: only the launcher can see whether that is a hang."""
+
+
+@dataclass(frozen=True)
 class Note:
     """Write a line to the log."""
 
     text: str
 
 
-Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | Note
+Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | TellStandstill | Note
 """What the server is to do. It performs them in their order."""
 
 
@@ -201,6 +206,7 @@ class HangDetector:
         elif self._alarm is not DetectorState.KILLED:
             actions += self._judge(now_ns)
             actions += self._judge_stall(now_ns)
+            actions += self._judge_standstill(now_ns)
         self._arm()
         return actions
 
@@ -300,6 +306,13 @@ class HangDetector:
             actions.append(SendVerdict(self._verdict(stall, now_ns, condemned=False)))
         return actions
 
+    def _judge_standstill(self, now_ns: int) -> list[Action]:
+        look_at_ns = self.watch.look_at_ns()
+        if look_at_ns is None or now_ns < look_at_ns:
+            return []
+        self.watch.told_standstill()
+        return [TellStandstill()]
+
     def _stepped(self) -> int:
         """When the present step of an alarm is over. Pauses extend it."""
         return self._step_since_ns + self._step_ns + self.watch.paused_since(self._step_since_ns)
@@ -327,6 +340,9 @@ class HangDetector:
                 wakes.append(stall.at_ns)
             else:
                 wakes.append(stall.at_ns - _lead(stall))
+        look_at_ns = self.watch.look_at_ns()
+        if look_at_ns is not None:
+            wakes.append(look_at_ns)
         self._wake_ns = min(wakes, default=None)
 
     def _note_oversleep(self, now_ns: int) -> list[Action]:

@@ -20,6 +20,8 @@ SECTION = "section:"
 SOFT, HARD = "soft_timeout", "hard_timeout"
 LOG = "log"
 """The limit of what a rank prints."""
+HANG = "hang"
+"""The limit of a hang that the launcher has found."""
 NS_PER_S = 1_000_000_000
 
 LONGEST_UNREAD_NS = 250_000_000
@@ -109,7 +111,8 @@ class Deadline:
     """A moment (monotonic ns) by which something must have happened.
 
     `limit` is the name of the limit as `Verdict` has it; `section` the name of the open section it judges, which may
-    be judged by another one's limit (warm-up); `sign` what an in-process wrapper is to show.
+    be judged by another one's limit (warm-up); `sign` what an in-process wrapper is to show, or what the
+    launcher has found.
     """
 
     limit: str
@@ -163,6 +166,11 @@ _TEXTS = {
         "No new step in the log. Waited {waited:.2f} seconds.",
         "printed no new step for {waited:.2f} s",
         "watch_log_timeout",
+    ),
+    HANG: (
+        "No progress: {sign}. Waited {waited:.2f} seconds.",
+        "{sign} for {waited:.2f} s",
+        "hang_timeout",
     ),
     SOFT: (
         "Soft timeout: no {sign}. Waited {waited:.2f} seconds.",

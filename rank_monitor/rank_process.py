@@ -139,7 +139,8 @@ class RankProcess:
         return found.frames
 
     def facts(self) -> dict[str, Any]:
-        """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`.
+        """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`;
+        `traced` of one that a debugger or strace is attached to.
 
         Of a rank that was just asked for its stacks `state` and `wchan` are those before the signal, and there are
         `file` and `other_threads`: `file` and `others` of `stacks.StackDump`.
@@ -159,6 +160,8 @@ class RankProcess:
             facts["threads"] = int(status["Threads"])
         if wchan:
             facts["wchan"] = wchan
+        if status.get("TracerPid", "0") != "0":
+            facts["traced"] = True
         if was_asked:
             facts |= self._around
         facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MOST_KERNEL_FRAMES]

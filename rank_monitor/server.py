@@ -25,11 +25,13 @@ from rank_monitor.contract.wire.launcher_messages import (
     CycleEnd,
     CycleStart,
     Fenced,
+    HangOverdue,
     LogOverdue,
     LogStep,
     Ready,
     Snapshot,
     SnapshotRequest,
+    StandsStill,
     Suspected,
     Times,
     TimesRequest,
@@ -50,7 +52,17 @@ from rank_monitor.contract.wire.messages import (
     Welcome,
 )
 from rank_monitor.flight_recorder import FlightRecorder
-from rank_monitor.hang_detector import Action, DumpStacks, HangDetector, Interrupt, Kill, Note, SendSignal, SendVerdict
+from rank_monitor.hang_detector import (
+    Action,
+    DumpStacks,
+    HangDetector,
+    Interrupt,
+    Kill,
+    Note,
+    SendSignal,
+    SendVerdict,
+    TellStandstill,
+)
 from rank_monitor.limits import NS_PER_S
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
@@ -181,9 +193,8 @@ class RankMonitorServer:
 
     @property
     def _needs_stamps_often(self) -> bool:
-        """Whether a rank that does not know the settings stamps its progress too rarely for a short stall warning."""
-        stall_s = self._settings.stall_warning
-        return stall_s is not None and stall_s < 4 * FIRST_PERIOD_S
+        """Whether a rank that does not know the settings stamps its progress too rarely for them."""
+        return self._settings.stamp_period < FIRST_PERIOD_S
 
     def _greeted(self, peer: Peer) -> None:
         """Takes the peer of the connection (SO_PEERCRED) as the rank: it may be a child of the launcher's process.
@@ -270,7 +281,7 @@ class RankMonitorServer:
             case TimesRequest():
                 self._socket.drain()
                 self._send_times()
-            case LimitsSet() | Guard() | LogStep() | LogOverdue():
+            case LimitsSet() | Guard() | LogStep() | LogOverdue() | HangOverdue():
                 self._act(self._detector.on_message(received, now_ns))
             case SnapshotRequest(token, stacks, collectives):
                 self._socket.drain()
@@ -293,6 +304,9 @@ class RankMonitorServer:
             sections={name: (now_ns - since_ns) / NS_PER_S for name, since_ns in watch.sections.items()},
             last_sign_age_s=None if watch.last_sign_ns is None else (now_ns - watch.last_sign_ns) / NS_PER_S,
             detached=watch.detached,
+            idle_s=watch.idle_s(now_ns),
+            report_age_s=watch.report_age_s(now_ns),
+            has_own_limit=watch.has_own_limit,
         )
 
     def _send_times(self) -> None:
@@ -309,8 +323,8 @@ class RankMonitorServer:
         since = time.monotonic() - _RECENT_S
         if not process.is_stopped():  # then nothing answers
             self._recorder.ask(start.recorder_socket, since)
-        if stacks and self._settings.dump_stacks:
-            if not process.has_stacks_since(since):
+        if stacks:
+            if self._settings.dump_stacks and not process.has_stacks_since(since):
                 process.ask_stacks(self._settings.stack_signal, start.stack_file)
             snapshot = dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())
         return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
@@ -363,6 +377,10 @@ class RankMonitorServer:
                 case Kill():
                     self._signal(signal.SIGKILL)
                     lines.append("The rank outlived the grace after the signal. Killed.")
+                case TellStandstill():
+                    start = self._detector.watch.start
+                    if start is not None:
+                        self._agent.send(StandsStill(start.cycle, start.rank))
                 case Note(text):
                     self._log.info(text)
         for line in lines:

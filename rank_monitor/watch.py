@@ -10,7 +10,7 @@ from __future__ import annotations
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, LogOverdue, LogStep
+from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, HangOverdue, LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Attach,
@@ -26,7 +26,8 @@ from rank_monitor.contract.wire.messages import (
     Sections,
 )
 from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
-from rank_monitor.limits import HARD, LOG, SECTION, SOFT, Deadline, WatchLimits, nanoseconds
+from rank_monitor.limits import HANG, HARD, LOG, NS_PER_S, SECTION, SOFT, Deadline, WatchLimits, nanoseconds
+from rank_monitor.standstill import Standstill
 from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper
 
@@ -78,6 +79,8 @@ class RankWatch:
         self._last_step_ns = -1
         self._stamp_ns: int | None = None
         self._warned = False
+        self._standstill = Standstill(settings.hang_timeout)
+        self._hang_overdue: Deadline | None = None
         self._log_silent_ns: int | None = None
         self._reports_iterations = False
         self._pauses: list[tuple[int, int]] = []
@@ -106,8 +109,10 @@ class RankWatch:
                 self._note_log(message, now_ns)
             case LogOverdue():
                 self._log_silent_ns = message.since_ns
+            case HangOverdue():
+                self._note_overdue(message, now_ns)
             case Progress():
-                self._note_progress(self._clamped(message.stamp_ns, now_ns))
+                self._note_progress(self._clamped(message.stamp_ns, now_ns), sent_ns)
             case Hello():
                 self._note_hello(message, sent_ns, now_ns)
             case Attach():
@@ -186,6 +191,7 @@ class RankWatch:
         if message.iteration != NO_ITERATION:
             self.iteration = message.iteration
         at_ns, started_ns = self._clamped(message.at_ns, now_ns), self.start.started_ns
+        self._standstill.printed(at_ns)
         self.ledger.printed(message.iteration, message.steps, message.step_ns, at_ns, started_ns)
 
     def _note_phase(self, sent_ns: int) -> None:
@@ -199,7 +205,14 @@ class RankWatch:
         else:
             self.ledger.returned(sent_ns)
 
-    def _note_progress(self, stamp_ns: int) -> None:
+    def _note_overdue(self, message: HangOverdue, now_ns: int) -> None:
+        """Notes that the launcher has found a hang: it counts pauses itself, so the deadline has passed already."""
+        since_ns = now_ns - nanoseconds(message.waited_s)
+        at_ns = min(now_ns, since_ns + nanoseconds(message.limit_s))
+        self._hang_overdue = Deadline(HANG, message.limit_s, since_ns, at_ns, sign=message.why)
+
+    def _note_progress(self, stamp_ns: int, sent_ns: int) -> None:
+        self._standstill.stamped(stamp_ns, sent_ns)
         if self._stamp_ns is None or stamp_ns > self._stamp_ns:
             self._stamp_ns = stamp_ns
             self._warned = False
@@ -217,6 +230,7 @@ class RankWatch:
         if self.detached and self._detached_ns <= now_ns:
             self.detached = False
         self._connect_since_ns = now_ns
+        self._hang_overdue = None
 
     def _note_hello(self, message: Hello, sent_ns: int, now_ns: int) -> None:
         self.ledger.begin(sent_ns)
@@ -273,6 +287,42 @@ class RankWatch:
             return None
         return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
+    # What the launcher is told and asks for to find a hang (`hang_timeout`).
+
+    def look_at_ns(self) -> int | None:
+        """When the launcher is to be told that the rank stands still; None: never, as far as is known now."""
+        if not self._shows_standstill:
+            return None
+        return self._standstill.look_at_ns(self.last_sign_ns, self.paused_since)
+
+    def told_standstill(self) -> None:
+        """Notes that the launcher was told that the rank stands still."""
+        self._standstill.told(self.last_sign_ns)
+
+    def idle_s(self, now_ns: int) -> float | None:
+        """Seconds without a stamp or a report of the rank, without pauses; None: it does not show that now."""
+        if not self._shows_standstill:
+            return None
+        return self._age_s(self._standstill.idle_since_ns(self.last_sign_ns), now_ns)
+
+    def report_age_s(self, now_ns: int) -> float | None:
+        """Seconds since its last heartbeat, section, iteration or printed step, without pauses; None: it had none."""
+        return self._age_s(self._standstill.reported_ns(self.last_sign_ns), now_ns)
+
+    @property
+    def has_own_limit(self) -> bool:
+        """Whether a section is open that has a limit of its own."""
+        return self.attached and any(self._of_section(name, since_ns) for name, since_ns in self.sections.items())
+
+    @property
+    def _shows_standstill(self) -> bool:
+        return self.connected and not (self.ended or self.detached or self.wrapper.is_restarting)
+
+    def _age_s(self, since_ns: int | None, now_ns: int) -> float | None:
+        if since_ns is None:
+            return None
+        return max(0, now_ns - since_ns - self.paused_since(since_ns)) / NS_PER_S
+
     def _deadlines(self) -> list[Deadline]:
         if self.ended or self.start is None or self.wrapper.is_restarting:
             return []
@@ -292,6 +342,8 @@ class RankWatch:
             found += self._if_set("connect", self._settings.connect_timeout, self._connect_since_ns)
         if not self.detached:
             found += self._of_log()
+        if self._hang_overdue is not None:
+            found.append(self._hang_overdue)
         return found
 
     def _of_log(self) -> list[Deadline]:

@@ -90,7 +90,7 @@ class JobNodes:
             with self._lock:
                 self._is_watching = False
         nodes = []
-        for rank, name in _others(members, self._rendezvous.place).items():
+        for rank, name in others_of(members, self._rendezvous.place).items():
             heard = said.get(rank)
             if heard is None or heard[1].cycle != members.cycle:
                 nodes.append(NodeSeen(rank, name))
@@ -128,7 +128,7 @@ class JobNodes:
         members = self._rendezvous.members()
         if members is None:
             return
-        for rank, text in questions.answers(Topic.RANKS, _others(members, self._rendezvous.place)).items():
+        for rank, text in questions.answers(Topic.RANKS, others_of(members, self._rendezvous.place)).items():
             record = ranks_of_record(text)
             if record is None or record.number < first:
                 continue
@@ -164,7 +164,7 @@ class JobNodes:
         number = questions.ask(Topic.STACKS)
         if members is None or number is None:
             return OtherStacks(problem=_NO_STORE)
-        names = _others(members, self._rendezvous.place)
+        names = others_of(members, self._rendezvous.place)
         return _await_stacks(questions, names, number, members.cycle, deadline)
 
 
@@ -187,6 +187,8 @@ class NodeAnswers:
 
     def heard(self, topic: Topic, number: int) -> None:
         """Notes a question; returns at once. A thread answers it, which lives no longer than that takes."""
+        if topic is Topic.HANG:  # `HangExchange` answers
+            return
         with self._lock:
             self._asked[topic] = number
             if self._is_answering:
@@ -246,7 +248,7 @@ def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:
     return True
 
 
-def _others(members: Members, place: RankAssigned | None) -> dict[int, str]:
+def others_of(members: Members, place: RankAssigned | None) -> dict[int, str]:
     """Returns the names of the other nodes in a cycle by node rank; `place` is that of this node, if it has one."""
     names = {rank: name for rank, name in enumerate(members.active) if rank not in members.gone}
     if place is not None and place.cycle == members.cycle:

@@ -69,6 +69,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             from ft_launcher.agent.log_feed import LogFeed  # 10 ms, which other jobs need not wait
 
             self._sources.append(LogFeed(parts, self._ranks))
+        limit_s = parts.settings.monitor.hang_timeout
+        if limit_s is not None:
+            from ft_launcher.agent.hang_watch import hang_watch  # 20 ms for psutil, which other jobs need not wait
+
+            self._sources.append(hang_watch(self._ranks, limit_s, handler if is_ours else None))
         self._job_end: JobEnd | None = None
         self._closed = False
 

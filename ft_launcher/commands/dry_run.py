@@ -76,6 +76,7 @@ def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
     yield "outside sections", _seconds(monitor.rank_out_of_section_timeout)
     yield "to the connection", _seconds(monitor.connect_timeout)
     yield "from one printed step to the next", _seconds(monitor.watch_log_timeout)
+    yield "a hang", _seconds(monitor.hang_timeout)
     yield "stall warning", _seconds(monitor.stall_warning)
     yield "after shutdown_workload_monitoring", _seconds(monitor.teardown_timeout)
 

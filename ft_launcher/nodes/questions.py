@@ -38,6 +38,8 @@ class Topic(str, Enum):
     """Where each rank is, and how far in its process groups."""
     RANKS = "ranks"
     """A line about each rank."""
+    HANG = "hang"
+    """Where each rank is, and for how long it has done nothing (`agent/hang_exchange.py`)."""
 
 
 def counter_key(topic: Topic) -> str:

@@ -17,6 +17,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     CycleStart,
     Ready,
     Snapshot,
+    StandsStill,
     Suspected,
     Times,
     Verdict,
@@ -51,13 +52,15 @@ class Found:
 
     `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
     answer to `NodeMonitors.ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is
-    when it was last about to exceed a limit, and `returned_at` when it returned from its program. `failed` says that
-    its program has ended with an error: before the exception, which comes next if it can be told.
+    when it was last about to exceed a limit, `returned_at` when it returned from its program, and `standstills` how
+    often its monitor has found that it stands still. `failed` says that its program has ended with an error: before the
+    exception, which comes next if it can be told.
     """
 
     start: CycleStart | None = None
 
     suspected_at: float | None = None
+    standstills: int = 0
     verdict: Verdict | None = None
     verdict_at: float | None = None
     exception: RankException | None = None
@@ -106,6 +109,8 @@ class Found:
             case Suspected():
                 self.suspected_at = now
                 return message
+            case StandsStill():
+                self.standstills += 1
             case Ready() | Guard():
                 pass
             case _:

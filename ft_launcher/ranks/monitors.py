@@ -32,9 +32,11 @@ from rank_monitor.contract.wire.launcher_messages import (
     CycleEnd,
     CycleStart,
     Fenced,
+    HangOverdue,
     LogOverdue,
     LogStep,
     SnapshotRequest,
+    StandsStill,
     Suspected,
     Times,
     TimesRequest,
@@ -170,6 +172,12 @@ class NodeMonitors:
             slot.judges_by.pop(LogOverdue, None)
         self._send(slot, message)
 
+    def end_hang(self, local_rank: int, message: HangOverdue) -> None:
+        """Has a monitor end its rank for a hang, with a verdict, as for any other limit."""
+        slot = self._slots[local_rank]
+        if slot.start is not None:
+            self._send(slot, message)
+
     def fail(self, local_rank: int, why: RankException) -> None:
         """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""
         self._slots[local_rank].found.take_exception(why, time.monotonic())
@@ -289,7 +297,7 @@ class NodeMonitors:
                 slot.attached = message.attached
             case LimitsSet() | Guard():
                 slot.judges_by[type(message)] = message
-            case Fenced() | Suspected() if slot.start is None or message.cycle != slot.start.cycle:
+            case Fenced() | Suspected() | StandsStill() if slot.start is None or message.cycle != slot.start.cycle:
                 return None
         return slot.found.take(message, sent_ns, time.monotonic())
 

@@ -82,6 +82,7 @@ class Recorder:
             "sections": dict(monitor.rank_section_timeouts),
             "out_of_section": monitor.rank_out_of_section_timeout,
             "log": monitor.watch_log_timeout,
+            "hang": monitor.hang_timeout,
         }
         versions, environment = surroundings.versions(), surroundings.environment(os.environ)
         node = self.files.node

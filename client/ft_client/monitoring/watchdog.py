@@ -94,15 +94,15 @@ class Watchdog:
         self._link.attend(min(self._due_ns - now_ns, period_ns) / 1e9)
 
     def period_s(self) -> float:
-        """Seconds from one stamp to the next: at most a quarter of the stall limit, and what a wrapper asks for."""
+        """Seconds from one stamp to the next: at most what the settings allow, and what a wrapper asks for."""
         settings, wrapper_link = self._link.settings, self._link.wrapper_link
         unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
         if settings is None or unseen:
             period_s = FIRST_PERIOD_S
         else:
             period_s = _PERIOD_S
-        if settings is not None and settings.stall_warning is not None:
-            period_s = min(period_s, settings.stall_warning / 4)
+        if settings is not None:
+            period_s = min(period_s, settings.stamp_period)
         if wrapper_link is not None:
             period_s = min(period_s, wrapper_link.period_s)
         return period_s

@@ -25,7 +25,7 @@ class JobStart(Event, name="job_start"):
     """Ranks on this node."""
     limits: Mapping[str, Any]
     """The limits of the settings: `initial`, `subsequent`, `sections` and `out_of_section`, as in `limits`, and `log`,
-    that of `--ft-watch-log-timeout`."""
+    that of `--ft-watch-log-timeout`, and `hang`, that of `--ft-hang-timeout`."""
     versions: Mapping[str, str] | Absent = ABSENT
     """The versions of `launcher`, `torch`, `numpy`, `python`, `system`, and the `machine`."""
     environment: Mapping[str, str] | Absent = ABSENT

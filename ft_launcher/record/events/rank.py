@@ -26,7 +26,7 @@ class _Finding(OfRank):
     """Its process."""
     limit: str
     """`initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
-    `soft_timeout`, `hard_timeout` or `stall`."""
+    `hang`, `soft_timeout`, `hard_timeout` or `stall`."""
     limit_s: float
     """The limit in seconds."""
     waited_s: float

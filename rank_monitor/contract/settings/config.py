@@ -6,6 +6,7 @@ Durations are seconds.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class MonitorSettings:
         kinds.choice("auto", "off"),
         "ask torch's flight recorder, and NCCL's RAS, at a hang which rank the others wait for",
     )
+    hang_timeout: float | None = setting(
+        None,
+        kinds.LIMIT,
+        "longest time that ranks wait in a collective for another, or that a rank does nothing while nobody waits",
+    )
     stall_warning: float | None = setting(
         600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
     )
@@ -79,6 +85,20 @@ class MonitorSettings:
         kinds.SIGNAL.read("SIGRTMIN+7"), kinds.SIGNAL, "asks a rank for its stacks; one that nobody else uses"
     )
     log_level: str = setting("INFO", kinds.LOG_LEVEL, "level of our own log lines")
+
+    @property
+    def stamp_period(self) -> float:
+        """Seconds from one stamp of a rank's main thread to the next that these limits allow at most.
+
+        A stall is seen with a quarter of its limit to spare. The limit of a hang counts from the last stamp, so its
+        period is a twentieth: so much later than its limit a hang may end.
+        """
+        periods = [math.inf]
+        if self.stall_warning is not None:
+            periods.append(self.stall_warning / 4)
+        if self.hang_timeout is not None:
+            periods.append(self.hang_timeout / 20)
+        return min(periods)
 
 
 @dataclass(frozen=True)

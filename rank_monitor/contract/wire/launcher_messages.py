@@ -84,6 +84,19 @@ class LogOverdue(Message, kind=54):
 
 
 @dataclass(frozen=True)
+class HangOverdue(Message, kind=55):
+    """The rank is to be ended for a hang, which has lasted `waited_s`: longer than `hang_timeout`, or than `limit_s`
+    where that is longer. `why`: who waits for whom, or what stands still, in words.
+
+    The launcher finds this, and not the monitor: who waits for whom only the monitors of all ranks know together.
+    """
+
+    limit_s: float
+    waited_s: float
+    why: str
+
+
+@dataclass(frozen=True)
 class Bye(Message, kind=51):
     """An orderly end. A channel that closes without it means that the launcher was killed."""
 
@@ -114,6 +127,8 @@ class Snapshot(Message, kind=66):
     false. When stacks were asked for and the process lives, `frames` are those of the main thread, innermost first (a
     library's have a slash in their path, the program's own have none), and `process` is its state in /proc. `groups`:
     how far it is in each process group (`rank_monitor/flight_recorder.py: groups_of`), also of one that has just ended.
+    Without pauses of the machine: `idle_s` since its last stamp or report (None: not known), `report_age_s` since its
+    last report or printed step (None: none). `has_own_limit`: a section with a limit of its own is open.
     """
 
     token: int
@@ -126,6 +141,9 @@ class Snapshot(Message, kind=66):
     frames: list[str] = field(default_factory=list)
     process: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, Any] = field(default_factory=dict)
+    idle_s: float | None = None
+    report_age_s: float | None = None
+    has_own_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,8 +163,8 @@ class Verdict(Message, kind=67):
     """The finding of a monitor: a limit was exceeded.
 
     `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
-    `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked to
-    restart for. `line` is one line for the log, worded so that searches for NVIDIA's lines find it.
+    `hang`, `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked
+    to restart for. `line` is one line for the log, worded so that searches for NVIDIA's lines find it.
     """
 
     cycle: int
@@ -176,6 +194,15 @@ class Suspected(Message, kind=70):
     cycle: int
     rank: int
     is_wrapped: bool = False
+
+
+@dataclass(frozen=True)
+class StandsStill(Message, kind=71):
+    """The rank has sent neither stamp nor report for a quarter of `hang_timeout`: the launcher is to look whether that
+    is a hang. Told once, until the next stamp or report."""
+
+    cycle: int
+    rank: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,156 @@
+"""Asks the other nodes where their ranks are while one of this node stands still, and answers when they ask.
+
+`hang_watch.py` uses it, in the agent's thread; each question and each answer is an operation on the job's store, in a
+thread of its own that lives no longer than that takes. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ft_launcher.agent.job_nodes import others_of
+from ft_launcher.attribution import hang_clocks
+from ft_launcher.attribution.hang_clocks import RankLook
+from ft_launcher.cycle.store_threads import Mailbox
+from ft_launcher.nodes.questions import Questions, Topic
+from ft_launcher.record.contained import contained, log_contained
+from ft_launcher.rendezvous.handler import NodeRendezvous
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.foreign import parse_object
+
+_ANSWERS_S = 5.0
+"""What nodes need to answer after they have seen a question, and the answers to arrive (seconds)."""
+_POLL_S = 0.2
+"""Between two looks for answers: each is one operation of the store for all nodes."""
+_MOST_BYTES = 1 << 20
+"""Of one answer: 1 KB for each rank of a node."""
+_NOT_ASKED = "whether ranks hang cannot be asked of the other nodes"
+
+
+@dataclass(frozen=True)
+class Others:
+    """The ranks of the other nodes; `is_complete`: with those of this node they are all ranks of the job."""
+
+    ranks: Sequence[RankLook]
+    is_complete: bool
+
+
+class HangExchange:
+    """One node's end. The agent's thread calls its public methods.
+
+    Args:
+        rendezvous: of this node. Questions about anything else go on to who has heard them before.
+    """
+
+    def __init__(self, rendezvous: NodeRendezvous) -> None:
+        self._rendezvous = rendezvous
+        self._pass_on, rendezvous.heard = rendezvous.heard, self._heard
+        self._news: Mailbox[int | Others] = Mailbox()
+        self._asked: list[int] = []
+        self._others: Others | None = None
+
+    def begin(self) -> None:
+        """Forgets what was asked and answered in the last cycle."""
+        self._news.take()
+        self._asked, self._others = [], None
+
+    def fileno(self) -> int:
+        """Readable when `questions` or `others` has something new."""
+        return self._news.fileno()
+
+    def questions(self) -> list[int]:
+        """Returns the numbers of the questions that are not answered yet: of several the last one will do."""
+        self._take()
+        asked, self._asked = self._asked[-1:], []
+        return asked
+
+    def others(self) -> Others | None:
+        """Returns what the other nodes have answered to the last question; None: nothing new."""
+        self._take()
+        others, self._others = self._others, None
+        return others
+
+    def ask(self, cycle: int) -> None:
+        """Asks the other nodes of a cycle. `others` has their answers later. Does not block."""
+        if not self._start(partial(self._ask, cycle)):
+            self._news.put(Others((), False))
+
+    def answer(self, number: int, cycle: int, ranks: Sequence[RankLook]) -> None:
+        """Answers a question. Does not block."""
+        records = [hang_clocks.to_record(rank) for rank in ranks]
+        text = json.dumps({"number": number, "cycle": cycle, "ranks": records}, separators=(",", ":"))
+        self._start(partial(self._answer, text, cycle))
+
+    def _take(self) -> None:
+        for item in self._news.take():
+            if isinstance(item, Others):
+                self._others = item
+            else:
+                self._asked.append(item)
+
+    def _start(self, work: partial[None]) -> bool:
+        try:
+            threading.Thread(target=work, name="ft_hang_exchange", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            log_contained(_NOT_ASKED, error)
+            return False
+        return True
+
+    # In threads.
+
+    def _heard(self, topic: Topic, number: int) -> None:
+        """Takes a question of another node, in the thread of the link. Does not block."""
+        if topic is Topic.HANG:
+            self._news.put(number)
+        else:
+            self._pass_on(topic, number)
+
+    def _answer(self, text: str, cycle: int) -> None:
+        with contained("a question of another node cannot be answered"):
+            questions, place = self._rendezvous.questions, self._rendezvous.current_place
+            # Without a place in this cycle the key of the answer is another node's by now.
+            if questions is not None and place is not None and place.cycle == cycle:
+                questions.answer(Topic.HANG, place.rank, text)
+
+    def _ask(self, cycle: int) -> None:
+        found = Others((), False)
+        with contained(_NOT_ASKED):
+            questions = self._rendezvous.questions
+            if questions is not None:
+                found = self._answers(questions, cycle)
+        self._news.put(found)
+
+    def _answers(self, questions: Questions, cycle: int) -> Others:
+        members, number = questions.members(), questions.ask(Topic.HANG)
+        if members is None or number is None or members.cycle != cycle:
+            return Others((), False)
+        silent = set(others_of(members, self._rendezvous.current_place))
+        ranks: list[RankLook] = []
+        deadline = time.monotonic() + questions.look_s + _ANSWERS_S
+        while silent and time.monotonic() < deadline:
+            for node_rank, text in questions.answers(Topic.HANG, silent).items():
+                of_node = _ranks_in(text, number, cycle)
+                if of_node is not None:
+                    silent.discard(node_rank)
+                    ranks += of_node
+            if silent:
+                time.sleep(_POLL_S)
+        return Others(ranks, not silent)
+
+
+def _ranks_in(text: bytes, number: int, cycle: int) -> list[RankLook] | None:
+    """Returns the ranks in an answer to question `number` or a later one; None: it is none."""
+    if len(text) > _MOST_BYTES:
+        return None
+    try:
+        record = parse_object(text)
+        if int(record.get("number", 0)) < number or record.get("cycle") != cycle:
+            return None
+        return [hang_clocks.of_record(rank) for rank in record["ranks"]]
+    except (KeyError, ProtocolError, TypeError, ValueError):  # any process at the store may have written it
+        return None

@@ -1,0 +1,162 @@
+"""Ends hangs by `--ft-hang-timeout`: looks at the ranks of the job while one of this node stands still.
+
+A source of events. Made by the node agent where the option has a limit. Nothing happens as long as no monitor reports a
+standstill; then each look asks the monitors of this node for stacks and collectives, and the other nodes for theirs, in
+a thread (`hang_exchange.py`). What that means, `attribution/hang_clocks.py` decides. A rank is ended through its
+monitor, as by every other limit, so the verdict has its stacks and all nodes say where their ranks were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ft_launcher.agent.hang_exchange import HangExchange, Others
+from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.rank_usage import RankUsage
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.attribution import rank_view
+from ft_launcher.attribution.hang_clocks import Hang, HangClocks, RankLook
+from ft_launcher.cycle.cycle import Event
+from ft_launcher.cycle.evidence import gather, with_own_locks
+from ft_launcher.record.contained import contained
+from ft_launcher.rendezvous.handler import NodeRendezvous
+from rank_monitor.contract.wire.launcher_messages import HangOverdue
+
+_FIRST_LOOK, _LOOKS = 4, 8
+"""The parts of the limit after which a rank stands still, as its monitor has it, and from one look to the next."""
+_SHORTEST_S = 0.05
+"""Between two looks (seconds): a look takes a few milliseconds of each rank."""
+_DECIDING_NODES = 3
+"""So many nodes, the first ones, ask all others: one of them may have no rank that stands still, and the answers to
+each of hundreds would be much to send."""
+
+
+def hang_watch(ranks: Ranks, limit_s: float, rendezvous: NodeRendezvous | None) -> HangWatch:
+    """Returns the watch of this node, which asks the other nodes over `rendezvous` (None: one that is not ours)."""
+    if rendezvous is None:
+        return HangWatch(ranks, limit_s, None)
+    return HangWatch(ranks, limit_s, HangExchange(rendezvous))
+
+
+class HangWatch(EventSource):
+    """The looks of one job on this node.
+
+    Args:
+        ranks: of this node.
+        limit_s: `hang_timeout`.
+        exchange: with the other nodes; None: there are none, or they cannot be asked.
+    """
+
+    def __init__(self, ranks: Ranks, limit_s: float, exchange: HangExchange | None) -> None:
+        self._ranks, self._limit_s, self._exchange = ranks, limit_s, exchange
+        self._clocks = HangClocks(limit_s)
+        self._usage = RankUsage(ranks.monitors.stack_file)
+        self._standstills = 0
+        self._look_at: float | None = None
+        self._is_asking = False
+
+    @contextmanager
+    def during_cycle(self) -> Iterator[None]:
+        """A context in which ranks are looked at."""
+        self._standstills = 0
+        self._stop_looking()
+        if self._exchange is not None:
+            self._exchange.begin()
+        try:
+            yield
+        finally:
+            self._stop_looking()
+
+    def descriptors(self) -> set[int]:
+        """Returns the one that is readable when another node asks, or the others have answered."""
+        if self._exchange is None:
+            return set()
+        return {self._exchange.fileno()}
+
+    def next_check(self) -> float | None:
+        """When to look again (monotonic seconds); None: no rank stands still, or the other nodes are being asked."""
+        if self._is_asking:
+            return None
+        return self._look_at
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Looks if that is due. Returns nothing: the verdict of a monitor ends the cycle. A look may take a second."""
+        with contained("whether ranks hang cannot be found"):
+            self._attend()
+        return []
+
+    def _attend(self) -> None:
+        found = [self._ranks.monitors.found(local_rank).standstills for local_rank in self._ranks.monitors.local_ranks]
+        if sum(found) != self._standstills:
+            self._standstills = sum(found)
+            if self._look_at is None:
+                self._look_at = time.monotonic()
+        if self._exchange is not None:
+            for number in self._exchange.questions():
+                self._exchange.answer(number, self._ranks.cycle, self._states())
+            others = self._exchange.others()
+            if others is not None and self._is_asking:
+                self._is_asking = False
+                self._look(others)
+        if self._look_at is not None and not self._is_asking and time.monotonic() >= self._look_at:
+            if self._exchange is not None and self._ranks.group.group_rank < _DECIDING_NODES:
+                self._is_asking = True
+                self._exchange.ask(self._ranks.cycle)
+            else:
+                self._look(Others((), self._ranks.group.group_world_size == 1))
+
+    def _look(self, others: Others) -> None:
+        """Looks at the ranks of this node, beside what those of the other nodes have shown, and decides."""
+        own = self._states()
+        if not any((rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK for rank in own):
+            self._stop_looking()
+            return
+        hang = self._clocks.judge([*own, *others.ranks], others.is_complete, time.monotonic())
+        if hang is not None and hang.is_over_limit and self._end(hang):
+            self._stop_looking()
+            return
+        wait_s = self._limit_s / _LOOKS
+        if hang is not None and not hang.is_over_limit:
+            wait_s = min(wait_s, hang.limit_s - hang.waited_s)
+        self._look_at = time.monotonic() + max(_SHORTEST_S, wait_s)
+
+    def _end(self, hang: Hang) -> bool:
+        """Has the rank of this node ended whose hang it is; returns whether there is one."""
+        local_ranks = {self._ranks.global_rank(local_rank): local_rank for local_rank in self._ranks.running()}
+        rank = hang.whose(local_ranks)
+        if rank is None:
+            return False
+        self._ranks.monitors.end_hang(local_ranks[rank], HangOverdue(hang.limit_s, hang.waited_s, hang.why(rank)))
+        return True
+
+    def _states(self) -> Sequence[RankLook]:
+        """Asks the monitors; returns the ranks of this node."""
+        ranks = self._ranks
+        pids = ranks.processes.pids()
+        ranks.monitors.snapshots(stacks=True)
+        # After the first snapshot: a recorder that is asked for the first time writes a few bytes.
+        still_s = self._usage.still_s({local_rank: pids[local_rank] for local_rank in ranks.running()})
+        evidence = gather(ranks.group.workers, ranks.processes, ranks.monitors)
+        now = time.monotonic()
+        evidence = with_own_locks(evidence, now, now - ranks.processes.started_ns / 1e9)
+        found = []
+        for rank, view in zip(evidence, rank_view.views(evidence, None), strict=True):
+            snapshot = rank.snapshot
+            state = RankLook(view, still_s=still_s.get(rank.local_rank, 0.0))
+            if snapshot is not None:
+                state = replace(
+                    state,
+                    idle_s=snapshot.idle_s,
+                    report_age_s=snapshot.report_age_s,
+                    has_own_limit=snapshot.has_own_limit,
+                )
+            found.append(state)
+        return found
+
+    def _stop_looking(self) -> None:
+        self._look_at, self._is_asking = None, False
+        self._clocks.begin()
+        self._usage.forget()
