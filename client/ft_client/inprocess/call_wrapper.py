@@ -113,7 +113,7 @@ class CallWrapper:
             if iteration == self._state.iteration and self._unguarded:
                 self._unguarded -= 1
                 if self._unguarded == 0:
-                    self._link.running()
+                    self._link.guarded_again()
 
     def close(self) -> None:
         """Ends the call: the store is not asked any more, and not kept by who keeps this object."""

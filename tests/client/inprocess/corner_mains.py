@@ -166,6 +166,22 @@ def hangs_in(note: Note, where: str, how: str, times: int = 99) -> Any:
     return Wrapper(**{**QUICK, **short, **callbacks})(function)()
 
 
+def swallows_for_ever(note: Note, aborts: bool) -> Any:
+    """Rank 1 (at entry) works in a loop that lets nothing through; rank 0 fails."""
+    entry = me()[0]
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        while entry == 1:
+            with contextlib.suppress(BaseException), call.disable_hang_protection():
+                time.sleep(0.01)
+        return fails_once(call, entry == 0)
+
+    short: dict[str, Any] = {"soft_timeout": seconds(2), "hard_timeout": seconds(3)}
+    if not aborts:
+        short["abort"] = None
+    return Wrapper(**{**QUICK, **short})(function)()
+
+
 def note_warnings(note: Note) -> None:
     class Noting(logging.StreamHandler[Any]):
         def emit(self, record: logging.LogRecord) -> None:

@@ -117,6 +117,15 @@ def test_too_many_iterations() -> None:
     assert len(entered(told[1].notes)) == 3
 
 
+@pytest.mark.parametrize("aborts", [True, False])
+def test_a_loop_that_swallows_each_interruption_is_ended_at_the_hard_timeout(aborts: bool) -> None:
+    """Not when the others give up waiting for it at a barrier, whose time is longer than that of the test."""
+    with job(3, corner_mains.swallows_for_ever, aborts=aborts) as made:
+        told = made.end(limit_s=60)
+    assert told[1].exit_code == -signal.SIGTERM
+    assert sorted(told[rank].result for rank in (0, 2)) == [(0, 2, 1), (1, 2, 1)]
+
+
 def test_an_interruption_that_is_swallowed_comes_again() -> None:
     with job(2, mains.swallowing) as made:
         told = made.end()

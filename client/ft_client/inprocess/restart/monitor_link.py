@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from time import monotonic_ns
 
 from ft_client.inprocess.arguments import Timeouts
@@ -60,6 +61,7 @@ class MonitorLink:
         self._link = process.start()
         self._phases: tuple[tuple[messages.Guard, int], ...] = ((self._message_of(WrapperPhase.OVER), monotonic_ns()),)
         """The last restart (or the time before the call), then when the function was called, and what became of it."""
+        self._lock = threading.Lock()
         self._restarter: tuple[Restarter, int] | None = None
         self._pinged_ns = self._ping_sent_ns = 0
         self._log_to: tuple[LogTo, int] | None = None
@@ -72,21 +74,30 @@ class MonitorLink:
     def running(self) -> None:
         """Reports that the function runs, or the callbacks before it: progress is expected from now on.
 
-        After `unguarded` the same call goes on; otherwise a new one begins, and sections of a former call are closed.
+        A new call begins, and sections of a former one are closed.
         """
-        if self._phase == WrapperPhase.RUNNING:
-            return
-        goes_on, now_ns = self._phase == WrapperPhase.UNGUARDED, monotonic_ns()
-        if not goes_on:
-            self._pinged_ns = 0
-            RankMonitorClient.call_began(now_ns)
+        now_ns, self._pinged_ns = monotonic_ns(), 0
+        RankMonitorClient.call_began(now_ns)
         self.period_s = self._period_s
         self._say(self._message_of(WrapperPhase.RUNNING), now_ns)
 
     def unguarded(self) -> None:
         """Reports that the function runs on, and that no progress is expected."""
-        if self._phase == WrapperPhase.RUNNING:
-            self._say(self._message_of(WrapperPhase.UNGUARDED), monotonic_ns())
+        self._say(self._message_of(WrapperPhase.UNGUARDED), monotonic_ns(), only_in=(WrapperPhase.RUNNING,))
+
+    def guarded_again(self) -> None:
+        """Reports that progress is expected again, after `unguarded`; nothing where the call was interrupted since."""
+        self._say(self._message_of(WrapperPhase.RUNNING), monotonic_ns(), only_in=(WrapperPhase.UNGUARDED,))
+
+    def ending(self) -> None:
+        """Reports that the function was interrupted, and must end. Called in the watcher's thread.
+
+        A loop that swallows the interruption executes bytecode, so nothing else would show that it does not end. A
+        cleanup may take its grace, and is interrupted again after it: a longer one than the default has the same time.
+        """
+        limit_s = max(self._hard_s, self.interrupt_grace_s() + self._hard_s - self._soft_s)
+        message = self._message_of_end("the function after its interruption", limit_s)
+        self._say(message, monotonic_ns(), only_in=(WrapperPhase.RUNNING, WrapperPhase.UNGUARDED))
 
     def fault_seen(self) -> None:
         """Excludes intervals from now on from learned limits, before an interruption. From any thread."""
@@ -102,9 +113,7 @@ class MonitorLink:
             limit_s: seconds within which it must end; None, or fewer than `hard_timeout`: `hard_timeout`.
         """
         self.fault_seen()
-        hard_s = max(self._hard_s, limit_s or 0.0)
-        message = messages.Guard(WrapperPhase.FINALIZING, self._soft_s, hard_s, self._grace_s, callback)
-        self._say(message, monotonic_ns())
+        self._say(self._message_of_end(callback, max(self._hard_s, limit_s or 0.0)), monotonic_ns())
 
     def restarting(self) -> None:
         """Reports that the wrapper restarts: nothing is judged."""
@@ -182,11 +191,18 @@ class MonitorLink:
     def _phase(self) -> str:
         return self._phases[-1][0].phase
 
-    def _say(self, message: messages.Guard, now_ns: int) -> None:
-        """Sends a phase. The earlier phases of the call are kept, so that a new monitor also gets when it began."""
-        before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}
-        self._phases = (*before.get(WrapperPhase(message.phase), ()), (message, now_ns))
-        self._send(message, now_ns)
+    def _say(self, message: messages.Guard, now_ns: int, only_in: Collection[str] = tuple(WrapperPhase)) -> None:
+        """Sends a phase, in the phases `only_in`. The earlier phases of the call are kept, so that a new monitor also
+        gets when it began. The watcher's thread calls it as well, when it interrupts the function."""
+        with self._lock:
+            if self._phase not in only_in:
+                return
+            before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}
+            self._phases = (*before.get(WrapperPhase(message.phase), ()), (message, now_ns))
+            self._send(message, now_ns)
+
+    def _message_of_end(self, what: str, limit_s: float) -> messages.Guard:
+        return messages.Guard(WrapperPhase.FINALIZING, self._soft_s, limit_s, self._grace_s, what)
 
     def _message_of(self, phase: WrapperPhase) -> messages.Guard:
         return messages.Guard(phase, self._soft_s, self._hard_s, self._grace_s)

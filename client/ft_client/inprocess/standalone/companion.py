@@ -54,6 +54,7 @@ _LOOK_S = 0.05
 # For a new interpreter that imports from a slow file system.
 _START_S = 60.0
 _UNWATCHED = "this rank goes on, and nobody watches it"
+_NO_STORE = "it hosted the store in which the ranks agree, so the call ends on all of them"
 _START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.standalone.companion_process import main; main()"
 
 _kept: Companion | None = None
@@ -246,7 +247,10 @@ class Companion:
         """Replaces a lost companion, unless it hosted the store."""
         lost = f"the monitor process of rank {self._member} (process {self.pid}) is gone"
         if not self._call.host or self._served or self._replacements >= _REPLACEMENTS:
-            logger.warning("%s: %s", lost, _UNWATCHED)
+            if self._served:
+                logger.warning("%s: %s", lost, _NO_STORE)
+            else:
+                logger.warning("%s: %s", lost, _UNWATCHED)
             self.is_lost = True
             shutil.rmtree(self._folder, ignore_errors=True)
             return

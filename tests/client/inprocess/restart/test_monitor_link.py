@@ -61,14 +61,31 @@ def ask(monitor: FakeMonitor, reason: str, sent_ns: int | None = None) -> None:
 # What a monitor is told.
 
 
+def test_an_interrupted_function_must_end_whatever_it_says(monitor: FakeMonitor, wrapper: Wrapper) -> None:
+    """It may leave a stretch without protection on its way out, or enter one in a loop that swallows everything."""
+    guard = wrapper.guard
+    guard.ending()
+    guard.running()
+    guard.unguarded()
+    guard.ending()
+    guard.guarded_again()
+    guard.unguarded()
+    guard.restarting()
+    guard.ending()
+    guard.over()
+    told = monitor.wait_for(messages.Guard, 5)
+    ending = messages.Guard("finalizing", 1.0, 2.0, 0.1, "the function after its interruption")
+    assert told == [RUNNING, UNGUARDED, ending, RESTARTING, OVER]
+
+
 def test_a_call_is_told_phase_by_phase(monitor: FakeMonitor, wrapper: Wrapper) -> None:
     guard = wrapper.guard
     guard.report("initialized", 3, 0, "p/", 5.0)
     guard.restarting()
     guard.running()
-    guard.running()
+    guard.guarded_again()
     guard.unguarded()
-    guard.running()
+    guard.guarded_again()
     guard.restarting()
     guard.calling("completion", 9.0)
     guard.calling("terminate", 0.5)
