@@ -44,7 +44,7 @@ class HangProtection(Protocol):
     def unguarded(self) -> None:
         """Reports that no progress is expected from now on."""
 
-    def running(self) -> None:
+    def guarded_again(self) -> None:
         """Reports that progress is expected again."""
 
 
