@@ -32,6 +32,8 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before what an uncaught exception prints."""
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception): .")
 _GROUP_END = re.compile(r"^ +\+-{4,}$")
+_USAGE_ERROR = re.compile(r"[^\s:]{1,200}: error: (.{1,1000})")
+"""The last line of what argparse prints of a wrong command line, after its usage."""
 _NEAR_END = 12
 """hydra prints two lines after a traceback, click its usage before the error."""
 # Characters. What a program printed after its error is part of the text; the beginning and the end name the error.
@@ -128,6 +130,9 @@ def of_output(text: str) -> RankException | None:
         last = max((number for number, line in enumerate(after) if _ERROR_LINE.match(line)), default=0)
         if after and len(lines) - len(after) + last >= near_end:
             return _printed(lines[_first_of_chain(lines, starts) :], after)
+    refused = _USAGE_ERROR.fullmatch("".join(lines[-1:]))
+    if refused is not None and any(line.startswith("usage: ") for line in lines):
+        return RankException("argparse.ArgumentError", refused[1], "", 0.0)
     for number in range(len(lines) - 1, max(-1, near_end - 1), -1):
         if _ERROR_LINE.match(lines[number]):
             return _printed([], lines[number:])

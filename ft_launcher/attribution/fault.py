@@ -101,6 +101,8 @@ class Fault:
     Attributes:
         collateral: the failure is the consequence of another rank's.
         error: type and place of an exception of the program; equal whenever the same line raises the same type.
+        error_text: digest of the text of that exception (`contract/same_error.py`); empty where `error` is.
+        before_group: the rank raised it before it had made any process group, as far as that is certain.
         doubt: the suspect result because of which all ranks agreed to exit.
         failed: all ranks of the node that failed by themselves, without those that the launcher ended.
         finding: of a hang in which ranks wait for others, or of a rank that lost one that had returned: a value of
@@ -131,6 +133,8 @@ class Fault:
     finding: str = ""
     blamed: tuple[int, ...] = ()
     waiting: int = 0
+    error_text: str = ""
+    before_group: bool = False
 
 
 _PERSISTENT = "persistent_error"

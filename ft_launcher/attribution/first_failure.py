@@ -30,6 +30,7 @@ from ft_launcher.attribution.rank_view import RankView
 from ft_launcher.attribution.scene import Whereabouts
 from ft_launcher.attribution.wrapped_errors import errors_inside
 from rank_monitor.contract.exit_codes import AGREED
+from rank_monitor.contract.same_error import digest
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # The hint is one line on the console, and a node can have many ranks.
@@ -103,6 +104,9 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
     is_transport = blame is not None and blame.finding is HangKind.TRANSPORT
     if hint and first.collateral == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
+    error, text, before_group = _error(kind, first, cause), "", False
+    if error and first.exception is not None:
+        text, before_group = digest(first.exception.message), first.exception.before_group
     fault = Fault(
         kind=kind,
         rank=first.rank,
@@ -118,7 +122,9 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         detail=_detail(kind, first),
         others=_others(first, ranks),
         agreed_exit_code=_agreed_code([rank for rank in own if rank.collateral < 1] or own),
-        error=_error(kind, first, cause),
+        error=error,
+        error_text=text,
+        before_group=before_group,
         collateral=first.collateral == 1,
         fault_class=cause.fault_class,
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),

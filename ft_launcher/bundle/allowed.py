@@ -36,7 +36,7 @@ FIELDS: dict[str, str] = {
     "cycle_start": "cycle node_rank nodes master ranks",
     "cycle_end": "cycle how lived_s iteration",
     "fault": "cycle kind rank local_rank pid exit_code what where hint iteration limit learned_limit detail "
-    "agreed_exit_code error collateral fault_class doubt failed finding blamed waiting",
+    "agreed_exit_code error error_text before_group collateral fault_class doubt failed finding blamed waiting",
     "evidence": "cycle of_rank ranks node_evidence stop_began all_ranks",
     "stacks": "cycle ranks",
     "stall": "cycle ranks",
@@ -50,7 +50,7 @@ FIELDS: dict[str, str] = {
     "rank_exit": "cycle rank exit_code",
     "verdict": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
     "interruption": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
-    "exception": "cycle rank type traceback wall_time",
+    "exception": "cycle rank type traceback wall_time before_group",
     "nan_loss": "cycle rank iteration loss fault",
     "printed_steps": "cycle rank durations",
     "monitor_replaced": "cycle rank",
@@ -102,7 +102,7 @@ _FRAME = re.compile(r"[\w./<>+-]{1,300}:\d{1,9} in [\w.<>]{1,200}")
 _ERROR = re.compile(r"([\w.]{1,100}|loss is not finite)( at [\w./<>+ -]{1,300}:\d{1,9})?")
 _SAME_ERROR = "the same error "
 """With it the restart policy begins a reason that quotes an error."""
-_OF_SAME_ERROR = re.compile(rf"{_SAME_ERROR}[\w ]{{1,40}}: {_ERROR.pattern} at iteration -?\d{{1,20}}")
+_OF_SAME_ERROR = re.compile(rf"{_SAME_ERROR}[\w ,]{{1,100}}: {_ERROR.pattern}( at iteration -?\d{{1,20}})?")
 _TRACEBACK_LINE = re.compile(r'\s*File "([\w./<>+ -]{1,300})", line (\d{1,9}), in ([\w.<>]{1,200})')
 _NAME = re.compile(r"[\w.:/<>\[\] +~()-]{1,100}")
 

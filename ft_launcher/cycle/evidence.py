@@ -75,6 +75,8 @@ def gather(
                 # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
                 if exception is None and end.exit_code > 0:
                     exception, exception_at = _printed(end, found.last_output, ranks.stderrs[local_rank])
+                    if exception is not None:
+                        exception = replace(exception, before_group=found.before_group)
         if exception is None:
             exception, exception_at = found.untold(), found.failed_at
         evidence.append(

@@ -6,6 +6,7 @@ another node, whose clock differs, can take it over.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ft_launcher.attribution import Fault, FaultClass
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.same_error import comparable
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.messages import NO_ITERATION
@@ -21,6 +23,12 @@ YOUNG = 2.0
 """A cycle died young when its ranks ran for less than this times the longest wait. Kubernetes' kubelet has the same
 factor."""
 
+EARLY_S = 60.0
+"""A cycle that fails below this, before any process group, has trained nothing: imports of a large program and its
+arguments take less."""
+BRIEF_S = 600.0
+"""A cycle that fails below this has hardly trained. With the default limit of three, half an hour is lost at most."""
+
 
 @dataclass(frozen=True)
 class CycleLife:
@@ -28,6 +36,17 @@ class CycleLife:
 
     lived_s: float = 0.0
     iteration: int | None = NO_ITERATION
+
+
+def _is_of_program(fault: Fault) -> bool:
+    """Whether the exception of a fault would be raised on any node, at any time.
+
+    What the system says of files, but for one that is not there, may pass: an OSError that the program raises itself
+    is of class `user error` too.
+    """
+    kind = getattr(builtins, fault.error.partition(" at ")[0], None)
+    of_system = isinstance(kind, type) and issubclass(kind, OSError) and not issubclass(kind, FileNotFoundError)
+    return fault.fault_class is FaultClass.USER_ERROR and not of_system
 
 
 def _in_a_row(count: int, again: bool) -> int:
@@ -45,8 +64,10 @@ class History:
         charged: times (monotonic seconds) of the restarts that the budget still counts.
         mark: the iteration that the last cycle with progress reached; None until one is reported.
         no_progress: failed cycles in a row that did not get beyond the mark.
-        error: type and place of the exception that ended the last cycle, and `error_iteration`; empty: none did.
+        error: type and place of the exception that ended the last cycle, `error_text` the digest of its text, and
+            `error_iteration`; empty: none did, or none that counts.
         same_errors: how many times in a row it was that one.
+        early_errors: how many times in a row it was that one, before any process group and within `EARLY_S`.
         moves: cycles in a row that ended with exit code 16.
         young: cycles in a row that died young.
         fault_class: of the fault that ended the last cycle; empty before the first.
@@ -57,8 +78,10 @@ class History:
     mark: int | None = None
     no_progress: int = 0
     error: str = ""
+    error_text: str = ""
     error_iteration: int = NO_ITERATION
     same_errors: int = 0
+    early_errors: int = 0
     moves: int = 0
     young: int = 0
     fault_class: str = ""
@@ -78,7 +101,7 @@ class History:
         measured = self._measured(life.iteration, max(1, settings.min_progress_iterations), is_ignored)
         same_class = fault.fault_class.value == self.fault_class
         return replace(
-            measured._with_error(fault),
+            measured._with_error(fault, life.lived_s, has_progressed=measured.mark != self.mark),
             charged=measured.within(settings.restart_window, now),
             moves=_in_a_row(self.moves, relocates),
             young=_in_a_row(self.young, life.lived_s < YOUNG * settings.backoff[1]),
@@ -86,13 +109,30 @@ class History:
             same_class=max(1, _in_a_row(self.same_class, same_class)),
         )
 
-    def _with_error(self, fault: Fault) -> History:
-        """Counts the same error at the same iteration. Without an iteration two errors cannot be called the same."""
-        if not fault.error or fault.iteration == NO_ITERATION:
-            return replace(self, error="", error_iteration=NO_ITERATION, same_errors=0)
-        same = (fault.error, fault.iteration) == (self.error, self.error_iteration)
-        times = max(1, _in_a_row(self.same_errors, same))
-        return replace(self, error=fault.error, error_iteration=fault.iteration, same_errors=times)
+    def _with_error(self, fault: Fault, lived_s: float, has_progressed: bool) -> History:
+        """Counts the same error in a row: at the same iteration, or where none is reported with the same text.
+
+        Without an iteration only what a restart cannot mend counts, and only where the cycle was short: after long work
+        the same error may be a rare one that comes twice.
+        """
+        has_iteration = fault.iteration != NO_ITERATION
+        counts = has_iteration or (lived_s < BRIEF_S and _is_of_program(fault))
+        if not fault.error or not counts:
+            return replace(self, error="", error_text="", error_iteration=NO_ITERATION, same_errors=0, early_errors=0)
+        same = comparable(fault.error) == comparable(self.error) and fault.iteration == self.error_iteration
+        if not has_iteration:
+            same = same and fault.error_text == self.error_text and not has_progressed
+        early = 0
+        if fault.before_group and not has_iteration and lived_s < EARLY_S:
+            early = max(1, _in_a_row(self.early_errors, same))
+        return replace(
+            self,
+            error=fault.error,
+            error_text=fault.error_text,
+            error_iteration=fault.iteration,
+            same_errors=max(1, _in_a_row(self.same_errors, same)),
+            early_errors=early,
+        )
 
     def _measured(self, iteration: int | None, least: int, is_ignored: bool) -> History:
         """Restores the budget after progress. A cycle without progress is not counted where `is_ignored`."""

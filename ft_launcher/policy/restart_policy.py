@@ -14,12 +14,12 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.attribution.fault import doubt_text
-from ft_launcher.policy.restart_history import CycleLife, History
+from ft_launcher.policy.restart_history import BRIEF_S, EARLY_S, CycleLife, History
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.messages import ControlRequest
+from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
 
 # Both are bounded: a fault that recurs on every node would otherwise restart for ever and spend no budget.
 MOST_MOVES = 3
@@ -30,6 +30,10 @@ MOST_UNCHARGED = 3
 
 # Characters. A rank chooses the text, and it becomes part of one line.
 _MOST_DESCRIPTION = 200
+MOST_EARLY = 2
+"""How many times in a row the same error of the program may end a cycle before any process group: once may be a file
+that another program was just writing."""
+
 _MIN_HEALTHY = "min-healthy"
 _NOT_ASKED = ("checkpoint_iteration_file", "max_no_progress_restarts", "restart_policy", "soft_timeout_limit")
 """Settings that other parts of the launcher read: the path is the user's, and nothing of it belongs into a record."""
@@ -209,18 +213,29 @@ def _not_restarted(fault: Fault, question: Question) -> Decision | None:
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
     if fault.exit_code in settings.no_restart_exit_codes:
         reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
-    elif 0 < settings.same_error_limit <= history.same_errors:
-        if history.same_errors > 1:
-            times = f"{history.same_errors} times in a row"
-        else:
-            times = "once"
-        reason = f"the same error {times}: {history.error} at iteration {history.error_iteration}"
+    elif settings.same_error_limit and (
+        history.same_errors >= settings.same_error_limit or history.early_errors >= MOST_EARLY
+    ):
+        reason = _about_same_error(history, settings.same_error_limit)
     elif 0 < settings.max_no_progress_cycles <= history.no_progress:
         best = (history.mark or 0) + max(1, settings.min_progress_iterations) - 1
         reason = f"no progress in {history.no_progress} cycles in a row: none came beyond iteration {best}"
     else:
         return None
     return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code, not_restartable=True)
+
+
+def _about_same_error(history: History, limit: int) -> str:
+    """Returns why the same error ends the job."""
+    if history.same_errors > 1:
+        times = f"{history.same_errors} times in a row"
+    else:
+        times = "once"
+    if history.error_iteration != NO_ITERATION:
+        return f"the same error {times}: {history.error} at iteration {history.error_iteration}"
+    if history.same_errors < limit:
+        return f"the same error {times}, each within {EARLY_S:g} s and before any process group: {history.error}"
+    return f"the same error {times}, each within {BRIEF_S / 60:g} minutes: {history.error}"
 
 
 def final_codes(settings: RestartSettings) -> set[int]:

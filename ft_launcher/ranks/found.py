@@ -54,7 +54,8 @@ class Found:
     answer to `NodeMonitors.ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is
     when it was last about to exceed a limit, `returned_at` when it returned from its program, and `standstills` how
     often its monitor has found that it stands still. `failed` says that its program has ended with an error: before the
-    exception, which comes next if it can be told.
+    exception, which comes next if it can be told. `before_group`: the rank that sent `last_output` had certainly made no
+    process group.
     """
 
     start: CycleStart | None = None
@@ -68,6 +69,7 @@ class Found:
     failed: ProgramFailed | None = None
     failed_at: float | None = None
     last_output: str = ""
+    before_group: bool = False
     returned_at: float | None = None
     suspect_result: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
@@ -100,7 +102,7 @@ class Found:
                 self.failed, self.failed_at = message, now
                 return message
             case LastOutput():
-                self.last_output = message.text
+                self.last_output, self.before_group = message.text, message.before_group
             case Returned():
                 self.returned_at = sent_ns / 1e9
             case ResultInDoubt():

@@ -75,10 +75,53 @@ def script(folder: Path, text: str) -> Path:
 
 
 def test_torchruns_meaning_for_a_job_that_reports_nothing(start_job: StartJob, tmp_path: Path) -> None:
-    silent = script(tmp_path, "raise ValueError('always')\n")
+    silent = script(tmp_path, "import os\nraise ValueError(f'always another text: {os.getpid()}')\n")
     job = start_job(Plan(), 1, "--max-restarts=4", script=silent)
     holds(job, 1, [*[Told("exception", {0})] * 4, Told("exception", {0}, action=GIVE_UP)])
     assert "all 4 restarts spent" in decisions(job)[-1]["reason"]
+
+
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+REFUSED = "import argparse\nargparse.ArgumentParser().parse_args(['--no-such-option'])\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "restarts", "reason"),
+    [
+        ("x = (\n", 1, "each within 60 s and before any process group: SyntaxError at"),
+        ("import no_such_module\n", 1, "each within 60 s and before any process group: ModuleNotFoundError at"),
+        (REFUSED, 1, "each within 60 s and before any process group: argparse.ArgumentError"),
+        ("raise ValueError('always')\n", 1, "each within 60 s and before any process group: ValueError at"),
+        (GROUP + "raise ValueError('always')\n", 2, "3 times in a row, each within 10 minutes: ValueError at"),
+        (
+            GROUP + "dist.destroy_process_group()\nraise ValueError('always')\n",
+            2,
+            "3 times in a row, each within 10 minutes: ValueError at",
+        ),
+    ],
+    ids=["syntax", "import", "arguments", "before a group", "in a group", "after a group"],
+)
+def test_an_error_that_no_restart_mends(
+    start_job: StartJob, tmp_path: Path, text: str, restarts: int, reason: str
+) -> None:
+    job = start_job(Plan(), 1, "--max-restarts=6", script=script(tmp_path, text))
+    holds(job, 93, [*[Told("exception", {0})] * restarts, Told("exception", {0}, action=GIVE_UP)])
+    assert reason in decisions(job)[-1]["reason"], decisions(job)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise OSError('the storage is slow')\n",
+        "open('/no/such/folder/file')\n",
+        "raise MemoryError('always')\n",
+        "raise ConnectionError('always')\n",
+    ],
+)
+def test_an_error_that_may_pass_has_torchruns_restarts(start_job: StartJob, tmp_path: Path, text: str) -> None:
+    job = start_job(Plan(), 1, "--max-restarts=3", script=script(tmp_path, text))
+    holds(job, 1, [*[Told("exception", {0})] * 3, Told("exception", {0}, action=GIVE_UP)])
+    assert "all 3 restarts spent" in decisions(job)[-1]["reason"]
 
 
 def test_progress_by_the_file_of_the_checkpoint(start_job: StartJob, tmp_path: Path) -> None:

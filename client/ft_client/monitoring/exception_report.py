@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.monitoring import process
+from ft_client.monitoring.watchdog import has_made_no_group
 from rank_monitor.contract.errors import both_ends, text_of
 from rank_monitor.contract.wire.messages import LastOutput, Message, ProgramFailed, RankException, Returned
 
@@ -70,7 +71,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     if error is None:
         printed = _kept.decode(errors="replace")[-_MAX_OUTPUT:]
         if printed:
-            _send(LastOutput(printed))
+            _send(LastOutput(printed, has_made_no_group()))
         return
     if isinstance(error, SystemExit) and error.code is None:
         # Its connections to other ranks end now, and they may fail before its process ends.
@@ -83,8 +84,8 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     for frames in _MOST_FRAMES:
         if len(text) > _MAX_TRACEBACK:
             text = "".join(traceback.format_exception(type(error), error, trace, limit=-frames))
-    reported = both_ends(text, _MAX_TRACEBACK)
-    _send(RankException(_name(type(error)), both_ends(message, _MAX_MESSAGE), reported, time.time()))
+    kind, message = _name(type(error)), both_ends(message, _MAX_MESSAGE)
+    _send(RankException(kind, message, both_ends(text, _MAX_TRACEBACK), time.time(), has_made_no_group()))
 
 
 def _send(message: Message) -> None:

@@ -140,6 +140,16 @@ def group_backends() -> str:
         return ""
 
 
+def has_made_no_group() -> bool:
+    """Whether this process has certainly never made a default process group: neither one that is, nor one that was.
+
+    torch keeps the backend of the last default group in `_backend`, also when that group is destroyed. Where a release
+    has no such name, it is not certain.
+    """
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return module is None or getattr(module, "_backend", "") is None
+
+
 def megatron_iteration() -> int | None:
     """The iteration of a Megatron training in this process, from its global arguments; None without Megatron."""
     module = sys.modules.get("megatron.training.global_vars")

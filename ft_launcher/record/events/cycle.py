@@ -98,6 +98,10 @@ class Fault(Event, name="fault"):
     """The exit code that all ranks agreed on (16 or 17); null: none."""
     error: str
     """Type and place of an exception of the program: equal when the same line raises the same type."""
+    error_text: str
+    """A digest of the text of that exception: equal when the text is."""
+    before_group: bool
+    """Whether the rank certainly had made no process group when it raised that exception."""
     collateral: bool
     """Whether the failure is the consequence of another rank's."""
     fault_class: str

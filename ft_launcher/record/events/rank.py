@@ -73,6 +73,8 @@ class UncaughtException(OfRank, Event, name="exception"):
     """Its traceback, as Python prints it."""
     wall_time: float
     """When it was raised: seconds since 1970 by the rank's clock."""
+    before_group: bool
+    """Whether the rank certainly had made no process group until then."""
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class RestartSettings:
     restart_policy: str = setting("any-failed", kinds.choice("any-failed", "min-healthy"), "what ends a cycle")
     restart_window: float | None = setting(None, kinds.LIMIT, "--max-restarts counts within this many seconds")
     backoff: tuple[float, float] = setting((0.0, 0.0), kinds.BACKOFF, "wait before a restart when cycles die young")
-    same_error_limit: int = setting(3, kinds.COUNT, "identical user errors before giving up; 0: never")
+    same_error_limit: int = setting(3, kinds.COUNT, "times that the same error in a row ends the restarts; 0: never")
     max_no_progress_cycles: int = setting(3, kinds.COUNT, "cycles without progress before giving up; 0: never")
     max_no_progress_restarts: int = setting(
         10, kinds.COUNT, "restarts in process without progress, in a row, before fresh ranks; 0: never"

@@ -112,12 +112,13 @@ class Detach(Message, kind=19):
 
 @dataclass(frozen=True)
 class RankException(Message, kind=20):
-    """An uncaught exception ends the rank."""
+    """An uncaught exception ends the rank. `before_group`: the rank has certainly made no process group until then."""
 
     type: str
     message: str
     traceback: str
     wall_time: float
+    before_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,11 @@ class ProgramFailed(Message, kind=96):
 
 @dataclass(frozen=True)
 class LastOutput(Message, kind=29):
-    """The rank exits with an error and without an uncaught exception. `text`: the end of its standard error."""
+    """The rank exits with an error and without an uncaught exception. `text`: the end of its standard error;
+    `before_group` as in `RankException`."""
 
     text: str
+    before_group: bool = False
 
 
 @dataclass(frozen=True)

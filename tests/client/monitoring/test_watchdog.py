@@ -19,7 +19,8 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import Hello, IterationReached, LimitsSet, Progress, Sections
 from tests.client.fake_monitor import FakeMonitor, wait_until
 from tests.client.rank import started
-from tests.program import ended
+from tests.ports import free_port
+from tests.program import ended, python
 
 QUICK = MonitorSettings(stall_warning=0.2)
 BUSY = (
@@ -117,3 +118,20 @@ def test_a_megatron_training_reports_its_iteration_by_itself(
     watchdog.start()
     assert monitor.wait_for(IterationReached) == [IterationReached(12)]
     link.forget()
+
+
+GROUP_MADE = """
+import sys, torch.distributed as dist
+from ft_client.monitoring.watchdog import has_made_no_group
+def tell(): print(has_made_no_group(), file=sys.stderr)
+tell()
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:%d", rank=0, world_size=1)
+tell()
+dist.destroy_process_group()
+tell()
+"""
+
+
+def test_a_group_that_was_destroyed_was_made() -> None:
+    said = python(GROUP_MADE % free_port()).stderr.split()
+    assert [word for word in said if word in ("True", "False")] == ["True", "False", "False"], said

@@ -72,6 +72,7 @@ def test_small_steps_add_up_to_progress() -> None:
         ([raised(ERROR, 4), CRASH], 0),
         ([raised(ERROR, 4), CRASH, raised(ERROR, 4)], 1),
         ([raised(ERROR, NO_ITERATION)] * 3, 0),
+        ([raised("ValueError at /run_1/a.py:7", 4), raised("ValueError at /run_2/a.py:7", 4)], 2),
         ([raised("", 4)] * 3, 0),
     ],
 )
@@ -80,6 +81,49 @@ def test_errors_in_a_row(faults: list[Fault], times: int) -> None:
     for fault in faults:
         history = history.ended(fault, CycleLife(), ONCE, now=1.0)
     assert history.same_errors == times
+
+
+USER = replace(raised(ERROR, NO_ITERATION), fault_class=FaultClass.USER_ERROR, error_text="one")
+EARLY = replace(USER, before_group=True)
+BRIEF_LIFE, LONG_LIFE = CycleLife(599.0), CycleLife(600.0)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "times", "early"),
+    [
+        ([(EARLY, CycleLife(59.0))] * 2, 2, 2),
+        ([(EARLY, CycleLife(60.0))] * 2, 2, 0),
+        ([(EARLY, CycleLife(60.0)), (EARLY, CycleLife(59.0))], 2, 1),
+        ([(EARLY, CycleLife(59.0)), (USER, CycleLife(59.0)), (EARLY, CycleLife(59.0))], 3, 1),
+        ([(USER, BRIEF_LIFE)] * 3, 3, 0),
+        ([(USER, LONG_LIFE)] * 3, 0, 0),
+        ([(USER, BRIEF_LIFE), (USER, LONG_LIFE), (USER, BRIEF_LIFE)], 1, 0),
+        ([(EARLY, CycleLife()), (replace(EARLY, error_text="two"), CycleLife())], 1, 1),
+        ([(EARLY, CycleLife()), (replace(EARLY, error="ValueError at train.py:8"), CycleLife())], 1, 1),
+        ([(EARLY, CycleLife()), (CRASH, CycleLife()), (EARLY, CycleLife())], 1, 1),
+        ([(EARLY, CycleLife(iteration=10 * number)) for number in range(3)], 1, 1),
+        ([(EARLY, CycleLife(iteration=7)), *[(EARLY, CycleLife(iteration=7))] * 2], 3, 3),
+        *[
+            ([(replace(EARLY, fault_class=other), CycleLife())] * 3, 0, 0)
+            for other in FaultClass
+            if other is not FaultClass.USER_ERROR
+        ],
+        *[
+            ([(replace(EARLY, error=f"{kind} at a.py:1"), CycleLife())] * 2, 2 * counts, 2 * counts)
+            for kind, counts in (
+                ("FileNotFoundError", 1),
+                ("OSError", 0),
+                ("PermissionError", 0),
+                ("BlockingIOError", 0),
+            )
+        ],
+    ],
+)
+def test_an_error_without_an_iteration(cycles: list[tuple[Fault, CycleLife]], times: int, early: int) -> None:
+    history = History()
+    for fault, life in cycles:
+        history = history.ended(fault, life, ONCE, now=1.0)
+    assert (history.same_errors, history.early_errors) == (times, early)
 
 
 def test_moves_in_a_row_are_not_held_against_progress() -> None:
@@ -121,7 +165,7 @@ def test_what_the_window_has_passed_is_forgotten() -> None:
 
 
 def test_torchruns_meaning_without_iterations() -> None:
-    """The same exception for ever, and no iteration: N restarts, whatever else is said."""
+    """The same exception for ever, of a class that a restart may mend, and no iteration: N restarts."""
     history, restarts = History(), 0
     while True:
         question = Question(ONCE, 5, history, CycleLife(1.0))
@@ -156,6 +200,8 @@ RECORDS = st.builds(
     mark=st.none() | st.integers(0, 10**12),
     no_progress=st.integers(0, 99),
     error=st.text(max_size=80),
+    error_text=st.text(max_size=16),
+    early_errors=st.integers(0, 99),
     error_iteration=st.integers(-1, 10**9),
     same_errors=st.integers(0, 99),
     moves=st.integers(0, 99),

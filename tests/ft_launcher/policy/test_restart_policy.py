@@ -33,6 +33,8 @@ HANG = replace(CRASH, kind=FaultKind.HANG, exit_code=-9, agreed_exit_code=-9)
 MOVE = replace(CRASH, exit_code=16, agreed_exit_code=16)
 ONCE = RestartSettings()
 SAME = History(error="ValueError at train.py:7", error_iteration=4, same_errors=3)
+SILENT = History(error="ValueError at train.py:7", same_errors=3)
+TWICE_EARLY = replace(SILENT, same_errors=2, early_errors=2)
 STUCK = History(mark=4, no_progress=3)
 
 
@@ -99,6 +101,15 @@ def test_final_exit_code(fault: Fault, settings: RestartSettings, code: int) -> 
         (CRASH, History(), RestartSettings(no_restart_exit_codes=(3,)), 93, "--ft-no-restart-exit-codes"),
         (CRASH, SAME, ONCE, 93, "the same error 3 times in a row: ValueError at train.py:7 at iteration 4"),
         (CRASH, replace(SAME, same_errors=1), RestartSettings(same_error_limit=1), 93, "the same error once"),
+        (CRASH, SILENT, ONCE, 93, "the same error 3 times in a row, each within 10 minutes: ValueError at train.py:7"),
+        (
+            CRASH,
+            TWICE_EARLY,
+            ONCE,
+            93,
+            "the same error 2 times in a row, each within 60 s and before any process group: ValueError at train.py:7",
+        ),
+        (CRASH, TWICE_EARLY, RestartSettings(same_error_limit=2), 93, "2 times in a row, each within 10 minutes"),
         (CRASH, STUCK, ONCE, 93, "no progress in 3 cycles in a row: none came beyond iteration 4"),
         (CRASH, STUCK, RestartSettings(min_progress_iterations=10), 93, "beyond iteration 13"),
         (CRASH, STUCK, RestartSettings(no_restart_exit_code=7), 7, "no progress"),
@@ -119,6 +130,8 @@ def test_not_restarted_whatever_the_budget(
     [
         (replace(SAME, same_errors=2), ONCE),
         (SAME, RestartSettings(same_error_limit=0)),
+        (replace(TWICE_EARLY, early_errors=1), ONCE),
+        (TWICE_EARLY, RestartSettings(same_error_limit=0)),
         (replace(STUCK, no_progress=2), ONCE),
         (STUCK, RestartSettings(max_no_progress_cycles=0)),
     ],
