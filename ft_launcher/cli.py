@@ -24,6 +24,7 @@ from ft_launcher.settings.options import UsageError
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import FtError, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
+from rank_monitor.contract.installed import file_of
 
 if TYPE_CHECKING:
     from ft_launcher.settings.command_line import Parsed
@@ -248,7 +249,7 @@ def make_job(
 
 def _peer_note() -> tuple[str, ...]:
     """Returns a note on which program this is, where another package installs one of the same name."""
-    if importlib.util.find_spec(_PEER) is None:
+    if file_of(importlib.util.find_spec(_PEER)) is None:
         return ()
     from ft_launcher import __version__
 

@@ -8,10 +8,12 @@ into the training.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import operator
 import os
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -24,6 +26,7 @@ from ft_client.monitoring.link import Link
 from ft_client.monitoring.signs_of_life import SignsOfLife, not_initialized
 from ft_client.saving import SaveSchedule, interval_of
 from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, Hello, Message, Sections
 
 logger = logging.getLogger("ft_client")
@@ -38,6 +41,19 @@ _DETACH_TIMEOUT_S = 0.1
 _MAX_DESCRIPTION = 4000
 
 _logged_that_nobody_watches = False
+
+
+class SettingsInForce(MonitorSettings):
+    """The monitor's settings as `RankMonitorClient.cfg` has them."""
+
+    def to_yaml_file(self, cfg_path: str) -> None:
+        """Writes what differs from the defaults as a file that the launcher and NVIDIA's configuration read.
+
+        JSON, which is YAML: our package needs no library for it.
+        """
+        defaults = vars(MonitorSettings())
+        given = {key: value for key, value in to_json(self).items() if vars(self)[key] != defaults[key]}
+        Path(cfg_path).write_text(json.dumps({"fault_tolerance": given}, indent=1) + "\n")
 
 
 class RankMonitorClient(SignsOfLife):
@@ -55,7 +71,7 @@ class RankMonitorClient(SignsOfLife):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cfg: MonitorSettings | None = None
+        self.cfg: SettingsInForce | None = None
         self._limits = LimitsInForce()
         self._limits_to_send = False
         self._warmup_steps: int | None = None
@@ -301,7 +317,7 @@ class RankMonitorClient(SignsOfLife):
 
     def _settle(self, settings: MonitorSettings) -> None:
         """Takes over the settings, and puts limits in force that were loaded before."""
-        self.cfg = settings
+        self.cfg = SettingsInForce(**vars(settings))
         logger.setLevel(settings.log_level)
         if self._warmup_steps is None:
             self._observed.warm_up(settings.num_warmup_iterations)

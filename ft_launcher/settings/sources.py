@@ -83,7 +83,8 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
     where, _ = _read_all(
         setting for setting in (*environment, *command_line) if options.GROUP_OF[setting.key] is SourceSettings
     )
-    from_yaml, more_warnings, errors = _from_yaml(where)
+    has_others = any(options.GROUP_OF[setting.key] is not SourceSettings for setting in (*environment, *command_line))
+    from_yaml, more_warnings, errors = _from_yaml(where, has_others)
     layers = [*_stop_timeouts(parsed, environ), *from_yaml, *environment, *command_line]
     found, more_errors = _read_all(layers)
     errors = [*errors, *more_errors]
@@ -140,14 +141,21 @@ def from_environment(environ: Mapping[str, str]) -> tuple[list[RawSetting], list
     return [*reversed(paths), *found], warnings
 
 
-def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], list[str], list[ConfigError]]:
-    """Returns the values in the YAML file that `where` names, with warnings and errors."""
+def _from_yaml(
+    where: Mapping[str, tuple[Any, str]], has_others: bool
+) -> tuple[list[RawSetting], list[str], list[ConfigError]]:
+    """Returns the values in the YAML file that `where` names, with warnings and errors.
+
+    Args:
+        has_others: options or variables set something as well: batch scripts that have all settings there, and must
+            name a file, name an empty one.
+    """
     source = SourceSettings(**{key: value for key, (value, _) in where.items()})
     if source.cfg_path is None:
         return [], [], []
     named_by = where["cfg_path"][1]
     try:
-        mapping = yaml_section(source.cfg_path, named_by, source.ignore_missing_cfg)
+        mapping = yaml_section(source.cfg_path, named_by, source.ignore_missing_cfg, may_be_empty=has_others)
     except NoSuchFile as missing:
         if named_by in env.CFG_PATH_SPELLINGS:  # NeMo-Run's batch scripts export one for a file that nothing writes
             return [], [f"{missing.problem}: {source.cfg_path}, named by {named_by}; it is left out"], []
@@ -174,13 +182,14 @@ def _from_yaml(where: Mapping[str, tuple[Any, str]]) -> tuple[list[RawSetting], 
     return found, warnings, errors
 
 
-def yaml_section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:
+def yaml_section(path: str, named_by: str, ignore_missing: bool, may_be_empty: bool = False) -> Mapping[Any, Any]:
     """Returns the first mapping named `fault_tolerance`, at any depth, in the order of the file.
 
     Args:
         path: the file.
         named_by: the option or variable that names it.
         ignore_missing: a file or mapping that is not there counts as empty.
+        may_be_empty: so does a file with nothing but comments in it.
 
     Raises:
         NoSuchFile: the file does not exist.
@@ -199,7 +208,7 @@ def yaml_section(path: str, named_by: str, ignore_missing: bool) -> Mapping[Any,
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         hint = "Correct the file"
         raise ConfigError("cfg_path", path, named_by, f"is not YAML: {_yaml_problem(error)}", hint) from None
-    return _find_section(document, path, named_by, ignore_missing)
+    return _find_section(document, path, named_by, ignore_missing or (may_be_empty and document is None))
 
 
 def _find_section(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:

@@ -20,7 +20,7 @@ def test_init_attaches_and_takes_the_settings(monitor: FakeMonitor) -> None:
     assert (client.is_initialized, client.cfg, client.hb_timeouts, client.section_timeouts) == (False, None, None, None)
     client.init_workload_monitoring(num_warmup_iters=3)
     assert client.is_initialized
-    assert client.cfg == monitor.settings
+    assert vars(client.cfg) == vars(monitor.settings)
     assert client.hb_timeouts is not None
     assert (client.hb_timeouts.initial, client.hb_timeouts.subsequent) == (3600.0, 33.0)
     assert not client.hb_timeouts.were_calculated

@@ -195,6 +195,15 @@ def test_which_program_runs_where_the_peer_is_installed_too(
     assert [warning for warning in launcher.jobs[0].warnings if "nvidia_resiliency_ext is installed too" in warning]
 
 
+def test_an_empty_folder_of_the_peer_is_no_package(
+    launcher: FakeLauncher, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "nvidia_resiliency_ext" / "inprocess" / "__pycache__").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(folder))
+    assert exit_code("train.py") == 0
+    assert not [warning for warning in launcher.jobs[0].warnings if "is installed too" in warning]
+
+
 def test_the_package_loads_its_names_when_asked() -> None:
     assert ft_launcher.__version__
     with pytest.raises(AttributeError):

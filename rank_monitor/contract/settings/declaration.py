@@ -79,6 +79,11 @@ def to_json(settings: Any) -> dict[str, Any]:
     return values
 
 
+def json_value(value: object) -> Any:
+    """One value as `to_json` has it."""
+    return json.loads(json.dumps(value))
+
+
 def from_json(group: type, values: Mapping[str, Any], source: str) -> Any:
     """The settings of a group from JSON values; a key that is missing takes its default, an unknown one is ignored.
 

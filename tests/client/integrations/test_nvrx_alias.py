@@ -160,6 +160,17 @@ def test_the_real_package_is_left_alone_and_that_is_said_once(
     assert done.stderr.count(REAL) == 1 and str(package / "__init__.py") in done.stderr
 
 
+def test_a_real_package_without_a_file_at_the_top_is_left_alone(tmp_path: Path) -> None:
+    """As release 0.4.1 is."""
+    inner = tmp_path / "nvidia_resiliency_ext" / "inprocess"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").write_text("whose = 'theirs'")
+    code = "import nvidia_resiliency_ext.inprocess as peer; print(peer.whose)"
+    done = python("-c", code, folder=tmp_path, **{env.ALIAS_NVRX: "1"})
+    assert done.stdout == "theirs\n", done.stderr
+    assert done.stderr.count(REAL) == 1
+
+
 def test_a_mere_folder_of_that_name_is_no_package(tmp_path: Path) -> None:
     (tmp_path / "nvidia_resiliency_ext").mkdir()
     code = "import nvidia_resiliency_ext; print(nvidia_resiliency_ext.__version__)"

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from ft_client.integrations.nvrx_alias.config import FaultToleranceConfig
+from ft_client.integrations.nvrx_alias.peer.fault_tolerance import launcher
+from ft_client.rank_monitor_client import SettingsInForce
 from ft_launcher.settings import sources
+from ft_launcher.settings.command_line import parse
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import from_json
@@ -86,3 +89,63 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
 def test_bad_values_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=str(next(iter(values)))):
         FaultToleranceConfig(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *[{"rank_termination_signal": bad} for bad in (None, -999, "not a signal", "")],
+        *[{"log_level": bad} for bad in (None, -999, "not a level")],
+        {"safety_factor": None},
+    ],
+    ids=str,
+)
+def test_what_scripts_of_the_peer_expect_of_bad_values(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=str(next(iter(values)))):
+        FaultToleranceConfig(**values)
+
+
+def test_what_they_expect_of_unknown_names_and_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no_such_key"):
+        FaultToleranceConfig.from_kwargs(no_such_key=1, ignore_not_recognized=False)
+    file = written(tmp_path, "fault_tolerance: {no_such_key: 1}")
+    with pytest.raises(ValueError, match="no_such_key"):
+        FaultToleranceConfig.from_yaml_file(file, ignore_not_recognized=False)
+    with pytest.raises(ValueError, match="has no mapping named"):
+        FaultToleranceConfig.from_yaml_file(written(tmp_path, "other: 1"))
+
+
+def test_only_what_was_set_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    config = FaultToleranceConfig(spares=0)
+    config.log_level = logging.FATAL
+    config.rank_termination_signal = signal.SIGUSR2
+    config.rank_section_timeouts["step"] = 3.0
+    config.to_yaml_file(str(file))
+    section = sources.yaml_section(str(file), "the test", False)
+    assert set(section) == {"spares", "log_level", "rank_termination_signal", "rank_section_timeouts"}
+    assert FaultToleranceConfig.from_yaml_file(str(file)) == config
+    FaultToleranceConfig().to_yaml_file(str(file))
+    assert sources.yaml_section(str(file), "the test", False) == {}
+
+
+def test_defaults_under_the_alias_hold_beside_such_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    FaultToleranceConfig(rank_heartbeat_timeout=9.0).to_yaml_file(str(file))
+    parsed = parse(["--ft-alias-nvrx", f"--ft-cfg-path={file}", "train.py"])
+    settings = sources.resolve(parsed, {}).settings
+    assert (settings.stop.preempted_exit_code, settings.monitor.rank_heartbeat_timeout) == (0, 9.0)
+
+
+def test_the_client_writes_the_settings_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    in_force = MonitorSettings(rank_heartbeat_timeout=9.0, rank_section_timeouts={"step": 3.0})
+    SettingsInForce(**vars(in_force)).to_yaml_file(str(file))
+    found = FaultToleranceConfig.from_yaml_file(str(file))
+    assert found == FaultToleranceConfig(rank_heartbeat_timeout=9.0, rank_section_timeouts={"step": 3.0})
+
+
+def test_the_parser_of_the_launcher() -> None:
+    words = ["--ft-safety-factor", "3", "--ft-rank-termination-signal", "SIGUSR2", "train.py"]
+    config = FaultToleranceConfig.from_args(launcher.get_args_parser().parse_args(words))
+    assert (config.safety_factor, config.rank_termination_signal) == (3.0, signal.SIGUSR2)

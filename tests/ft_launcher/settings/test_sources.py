@@ -142,6 +142,21 @@ def test_zero_is_a_grace_time_and_a_count() -> None:
     assert settings.monitor.termination_grace_time == settings.restart.same_error_limit == 0
 
 
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_beside_other_settings_is_empty(tmp_path: Path, text: str) -> None:
+    path = yaml_of(tmp_path, text)
+    assert resolved({**path, "same_error_limit": "7"}).settings.restart.same_error_limit == 7
+    assert resolved(path, {"FT_SAME_ERROR_LIMIT": "7"}).settings.restart.same_error_limit == 7
+    for alone in ({}, {"allow_unknown_keys": "true"}):
+        with pytest.raises(ConfigError, match="has no mapping named"):
+            resolved({**path, **alone})
+
+
+def test_a_file_with_something_else_in_it_is_not_empty(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no mapping named"):
+        resolved({**yaml_of(tmp_path, "other: {a: 1}"), "same_error_limit": "7"})
+
+
 def test_all_wrong_values_are_reported_at_once(tmp_path: Path) -> None:
     path = yaml_of(tmp_path, "fault_tolerance: {safety_factor: much, hartbeat: 1}")
     with pytest.raises(ConfigError) as error:

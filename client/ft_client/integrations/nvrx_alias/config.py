@@ -16,7 +16,8 @@ import yaml
 
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings import config
-from rank_monitor.contract.settings.declaration import default_of, parse, to_json
+from rank_monitor.contract.settings.declaration import default_of, json_value, parse
+from rank_monitor.contract.settings.kinds import means_none
 
 logger = logging.getLogger("ft_client")
 
@@ -31,6 +32,10 @@ _PREFIXES = ("ft_param_", "ft_")
 _PATHS = ("fault_tol_cfg_path", "ft_cfg_path", "cfg_path")
 
 
+class BadValue(ConfigError, ValueError):
+    """As ConfigError; a ValueError too, which is what scripts that were written for the peer expect."""
+
+
 class _Readings:
     """Readers and the writer of a configuration."""
 
@@ -38,20 +43,20 @@ class _Readings:
         """Reads each value as the launcher would. A key that only the peer has is a warning.
 
         Raises:
-            ConfigError: naming key and value.
+            BadValue: naming key and value; also for None where a setting has no such value.
         """
         unknown = sorted(values.keys() - _GROUP_OF.keys())
         if unknown:
             logger.warning("not settings of ft_launcher, and ignored: %s", ", ".join(unknown))
-        for key, group in _GROUP_OF.items():
-            if key in values:
-                raw = values[key]
-            else:
-                raw = default_of(group, key)
-            value: Any = parse(group, key, raw, "FaultToleranceConfig")
-            if key == "log_level":  # a number, as scripts compare it and pass it on
-                value = logging.getLevelName(value)
-            setattr(self, key, value)
+        for key in _GROUP_OF:
+            setattr(self, key, _read_value(key, values.get(key, _default(key))))
+        self._is_set = values.keys() & _GROUP_OF.keys()
+
+    def __setattr__(self, key: str, value: object) -> None:
+        """Sets a value, and notes that somebody has."""
+        object.__setattr__(self, key, value)
+        if "_is_set" in vars(self) and key in _GROUP_OF:
+            self._is_set.add(key)
 
     @classmethod
     def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> Any:
@@ -61,11 +66,11 @@ class _Readings:
             ignore_not_recognized: a key that is not a setting is a warning, not an error.
 
         Raises:
-            ConfigError: a wrong value or key.
+            BadValue: a wrong value or key.
         """
         unknown = sorted(kwargs.keys() - _GROUP_OF.keys())
         if unknown and not ignore_not_recognized:
-            raise ConfigError(unknown[0], kwargs[unknown[0]], "FaultToleranceConfig", "is not a setting")
+            raise BadValue(unknown[0], kwargs[unknown[0]], "FaultToleranceConfig", "is not a setting")
         return cls(**kwargs)
 
     @classmethod
@@ -73,7 +78,7 @@ class _Readings:
         """A configuration of the first mapping named `fault_tolerance` in a file, at any depth.
 
         Raises:
-            ConfigError: the file cannot be read, or has no such mapping; a wrong value or key.
+            BadValue: the file cannot be read, or has no such mapping; a wrong value or key.
         """
         return cls.from_kwargs(ignore_not_recognized, **_read(cfg_path))
 
@@ -87,7 +92,7 @@ class _Readings:
             ft_args_prefix: of the arguments that are settings; empty: the launcher's own.
 
         Raises:
-            ConfigError: as `from_yaml_file`.
+            BadValue: as `from_yaml_file`.
         """
         parsed = {key: value for key, value in vars(args).items() if value is not None}
         path = next((parsed[key] for key in (cfg_file_arg, *_PATHS) if key in parsed), None)
@@ -107,18 +112,52 @@ class _Readings:
         return cls.from_kwargs(**found)
 
     def to_yaml_file(self, cfg_path: str) -> None:
-        """Writes it as a file that `from_yaml_file` and the launcher read."""
-        Path(cfg_path).write_text(yaml.safe_dump({_SECTION: to_json(self)}, sort_keys=False))
+        """Writes what was set as a file that `from_yaml_file` and the launcher read.
+
+        Defaults are not written: in a file they would be values of the user's, and go before defaults that depend on
+        other settings.
+        """
+        values = {key: getattr(self, key) for key in _GROUP_OF}
+        given = {
+            key: json_value(value) for key, value in values.items() if key in self._is_set or value != _default(key)
+        }
+        Path(cfg_path).write_text(yaml.safe_dump({_SECTION: given}, sort_keys=False))
+
+
+def _read_value(key: str, raw: object) -> Any:
+    """Reads one value; a log level is a number, since scripts compare it and pass it on.
+
+    Raises:
+        BadValue: naming key and value.
+    """
+    group = _GROUP_OF[key]
+    try:
+        value = parse(group, key, raw, "FaultToleranceConfig")
+    except ConfigError as error:
+        raise BadValue(error.key, error.value, error.source, error.problem, error.hint) from None
+    # What the launcher reads as "the default holds", with a warning, is no value here.
+    if means_none(raw) and value not in (None, (), {}):
+        raise BadValue(key, raw, "FaultToleranceConfig", "cannot be none")
+    if key == "log_level":
+        return logging.getLevelName(value)
+    return value
+
+
+def _default(key: str) -> Any:
+    value = default_of(_GROUP_OF[key], key)
+    if key == "log_level":
+        return logging.getLevelName(value)
+    return value
 
 
 def _read(cfg_path: str) -> Mapping[str, Any]:
     try:
         document = yaml.safe_load(Path(cfg_path).read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("cfg_path", cfg_path, "FaultToleranceConfig", f"cannot be read: {error}") from None
+        raise BadValue("cfg_path", cfg_path, "FaultToleranceConfig", f"cannot be read: {error}") from None
     found = next(_sections(document), None)
     if not isinstance(found, Mapping):
-        raise ConfigError("cfg_path", cfg_path, "FaultToleranceConfig", f"has no mapping named `{_SECTION}`")
+        raise BadValue("cfg_path", cfg_path, "FaultToleranceConfig", f"has no mapping named `{_SECTION}`")
     return {str(key): value for key, value in found.items()}
 
 

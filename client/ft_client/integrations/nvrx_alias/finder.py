@@ -16,6 +16,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
+from rank_monitor.contract.installed import file_of
+
 logger = logging.getLogger("ft_client")
 
 _PEER = "nvidia_resiliency_ext"
@@ -151,15 +153,14 @@ def _leave_alone(real: str) -> bool:
 
 
 def _real_package() -> str | None:
-    """Where the other finders see it. A mere folder of that name is not a package."""
+    """Returns a file of the real package, as the other finders see it; None: it is not installed."""
     for other in sys.meta_path:
         find = getattr(other, "find_spec", None)
-        if find is not None and other is not _finder:
-            spec = find(_PEER, None)
-        else:
-            spec = None
-        if spec is not None and spec.origin is not None:
-            return str(spec.origin)
+        if find is None or other is _finder:
+            continue
+        file = file_of(find(_PEER, None))
+        if file is not None:
+            return file
     return None
 
 
