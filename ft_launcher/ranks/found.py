@@ -54,8 +54,8 @@ class Found:
     answer to `NodeMonitors.ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is
     when it was last about to exceed a limit, `returned_at` when it returned from its program, and `standstills` how
     often its monitor has found that it stands still. `failed` says that its program has ended with an error: before the
-    exception, which comes next if it can be told. `before_group`: the rank that sent `last_output` had certainly made no
-    process group.
+    exception, which comes next if it can be told. `before_group`: the rank that sent `last_output` had certainly made
+    no process group.
     """
 
     start: CycleStart | None = None

@@ -42,7 +42,7 @@ def incident() -> list[Line]:
     trace = f'  File "/x/train.py", line 3, in step\n    token = "{SECRET}"\n'
     return [
         *lines,
-        line(events.UncaughtException(0, 0, "ValueError", URL, trace, 1.0)),
+        line(events.UncaughtException(0, 0, "ValueError", URL, trace, 1.0, True)),
         line(events.Stacks(1, [waits, idle])),
         line(events.ControlRequest(1, 0, "restart", SECRET)),
         line(events.Lingers(1, {"7": f"sleep {SECRET}"})),
