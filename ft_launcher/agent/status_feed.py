@@ -38,13 +38,16 @@ class StatusFeed(EventSource):
 
     def __init__(self, parts: NodeParts, ranks: Ranks) -> None:
         self._parts, self._ranks = parts, ranks
+        self._reads_steps = parts.settings.monitor.watch_log_timeout is not None
         self._token = 0
         self._number = 0
         self._until: float | None = None
         self._collects = False
         self._collected: dict[int, tuple[float, Mapping[str, Any]]] = {}
         """When a rank's collectives were last asked for in this cycle, and what it answered; kept while others ask
-        for less."""
+        for less. One that gave no answer the last time is not in it."""
+        self._stopped: set[int] = set()
+        """Local ranks whose process was stopped then."""
         self._stalled_after: int | None = None
         """After which step the stall began for which the ranks were asked; None: they were asked for none."""
         self._stall_cause = ""
@@ -55,6 +58,7 @@ class StatusFeed(EventSource):
         self._until = self._stalled_after = None
         self._stall_cause = ""
         self._collected.clear()
+        self._stopped.clear()
         self._publish()
         self._parts.asking.attend(True)
         try:
@@ -114,11 +118,9 @@ class StatusFeed(EventSource):
     def _cause(self) -> str:
         """Returns whom the ranks wait for, as the last readings have it, in words; empty: nothing shows it."""
         workers, processes, monitors = self._ranks.group.workers, self._ranks.processes, self._ranks.monitors
-        pids = processes.pids()
-        stopped = [local_rank for local_rank in self._ranks.running() if is_stopped(pids[local_rank])]
         evidence = [
             replace(rank, snapshot=monitors.found(rank.local_rank).reading)
-            for rank in gather(workers, processes, monitors, stopped)
+            for rank in gather(workers, processes, monitors, self._stopped)
         ]
         views = rank_view.views(evidence, None)
         return collective.summary(collective.find(views, self._ranks.group.group_world_size == 1), views)
@@ -131,9 +133,13 @@ class StatusFeed(EventSource):
     def _keep_collectives(self) -> None:
         if not self._collects:
             return
+        pids = self._ranks.processes.pids()
+        self._stopped = {local_rank for local_rank in self._ranks.running() if is_stopped(pids[local_rank])}
+        self._collected.clear()
         for local_rank in self._ranks.monitors.local_ranks:
             found = self._ranks.monitors.found(local_rank)
-            if found.reading is not None and found.reading.groups and found.reading_at is not None:
+            has_answer = found.reading is not None and found.reading.token <= self._token
+            if has_answer and found.reading is not None and found.reading.groups and found.reading_at is not None:
                 self._collected[local_rank] = (found.reading_at, dict(found.reading.groups))
 
     def _publish(self) -> None:
@@ -143,9 +149,14 @@ class StatusFeed(EventSource):
             found, rank = self._ranks.monitors.found(local_rank), self._ranks.global_rank(local_rank)
             pid = pids.get(local_rank, 0)
             reading, verdict = found.reading, found.verdict
+            # A limit of printed steps watches a rank that asks for no watch, from its first step on.
+            is_read = self._reads_steps and found.times is not None and found.times.attached
             collected_at, groups = self._collected.get(local_rank, (None, {}))
+            process: dict[str, Any] = {}
+            if local_rank in self._stopped:
+                process["stopped"] = True
             if reading is None:
-                readings.append(RankReading(rank, local_rank, pid))
+                readings.append(RankReading(rank, local_rank, pid, process=process))
                 continue
             readings.append(
                 RankReading(
@@ -153,14 +164,14 @@ class StatusFeed(EventSource):
                     local_rank,
                     pid,
                     found.reading_at,
-                    reading.connected,
-                    reading.attached and not reading.detached,
+                    reading.connected or is_read,
+                    (reading.attached and not reading.detached) or is_read,
                     reading.iteration,
                     dict(reading.sections),
                     reading.last_sign_age_s,
                     verdict is not None and verdict.condemned,
                     tuple(reading.frames),
-                    dict(reading.process),
+                    {**process, **reading.process},
                     groups,
                     collected_at,
                 )

@@ -139,7 +139,8 @@ class NodeTimes:
             if present.saved is not None and self._saved == (present.cycle, present.saved):
                 saved_age_s = now - self._saved_at
             account, durations = ledger.account(now), ledger.durations(now)
-            return JobTime(ledger.category, present, account, durations, past, saved_age_s, ledger.stall)
+            stall, steps_lost = ledger.stall, ledger.steps_lost(now)
+            return JobTime(ledger.category, present, account, durations, past, saved_age_s, stall, steps_lost)
 
     @property
     def stall(self) -> Stall | None:

@@ -24,7 +24,7 @@ FIELDS: dict[str, str] = {
     "health": "cycle healthy readings",
     "health_change": "cycle check before state",
     "gpu_memory": "cycle",
-    "decision": "cycle action reason charged restarts_left exit_code wait_s not_restartable inputs",
+    "decision": "cycle action reason charged restarts_left exit_code wait_s not_restartable inputs budget",
     "signal": "signal",
     "preempted_elsewhere": "cycle",
     "fenced": "cycle ranks silent_s limit_s",

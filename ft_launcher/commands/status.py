@@ -154,6 +154,8 @@ def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
         if row["started"]:
             text += f", started up to {row['started']}"
         yield text
+    for row in table["silent"]:
+        yield f"  rank{'s' if len(row['ranks']) > 1 else ''} {ranges_of(row['ranks'])}: {row['why']}"
 
 
 def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -212,6 +212,21 @@ def _kept_of(part: CycleTimes, limit: int | None, is_followed: bool) -> tuple[fl
     return kept_s, kept_s
 
 
+def steps_lost(parts: Sequence[CycleTimes]) -> int:
+    """Returns how many steps later parts did again: from where each resumed to what was reached before it.
+
+    Args:
+        parts: in the order of time; a part without a cycle keeps what was reached before.
+    """
+    lost, reached = 0, None
+    for part in parts:
+        if part.resumed is not None and reached is not None:
+            lost += max(0, reached - part.resumed)
+        if part.iteration is not None:
+            reached = part.iteration
+    return lost
+
+
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """At most `MAX_POINTS` of these points: the first, the last ones, and fewer of those between."""
     found = list(points)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ft_launcher.ledger.account import Account, Category, CycleTimes, account, add
+from ft_launcher.ledger.account import Account, Category, CycleTimes, account, add, steps_lost
 from ft_launcher.ledger.stall import Stall, stall_of
 from ft_launcher.ledger.training import RanksRan, Training, training
 from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, Durations, RankTimes
@@ -54,6 +54,8 @@ class JobLedger:
         self._is_membership = False
         self._parts: list[CycleTimes] = []
         self._last: _Ended | None = None
+        self._steps_lost = 0
+        """By the cycles of which only the sums are kept."""
         self._durations: dict[str, Durations] = {}
         """Of all cycles before the last one."""
 
@@ -181,6 +183,10 @@ class JobLedger:
         """The account until now."""
         return account([*self._parts, self.present(now)])
 
+    def steps_lost(self, now: float) -> int:
+        """How many steps later cycles did again until now: known as soon as a cycle says where it resumed."""
+        return self._steps_lost + steps_lost([*self._parts, self.present(now)])
+
     # How it is kept.
 
     def _later(self, now: float) -> float:
@@ -227,7 +233,10 @@ class JobLedger:
         shares = [1.0] * half + [0.0] * (len(self._parts) - half)
         settled = account(self._parts, shares=shares)
         first, last = self._parts[0], self._parts[half - 1]
-        self._parts[:half] = [CycleTimes(None, first.since, last.until, settled.seconds, settled.steps)]
+        self._steps_lost += steps_lost(self._parts[:half])
+        reached = [part.iteration for part in self._parts[:half] if part.iteration is not None]
+        joined = CycleTimes(None, first.since, last.until, settled.seconds, settled.steps)
+        self._parts[:half] = [replace(joined, iteration=next(reversed(reached), None))]
 
 
 def _joined(before: Mapping[str, Durations], found: Training) -> dict[str, Durations]:

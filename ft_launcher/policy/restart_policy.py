@@ -57,7 +57,8 @@ class Decision:
     """What to do and why. `exit_code` is the launcher's, when it ends; `wait_s` is the wait before a restart.
 
     `not_restartable`: a new launch would fail in the same way. The exit code alone does not show that, since the user
-    may have chosen it (`--ft-no-restart-exit-code`).
+    may have chosen it (`--ft-no-restart-exit-code`). `budget`: of a restart that is charged, when the budget is whole
+    again, and whether it was given back just now.
     """
 
     action: Action
@@ -67,6 +68,7 @@ class Decision:
     exit_code: int | None = None
     wait_s: float = 0.0
     not_restartable: bool = False
+    budget: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,31 @@ def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, Hist
     history = question.history.ended(fault, question.life, question.settings, now)
     decision = decide(fault, replace(question, history=history), now)
     if decision.charged:
+        decision = replace(decision, budget=_about_budget(question.history, history, question.settings))
         history = replace(history, charged=(*history.charged, now))
     return decision, history
+
+
+def _about_budget(before: History, after: History, settings: RestartSettings) -> str:
+    """Returns when the budget is whole again, in words, and why it just was if the fault found it so.
+
+    Args:
+        before: the history before the fault.
+        after: with it, before the restart is charged.
+    """
+    ways = []
+    if after.mark is not None:
+        ways.append(
+            f"once the training is beyond iteration {after.mark + max(1, settings.min_progress_iterations) - 1}"
+        )
+    if settings.restart_window is not None:
+        ways.append(f"{settings.restart_window:g} s after the last restart")
+    if not ways:
+        return "none comes back, since no iteration is reported"
+    text = f"the budget is whole again {' or '.join(ways)}"
+    if before.charged and after.mark != before.mark:
+        return f"the progress to iteration {after.mark} gave back what was spent, and {text}"
+    return text
 
 
 def inputs_of(

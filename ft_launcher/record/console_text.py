@@ -117,6 +117,8 @@ def next_step(decision: Decision) -> str:
         step += f", {decision.restarts_left} left"
     if decision.wait_s:
         step += f", after a wait of {decision.wait_s:g} s"
+    if decision.budget:
+        step += f"; {decision.budget}"
     if decision.exit_code is None:
         return step
     return f"{step}; exit code {decision.exit_code}"

@@ -52,7 +52,8 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
 
 
 def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the facts of a decision without its cycle, and the history after it without ages.
+    """Returns the facts of a decision without its cycle, and the history after it without ages. What is said of the
+    budget follows from these, and older journals do not have it.
 
     Args:
         fault: of the event `fault`.
@@ -63,7 +64,9 @@ def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[st
     """
     asked = Question.from_record(inputs, _NOW)
     decided, history = answer(_decided_on(fault, inputs), asked, _NOW)
-    return _facts(events.Decision.of(decided, cycle=0)), without_ages(history.to_record(_NOW))
+    facts = _facts(events.Decision.of(decided, cycle=0))
+    facts.pop("budget", None)
+    return facts, without_ages(history.to_record(_NOW))
 
 
 def decision_about_request(inputs: Facts) -> dict[str, Any]:
@@ -77,8 +80,9 @@ def decision_about_request(inputs: Facts) -> dict[str, Any]:
     request = from_json(ControlRequest, made)
     if type(rank) is not int or not is_known(request):
         raise ProtocolError("the request of a rank does not fit")
-    decided = after_request(request, rank, asked, _NOW)
-    return _facts(events.Decision.of(decided, cycle=0))
+    facts = _facts(events.Decision.of(after_request(request, rank, asked, _NOW), cycle=0))
+    facts.pop("budget", None)
+    return facts
 
 
 def history_in(inputs: Facts) -> dict[str, Any]:

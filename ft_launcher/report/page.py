@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from html import escape
 
+from ft_launcher.ledger.palette import DARK, LIGHT, WEAK, look_of
 from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import Advice
 from ft_launcher.report.job_findings import JobFindings, as_text, counted
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
 _STYLE = """
-:root { color-scheme: light dark; --text: #1b1b1b; --back: #ffffff; --faint: #d0d0d0; --step: #2e7d4f; --lost: #b5432f;
-  --other: #4a6fa5; }
-@media (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --back: #161616; --faint: #444444; --step: #55b07c;
-  --lost: #e0705c; --other: #7f9fd0; } }
+:root { color-scheme: light dark; --text: #1b1b1b; --back: #ffffff; --faint: #d0d0d0; }
+@media (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --back: #161616; --faint: #444444; } }
 body { color: var(--text); background: var(--back); font: 16px/1.5 system-ui, sans-serif; max-width: 60rem;
   margin: 2rem auto; padding: 0 1rem; }
 .table { overflow-x: auto; }
@@ -27,9 +27,9 @@ th { vertical-align: bottom; }
 h1, p, td { overflow-wrap: anywhere; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 svg { width: 100%; height: 2.5rem; margin-bottom: 0.5rem; }
-.step { fill: var(--step); background: var(--step); } .other { fill: var(--other); background: var(--other); }
-.lost_progress { fill: var(--lost); background: var(--lost); }
+.bar { display: flex; height: 2.5rem; margin-bottom: 0.5rem; }
 .key { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.5em; }
+.slanted { background-image: repeating-linear-gradient(135deg, transparent 0 3px, var(--back) 3px 4px); }
 """
 
 
@@ -41,7 +41,7 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{_STYLE}{_hues()}</style></head><body>",
         f"<h1>{escape(title)}</h1><p>{escape(terminal_text.verdict(findings))}</p>",
         "<h2>Time by category</h2>",
         _bar(findings),
@@ -63,33 +63,29 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def _look(number: int, name: str) -> tuple[str, float]:
-    """The class and the opacity of the category with this number: the rest takes turns of strength."""
-    if name in ("step", "lost_progress"):
-        return name, 1.0
-    return "other", 1 - 0.15 * (number % 5)
+def _hues() -> str:
+    """The part of the style sheet that has the colours of the categories."""
+    light, dark = (" ".join(f"--{hue}: {colour};" for hue, colour in of.items()) for of in (LIGHT, DARK))
+    lines = [f":root {{ {light} }}", f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"]
+    lines += [f".{hue} {{ fill: var(--{hue}); background-color: var(--{hue}); }}" for hue in LIGHT]
+    return "\n".join([*lines, f".weak {{ opacity: {WEAK}; }}"])
 
 
 def _bar(findings: JobFindings) -> str:
     """The time by category as one bar: steps that count, steps in vain, and the rest."""
     pieces = []
-    left = 0.0
-    for number, (name, spent_s, share) in enumerate(findings.shares()):
-        kind, opacity = _look(number, name)
+    for name, spent_s, share in findings.shares():
         title = escape(f"{name}: {as_text(spent_s)}, {share:.1%}")
-        place = f'x="{left * 1000:.2f}" y="0" width="{share * 1000:.2f}" height="40"'
-        pieces.append(f'<rect class="{kind}" {place} opacity="{opacity:.2f}"><title>{title}</title></rect>')
-        left += share
-    label = 'role="img" aria-label="time by category"'
-    return f'<svg viewBox="0 0 1000 40" preserveAspectRatio="none" {label}>{"".join(pieces)}</svg>'
+        width = f'style="width: {share:.4%}"'
+        pieces.append(f'<span class="{look_of(name).classes}" {width} title="{title}"></span>')
+    return f'<div class="bar" role="img" aria-label="time by category">{"".join(pieces)}</div>'
 
 
 def _categories(findings: JobFindings) -> str:
     """The table of the time by category, each with its colour in the bar."""
     rows = []
-    for number, (name, spent_s, share) in enumerate(findings.shares()):
-        kind, opacity = _look(number, name)
-        key = f'<span class="key {kind}" style="opacity: {opacity:.2f}"></span>'
+    for name, spent_s, share in findings.shares():
+        key = f'<span class="key {look_of(name).classes}"></span>'
         rows.append((_Markup(key + escape(name)), as_text(spent_s), f"{share:.1%}"))
     return _table(("category", "time", "share"), rows, {1, 2})
 
@@ -108,11 +104,11 @@ def _cycles(findings: JobFindings) -> list[str]:
         if cycle.end_reason:
             words += f", {cycle.end_reason}"
         place = f'x="{left:.2f}" y="0" width="{width:.2f}" height="40"'
-        pieces.append(f'<rect class="other" {place}><title>{escape(words)}</title></rect>')
+        pieces.append(f'<rect class="start" {place}><title>{escape(words)}</title></rect>')
     for fault in findings.faults:
         place = f'x="{(fault.t - findings.began) / length_s * 1000 - 1:.2f}" y="0" width="2" height="40"'
         title = escape(f"{terminal_text.headline(fault)}: {as_text(fault.cost_s)}")
-        pieces.append(f'<rect class="lost_progress" {place}><title>{title}</title></rect>')
+        pieces.append(f'<rect class="bad" {place}><title>{title}</title></rect>')
     words = f"{counted(len(findings.cycles), 'cycle')} in {as_text(length_s)}"
     if findings.faults:
         words += f", and {counted(len(findings.faults), 'fault')} (red lines)"

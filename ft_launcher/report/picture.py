@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import io
 import warnings
+from typing import Any
 
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ft_launcher.ledger.palette import LIGHT, WEAK, look_of
 from ft_launcher.record.console_text import printable
 from ft_launcher.report.job_findings import JobFindings, as_text, counted
 
-_STEP, _LOST = "#2e7d4f", "#b5432f"
-_OTHERS = ("#4a6fa5", "#7f9fd0", "#b8a04a", "#8a6fa5", "#5f9ea0", "#a0795f", "#909090", "#c5a3c5")
 _LEAST_SHARE = 0.0005
 """Of the time: a smaller category would be in the legend with 0.0 %, and could not be seen."""
 _WIDTH_OF_DIGIT = 0.01
@@ -44,13 +44,16 @@ def as_png(findings: JobFindings) -> bytes:
 
 def _draw_categories(axes: Axes, findings: JobFindings) -> None:
     shares = findings.shares()
-    left, others = 0.0, 0
+    left = 0.0
     for name, spent_s, share in shares:
-        colour = {"step": _STEP, "lost_progress": _LOST}.get(name)
-        if colour is None:
-            colour = _OTHERS[others % len(_OTHERS)]
-            others += 1
-        piece = axes.barh(0, share * 100, left=left, color=colour)
+        look = look_of(name)
+        # The edge, which the slanted lines are drawn with too, tells a category from the next one of its hue.
+        drawn: dict[str, Any] = {"color": LIGHT[look.hue], "edgecolor": "white"}
+        if look.is_weak:
+            drawn["alpha"] = WEAK
+        if look.is_slanted:
+            drawn["hatch"] = "//"
+        piece = axes.barh(0, share * 100, left=left, **drawn)
         if share >= _LEAST_SHARE:
             piece.set_label(f"{share:.1%} {_plain(name)}, {as_text(spent_s)}")
         left += share * 100
@@ -71,11 +74,11 @@ def _draw_cycles(axes: Axes, findings: JobFindings) -> None:
     )
     for cycle in findings.cycles:
         left, width = (cycle.began - findings.began) / unit_s, (cycle.ended - cycle.began) / unit_s
-        axes.barh(0, width, left=left, color=_OTHERS[0], edgecolor="white")
+        axes.barh(0, width, left=left, color=LIGHT["start"], edgecolor="white")
         if width * unit_s / length_s >= _WIDTH_OF_DIGIT * (len(str(cycle.cycle)) + 1):
             axes.text(left + width / 2, 0, str(cycle.cycle), ha="center", va="center", color="white")
     for fault in findings.faults:
-        axes.axvline((fault.t - findings.began) / unit_s, color=_LOST)
+        axes.axvline((fault.t - findings.began) / unit_s, color=LIGHT["bad"])
     counts = f"{counted(len(findings.cycles), 'cycle')}, {counted(len(findings.faults), 'fault')} (red)"
     axes.set_title(counts, loc="left", fontsize="medium")
     axes.set_xlim(0, length_s / unit_s)

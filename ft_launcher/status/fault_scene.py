@@ -22,7 +22,8 @@ _INNERMOST = 8
 
 
 def scene_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the scene of a fault as `/fault.json` has it: `stacks` (`merged_stacks`), and `collectives` (see there).
+    """Returns the scene of a fault as `/fault.json` has it: `stacks` (`merged_stacks`), `collectives` and `silent` (see
+    there).
 
     Args:
         ranks: as the journal's event `stacks` has them.
@@ -36,7 +37,11 @@ def scene_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for rank in ranks
     ]
-    return {"stacks": merged_stacks(scenes)[:_MOST_STACKS], "collectives": collectives(ranks)}
+    return {
+        "stacks": merged_stacks(scenes)[:_MOST_STACKS],
+        "collectives": collectives(ranks),
+        "silent": silent(ranks),
+    }
 
 
 def packed(scene: Mapping[str, Any]) -> bytes:
@@ -94,6 +99,28 @@ def collectives(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {"group": names[name], "ranks": found, **dict(zip(keys, place, strict=True))}
         for (name, *place), found in ordered[:_MOST_ROWS]
     ]
+
+
+def silent(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the ranks that said nothing of their collectives where others did, in rows of `ranks` and `why`.
+
+    In a hang the others may wait for one of them.
+
+    Args:
+        ranks: each with `rank`, its `groups`, and its `process` in /proc.
+    """
+    rows: dict[str, list[int]] = {}
+    has_answer = False
+    for rank in ranks:
+        if rank.get("groups"):
+            has_answer = True
+        elif rank.get("process", {}).get("stopped"):
+            rows.setdefault("no answer, stopped", []).append(int(rank["rank"]))
+        else:
+            rows.setdefault("no answer", []).append(int(rank["rank"]))
+    if not has_answer:
+        return []
+    return [{"ranks": found, "why": why} for why, found in sorted(rows.items())]
 
 
 def innermost(frames: Sequence[str]) -> list[str]:

@@ -43,6 +43,8 @@ def as_metrics(
     class Once(Collector):
         def collect(self) -> Iterator[Metric]:
             yield from _of_job(facts, version)
+            steps_lost = 0 if times is None else times.steps_lost
+            yield _counter("steps_lost", "Steps that were done again.", [({}, steps_lost)])
             counts = [({"state": state}, number) for state, number in nodes.items()]
             yield _gauge("nodes", "Nodes in the cycle (active), and those that wait for a place.", counts)
             if times is not None:
@@ -71,7 +73,6 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
     yield _counter("faults", "Faults of ranks of this node.", faults)
     restarts = [({"rung": rung, "charged": str(charged).lower()}, n) for (rung, charged), n in facts.restarts.items()]
     yield _counter("restarts", "Restarts, by what restarted and by whether they count against the budget.", restarts)
-    yield _counter("steps_lost", "Steps that were done again.", [({}, facts.steps_lost)])
     recovery = HistogramMetricFamily(
         f"{PREFIX}recovery_seconds", "Time of each phase of the recoveries that are over.", labels=["phase"]
     )

@@ -91,6 +91,7 @@ class JobTime:
         durations: of `step` and of the sections of one rank until now, by name.
         past: the last parts that have ended, in the order of time.
         saved_age_s: how long ago the last checkpoint of this cycle was heard of (seconds); None: it has none.
+        steps_lost: steps that later cycles did again.
         stall: since when the ranks make no steps; None: they do, or it is not known.
     """
 
@@ -101,6 +102,7 @@ class JobTime:
     past: Sequence[CycleTimes] = ()
     saved_age_s: float | None = None
     stall: Stall | None = None
+    steps_lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,6 @@ class Facts:
     cycle_ends: Counter[str] = field(default_factory=Counter)
     recoveries: dict[str, Recoveries] = field(default_factory=dict)
     scores: dict[int, dict[str, float]] = field(default_factory=dict)
-    steps_lost: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
     lines_dropped: int = 0
     monitors_replaced: int = 0
@@ -198,7 +199,6 @@ class NodeStatus:
         self._fault_number = 0
         self._scene: tuple[int, bytes] | None = None
         """Of a cycle that hung: its fault comes next."""
-        self._reached: int | None = None
         self._readings: tuple[RankReading, ...] = ()
         self._is_stalled = False
         self._stalled_at: int | None = None
@@ -342,7 +342,11 @@ class NodeStatus:
     def _after_decision(self, event: events.Decision) -> Facts:
         faults = self._facts.faults
         if faults and not faults[-1].next and faults[-1].cycle == event.cycle:
-            faults[-1] = replace(faults[-1], next=f"{event.action}: {_text(event.reason)}")
+            following = f"{event.action}: {_text(event.reason)}"
+            budget = _text(event.budget)
+            if budget:
+                following += f", {event.restarts_left} left; {budget}"
+            faults[-1] = replace(faults[-1], next=following)
         if event.action == "restart":
             self._facts.restarts[RELAUNCH, event.charged] += 1
         return replace(self._facts, runs=False, restarts_left=event.restarts_left)
@@ -352,12 +356,7 @@ class NodeStatus:
             return self._facts
         for phase, spent_s in event.recovery.items():
             self._add_recovery(phase, spent_s)
-        lost = 0
-        if event.resumed is not None and self._reached is not None:
-            lost = max(0, self._reached - event.resumed)
-        if event.iteration is not None:
-            self._reached = event.iteration
-        return replace(self._facts, steps_lost=self._facts.steps_lost + lost)
+        return self._facts
 
     def _count_fault(self, fault_class: str, kind: str) -> None:
         counts = self._facts.faults_by

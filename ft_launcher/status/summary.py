@@ -6,7 +6,7 @@ docs/status.md has the table of its keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from typing import Any
@@ -82,8 +82,8 @@ def job_state(facts: Facts, times: JobTime | None) -> JobState:
 
 
 def _is_stalled(facts: Facts, times: JobTime | None) -> bool:
-    """Whether the ranks make no steps. One that has exited makes none, and the others may end as well."""
-    return facts.runs and not facts.exit_codes and times is not None and times.stall is not None
+    """Whether the ranks make no steps."""
+    return facts.runs and times is not None and times.stall is not None
 
 
 def _trouble(facts: Facts, times: JobTime | None) -> str:
@@ -192,12 +192,12 @@ def as_json(
         "max_restarts": facts.max_restarts,
         "restarts_left": facts.restarts_left,
         "restarts": sum(facts.restarts.values()),
-        "steps_lost": facts.steps_lost,
+        "steps_lost": 0 if times is None else times.steps_lost,
         "health": dict(facts.health),
         "fault_count": facts.fault_count,
         "faults": [_fault(fault) for fault in facts.faults],
         "ranks": ranks_as_json(facts, readings, times, now),
-        "collectives": collectives(readings, now),
+        "collectives": collectives(readings, now, facts.exit_codes),
         "times": None,
         "cycles": [],
         "exit_code": facts.exit_code,
@@ -247,7 +247,7 @@ def _aged(rank: Mapping[str, Any], age_s: float) -> dict[str, Any]:
 
 def fault_as_json(fault: FaultSeen) -> dict[str, Any]:
     """Returns the object of `/fault.json`: where the ranks were at a fault."""
-    found: dict[str, Any] = {"v": VERSION, "number": fault.number, "stacks": [], "collectives": []}
+    found: dict[str, Any] = {"v": VERSION, "number": fault.number, "stacks": [], "collectives": [], "silent": []}
     if fault.scene is not None:
         found |= fault_scene.unpacked(fault.scene)
     return found
@@ -267,18 +267,24 @@ def settings_as_json(settings: Settings, sources: Mapping[str, str]) -> dict[str
     return {"v": VERSION, "settings": found}
 
 
-def collectives(readings: Sequence[RankReading], now: float) -> dict[str, Any] | None:
-    """Returns how far the ranks are in each process group, with the age of the oldest answer; None: nobody has asked in
-    this cycle.
+def collectives(readings: Sequence[RankReading], now: float, exited: Container[int] = ()) -> dict[str, Any] | None:
+    """Returns how far the ranks are in each process group, with the age of the oldest answer, and which of them gave
+    none; None: nobody has asked in this cycle.
 
     Args:
+        exited: ranks of which no answer is expected any more.
         now: monotonic seconds.
     """
     moments = [reading.groups_at for reading in readings if reading.groups_at is not None]
     if not moments:
         return None
-    rows = fault_scene.collectives({"rank": reading.rank, "groups": reading.groups} for reading in readings)
-    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": rows}
+    ranks = [
+        {"rank": reading.rank, "groups": reading.groups, "process": reading.process}
+        for reading in readings
+        if reading.rank not in exited
+    ]
+    rows, silent = fault_scene.collectives(ranks), fault_scene.silent(ranks)
+    return {"age_s": round(max(0.0, now - min(moments)), 3), "rows": rows, "silent": silent}
 
 
 def encoded(found: Mapping[str, Any]) -> bytes:

@@ -60,6 +60,10 @@ def test_progress_gives_the_budget_back(start_job: StartJob) -> None:
     job = start_job(plan, NPROC, "--max-restarts=1")
     holds(job, 0, story("signal", 4, False))
     assert [decision["reason"] for decision in decisions(job)] == ["restart 1 of 1"] * 4
+    whole = "the budget is whole again once the training is beyond iteration"
+    first, second, *_ = (decision["budget"] for decision in decisions(job))
+    assert first == f"{whole} 4" and second.startswith("the progress to iteration 6 gave back what was spent, and ")
+    assert f"next: restart - restart 1 of 1, 0 left; {whole} 4\n" in job.output
 
 
 def test_less_than_the_least_progress_gives_nothing_back(start_job: StartJob) -> None:

@@ -105,6 +105,7 @@ def test_a_rank_that_hangs_and_a_restart(start_job: StartJob) -> None:
     limit = next(one for one in json.loads(get(port, "/settings.json")[1])["settings"] if one["value"] == {"step": 2.0})
     assert (limit["key"], limit["source"]) == ("rank_section_timeouts", "--ft-rank-section-timeouts")
     assert found["restarts"] == 1 and "1 fault" in found["sentence"]
+    job.until(lambda: status(job)["steps_lost"] > 0, "the steps that are done again, while the cycle runs")
     job.go()
     assert job.finish() == 0, job.tail()
 
@@ -138,6 +139,7 @@ def test_a_training_that_makes_no_steps(start_job: StartJob, tmp_path: Path) -> 
         r"no step for \d+ s, [\d,]+ times the usual one; rank 2 is stopped, 2 ranks wait for it", found["trouble"]
     )
     assert [rank["state"] for rank in found["ranks"]] == ["stalled"] * 3
+    assert found["collectives"]["silent"] == [{"ranks": [2], "why": "no answer, stopped"}]
     done = command(job, "status", job_id(job))
     assert done.returncode == 3 and ": stalled in cycle 0, step " in done.stdout, done
     later = status(job)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, kill
 from tests.faults.test_attribution import script
+from tests.faults.test_status import status
 from tests.faults.training import Plan
 from tests.program import ROOT, clean_environment, run
 
@@ -50,6 +52,19 @@ def printed(job: Job) -> list[str]:
 
 def expected(*steps: int) -> list[str]:
     return [f"iter {step}: loss 1.5, time 50.00ms, mfu 1.00%" for step in steps]
+
+
+@pytest.mark.parametrize(("limit", "state"), [("600", "stalled"), ("none", "unwatched")])
+def test_a_rank_that_the_limit_watches_is_not_unwatched(
+    start_job: StartJob, tmp_path: Path, limit: str, state: str
+) -> None:
+    """Rank 0 prints steps, and then none."""
+    job = start(start_job, tmp_path, "hangs", "--ft-watch-log=nanogpt", f"--ft-watch-log-timeout={limit}")
+    job.until(lambda: len(printed(job)) > STRIKES_AT, "the last step")
+    job.until(lambda: status(job)["state"] == "stalled", "the stall")
+    assert status(job)["ranks"][0]["state"] == state
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == ExitCode.PREEMPTED, job.tail()
 
 
 @pytest.mark.parametrize("warm", ["auto", "off"])

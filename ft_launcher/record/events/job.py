@@ -173,6 +173,9 @@ class Decision(Event, name="decision"):
     fault was found; 0: by `evidence` of this node), where it counted `returned` (the rank of the job that had returned,
     and how many seconds before the stop), or the `request` of a rank. null: the policy was not asked, since this node
     leaves or, with several nodes, a rank asks. `ft_launcher replay` decides by it again."""
+    budget: str | Absent = ABSENT
+    """Of a charged restart when the budget is whole again, in words, and whether progress has just given it back; else
+    empty."""
 
 
 @dataclass(frozen=True)

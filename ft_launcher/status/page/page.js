@@ -532,14 +532,19 @@ function hover(index) {
 
 // Collectives: asked for when somebody wants to know, since each rank has to answer.
 
-/** Fills a table with how far ranks are in their process groups. Those that others wait for stand out. */
-function fillCollectives(table, rows) {
+/** Fills a table with how far ranks are in their process groups. Those that others wait for, and those that said nothing,
+ * stand out. */
+function fillCollectives(table, rows, silent) {
   const most = new Map();
   for (const row of rows) most.set(row.group, Math.max(most.get(row.group) ?? 0, row.entered));
-  fill(table, ["process group", "ranks", "entered", "finished", "collective"], rows.map((row) => [
+  const answered = rows.map((row) => [
     row.group, named(row.ranks), number(row.entered), number(row.finished), `${row.operation} ${row.shape}`,
-  ]), [2, 3]);
-  rows.forEach((row, index) => table.tBodies[0].rows[index].classList.toggle("behind", row.entered < most.get(row.group)));
+  ]);
+  const missing = silent.map((row) => ["", named(row.ranks), "", "", row.why]);
+  fill(table, ["process group", "ranks", "entered", "finished", "collective"], [...answered, ...missing], [2, 3]);
+  const lines = table.tBodies[0].rows;
+  rows.forEach((row, index) => lines[index].classList.toggle("behind", row.entered < most.get(row.group)));
+  silent.forEach((row, index) => lines[rows.length + index].classList.add("behind"));
 }
 
 async function askForCollectives() {
@@ -547,7 +552,7 @@ async function askForCollectives() {
   put(byId("collected"), "Asks the ranks.");
   try {
     const found = (await (await ask("status.json?collectives=1")).json()).collectives;
-    fillCollectives(byId("groups"), found?.rows ?? []);
+    fillCollectives(byId("groups"), found?.rows ?? [], found?.silent ?? []);
     byId("groups").hidden = found === null;
     put(byId("collected"), found === null ? "No rank has said anything of its collectives." : `As of ${new Date().toLocaleTimeString()}.`);
   } catch (error) {
@@ -621,7 +626,7 @@ async function showScene(scene, faultNumber) {
   const parts = [];
   if (found.collectives.length) {
     const table = element("table");
-    fillCollectives(table, found.collectives);
+    fillCollectives(table, found.collectives, found.silent);
     parts.push(element("h3", "Collectives"), around("div", table));
     parts.at(-1).className = "wide";
   }
@@ -634,13 +639,16 @@ async function showScene(scene, faultNumber) {
 
 // Time.
 
+// As `ledger/palette.py` has them, in the order in which a cycle comes to them.
 const KINDS = {
-  step: "good", lost_progress: "bad slanted", checkpoint_save: "save", checkpoint_load: "save weak", data: "start weak",
-  evaluation: "start slanted", launch: "start", rendezvous: "start", setup: "start", warmup: "start",
-  detection: "late", stop: "late weak", health: "late weak", backoff: "late slanted", reschedule: "late slanted",
-  membership: "late weak", excluded: "idle weak", unknown: "idle", start: "start", first_step: "start weak",
+  reschedule: "late slanted", backoff: "late slanted", health: "late weak", rendezvous: "start", membership: "late weak",
+  launch: "start", setup: "start", checkpoint_load: "save weak", warmup: "start", data: "start weak", step: "good",
+  evaluation: "start slanted", "custom:": "start slanted", checkpoint_save: "save", lost_progress: "bad slanted",
+  excluded: "idle weak", unknown: "idle", detection: "late", stop: "late weak",
 };
-const kindOf = (category) => KINDS[category] ?? "start slanted";
+const ORDER = Object.keys(KINDS);
+const kindOf = (category) => KINDS[category] ?? KINDS["custom:"];
+const turnOf = (category) => ORDER.indexOf(category in KINDS ? category : "custom:");
 
 /** Fills a bar with one piece for each category, as long as its time. */
 function fillBar(bar, seconds) {
@@ -664,10 +672,10 @@ function showTime() {
   ]), [1, 2]);
 }
 
-// Cycles, the last one first.
+// Cycles, and the pieces of each, in the order of time.
 
 function showCycles() {
-  const cycles = [...status.cycles].reverse();
+  const cycles = status.cycles;
   const longest = Math.max(...cycles.map((cycle) => cycle.until - cycle.since), 1e-9);
   byId("cycles").replaceChildren(...cycles.map((cycle) => {
     const facts = [`cycle ${cycle.cycle}`, span(cycle.until - cycle.since), cycle.how || "runs"];
@@ -678,7 +686,7 @@ function showCycles() {
       facts.push(`after a recovery of ${span(whole)} (${phases.map(([phase, spent]) => `${phase} ${span(spent)}`).join(", ")})`);
     }
     const bar = element("div", "", "bar");
-    fillBar(bar, Object.entries(cycle.seconds));
+    fillBar(bar, Object.entries(cycle.seconds).sort(([one], [other]) => turnOf(one) - turnOf(other)));
     bar.style.width = `${Math.max(2, (100 * (cycle.until - cycle.since)) / longest)}%`;
     return around("li", element("span", facts.join(", ")), bar);
   }));

@@ -471,3 +471,34 @@ def test_the_categories_add_up_to_the_time_that_has_passed(events: list[Any], no
     assert math.isclose(found.wall_s, passed, abs_tol=1e-6)
     assert min(found.seconds.values()) >= 0
     assert 0 <= found.goodput_saved <= found.goodput + 1e-9 <= 1 + 2e-9
+
+
+def test_lost_steps_are_counted_as_soon_as_the_next_cycle_says_where_it_resumed() -> None:
+    ledger, rank = begun(), Rank(11)
+    rank.train(0, *[1.0] * 10)
+    ledger.ranks_started(0, 10)
+    ledger.cycle_over(22)
+    ledger.failed(22.0)
+    ledger.rank_times(0, rank.times(22))
+    ledger.stopped(22)
+    ledger.begins(Category.HEALTH, 23)
+    ledger.ranks_started(1, 24)
+    assert ledger.steps_lost(25) == 0, "not known yet"
+    again = Rank(25)
+    again.train(4, 1.0)
+    ledger.rank_times(1, again.times(27))
+    assert ledger.steps_lost(27) == 6
+    ledger.stopped(28)
+    assert ledger.steps_lost(29) == 6
+
+
+def test_lost_steps_of_hundreds_of_cycles() -> None:
+    """Each does two steps, of which the next does one again; the sums of old cycles are kept."""
+    ledger = begun()
+    for cycle in range(600):
+        start = 10.0 + 10 * cycle
+        rank = Rank(start + 1)
+        rank.train(cycle, 1.0, 1.0)
+        healthy(ledger, rank, cycle, start, start + 4, start + 5)
+        ledger.begins(Category.RENDEZVOUS, start + 6)
+    assert ledger.steps_lost(10_000) == 599

@@ -91,6 +91,13 @@ def test_a_watch_that_was_ended_expects_no_step() -> None:
     assert stall_of(rank.times(rank.at + 6020)) is not None
 
 
+def test_a_rank_that_has_ended_is_not_stalled() -> None:
+    """However long the others go on."""
+    rank = trained()
+    rank.ledger.exited(ns(rank.at + 1))
+    assert stall_of(rank.times(rank.at + 5000)) is None
+
+
 def test_a_pause_of_the_machine_is_no_stall() -> None:
     rank = trained()
     rank.ledger.pause(ns(rank.at + 1), ns(rank.at + 101))

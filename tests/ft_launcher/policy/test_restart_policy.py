@@ -25,7 +25,7 @@ from ft_launcher.policy.restart_policy import (
     is_suspect,
 )
 from rank_monitor.contract.settings.config import RestartSettings
-from rank_monitor.contract.wire.messages import ControlRequest
+from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
 from tests.program import python
 
 CRASH = Fault(FaultKind.EXIT, 1, 1, 101, 3, "exited with code 3", "", "", agreed_exit_code=3)
@@ -57,6 +57,43 @@ def test_budget(spent: int, budget: int, action: Action, left: int, reason: str)
     decision = decide(CRASH, History(tuple(range(spent))), ONCE, budget, now=100.0)
     assert (decision.action, decision.restarts_left) == (action, left)
     assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("history", "iteration", "settings", "budget"),
+    [
+        (History(), NO_ITERATION, ONCE, "none comes back, since no iteration is reported"),
+        (History(), 40, ONCE, "the budget is whole again once the training is beyond iteration 40"),
+        (
+            *(History((1.0,), mark=40), 40, RestartSettings(min_progress_iterations=10)),
+            "the budget is whole again once the training is beyond iteration 49",
+        ),
+        (
+            *(History((1.0,), mark=40), 41, ONCE),
+            "the progress to iteration 41 gave back what was spent, and the budget is whole again once the training is "
+            "beyond iteration 41",
+        ),
+        (
+            *(History((1.0,)), NO_ITERATION, RestartSettings(restart_window=60.0)),
+            "the budget is whole again 60 s after the last restart",
+        ),
+        (
+            *(History(mark=7), 7, RestartSettings(restart_window=60.0)),
+            "the budget is whole again once the training is beyond iteration 7 or 60 s after the last restart",
+        ),
+    ],
+)
+def test_when_the_budget_is_whole_again(
+    history: History, iteration: int, settings: RestartSettings, budget: str
+) -> None:
+    question = Question(settings, 3, history, CycleLife(10.0, iteration))
+    assert restart_policy.answer(CRASH, question, now=2.0)[0].budget == budget
+
+
+def test_a_restart_that_is_not_charged_says_nothing_of_the_budget() -> None:
+    question = Question(ONCE, 3, History(), CycleLife(10.0, 4), elsewhere=True)
+    decision, _ = restart_policy.answer(MOVE, question, now=2.0)
+    assert not decision.charged and decision.budget == ""
 
 
 def test_a_window_forgets() -> None:

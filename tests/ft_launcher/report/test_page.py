@@ -5,6 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
+from ft_launcher.ledger.palette import look_of
 from ft_launcher.report.advice import Advice
 from ft_launcher.report.page import as_html
 from tests.browser import chromium, needs_chromium
@@ -49,18 +50,22 @@ def test_it_asks_nobody_for_anything() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def pieces_of(page: Page) -> list[dict[str, str | None]]:
+    """The pieces of the bar of the time."""
+    return [facts for facts in page.of("span") if "style" in facts]
+
+
 def test_the_bar_is_as_long_as_the_job() -> None:
-    findings = found(NODE_A, NODE_B)
-    pieces = Page(as_html(findings, ())).of("rect")[: len(findings.shares())]
-    assert abs(sum(float(piece["width"] or 0) for piece in pieces) - 1000) < 0.1
+    widths = [str(piece["style"]) for piece in pieces_of(Page(as_html(found(NODE_A, NODE_B), ())))]
+    assert abs(sum(float(width.removeprefix("width: ").removesuffix("%")) for width in widths) - 100) < 0.01
 
 
 def test_each_category_has_the_look_that_it_has_in_the_bar() -> None:
     findings = found(NODE_A, NODE_B)
     page = Page(as_html(findings, ()))
-    keys = [(facts["class"], facts["style"]) for facts in page.of("span")]
-    pieces = [(f"key {piece['class']}", f"opacity: {piece.get('opacity')}") for piece in page.of("rect")]
-    assert keys == pieces[: len(keys)] and len(keys) == len(findings.shares())
+    keys = [facts["class"] for facts in page.of("span") if "style" not in facts]
+    assert keys == [f"key {piece['class']}" for piece in pieces_of(page)]
+    assert keys == [f"key {look_of(name).classes}" for name, _, _ in findings.shares()]
 
 
 def test_cycles_and_faults_on_a_line_of_time() -> None:
@@ -68,11 +73,11 @@ def test_cycles_and_faults_on_a_line_of_time() -> None:
     pieces = page.of("rect")[-5:]
     # 131 s are 1000 units; cycles of 5 to 30 s, 35 to 61 s and, in the second attempt, 105 to 131 s.
     assert [(piece["class"], piece["x"], piece["width"]) for piece in pieces] == [
-        ("other", "38.17", "190.84"),
-        ("other", "267.18", "198.47"),
-        ("other", "801.53", "198.47"),
-        ("lost_progress", "228.01", "2"),
-        ("lost_progress", "449.38", "2"),
+        ("start", "38.17", "190.84"),
+        ("start", "267.18", "198.47"),
+        ("start", "801.53", "198.47"),
+        ("bad", "228.01", "2"),
+        ("bad", "449.38", "2"),
     ]
 
 

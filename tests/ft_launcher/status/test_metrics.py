@@ -27,7 +27,7 @@ def test_what_is_exported() -> None:
     durations = Durations()
     for milliseconds in (900, 100, 100, 100, 2000):
         durations.add(milliseconds * 1_000_000)
-    times = replace(TIMES, durations={"step": durations, "data": durations})
+    times = replace(TIMES, durations={"step": durations, "data": durations}, steps_lost=4)
     found = read(metrics.as_metrics(status.facts(), READINGS, times, {"active": 2}, now=101.0, version="1.2"))
 
     def value(name: str, **labels: str) -> float:
@@ -38,7 +38,7 @@ def test_what_is_exported() -> None:
     assert (value("cycle"), value("restarts_left"), value("step"), value("step_saved")) == (1, 2, 41, 40)
     assert value("faults_total", fault_class="hang", kind="hang") == 1
     assert value("restarts_total", rung="relaunch", charged="true") == 1
-    assert value("recovery_seconds_sum", phase="start") == 2.0
+    assert value("recovery_seconds_sum", phase="start") == 2.0 and value("steps_lost_total") == 4
     assert value("recovery_seconds_bucket", phase="stop", le="0.3") == 0
     assert value("recovery_seconds_bucket", phase="stop", le="1.0") == 1
     assert value("step_seconds_count") == 4  # the first one of a cycle is its warm-up

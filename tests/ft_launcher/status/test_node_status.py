@@ -134,13 +134,19 @@ def test_counters() -> None:
     facts = after(*seen).facts()
     assert facts.faults_by == {("hang", "hang"): 1, ("hang", "signal"): 1}
     assert facts.restarts == {("relaunch", True): 1} and facts.restarts_left == 2
-    assert facts.cycle_ends == {"failed": 2} and facts.steps_lost == 4
+    assert facts.cycle_ends == {"failed": 2}
     assert {phase: (spent.count, spent.sum_s) for phase, spent in facts.recoveries.items()} == {
         "detection": (1, 4.0),
         "stop": (1, 0.5),
     }
     assert (facts.monitors_replaced, facts.lines_dropped, facts.health) == (1, 3, {"nic": "unhealthy"})
     assert [one.next for one in facts.faults] == ["restart: restart 1 of 3", "give up: restart 1 of 3"]
+
+
+def test_what_follows_says_when_the_budget_is_whole_again() -> None:
+    whole = "the budget is whole again once the training is beyond iteration 41"
+    facts = after(START, CYCLE, fault(), replace(decision(), budget=whole)).facts()
+    assert facts.faults[0].next == f"restart: restart 1 of 3, 2 left; {whole}"
 
 
 def test_a_job_with_many_faults_stays_small() -> None:
@@ -185,20 +191,16 @@ STALLED = replace(TIMES, stall=Stall(steps=41, waited_s=24.2, usual_s=0.178, sin
             *([stall()], "", "hung"),
             "hung in cycle 0, step 41, saved at step 40, goodput 90.0%: 2 ranks stand still for 60 s",
         ),
-        (
-            *([events.RankExit(0, 1, 0)], "", "running"),
-            "running, cycle 0, step 41, saved at step 40, goodput 90.0%",
-        ),
     ],
 )
 def test_a_training_that_makes_no_steps(seen: list[events.Event], cause: str, state: str, said: str) -> None:
-    """A finding of a limit says more; and where a rank has exited, the others make no steps because they end too."""
+    """A finding of a limit says more."""
     status = after(START, CYCLE, *seen)
     status.read(READINGS, cause)
     found = summary.as_json(status.facts(), status.readings, STALLED, 102.0, 2000.0, "1.2")
     said = said.replace("NO_STEP", "no step for 24 s, 136 times the usual one")
     assert (found["state"], found["sentence"]) == (state, said)
-    assert found["ranks"][0]["state"] == ("training" if state == "running" else "stalled")
+    assert found["ranks"][0]["state"] == "stalled"
 
 
 def test_json() -> None:
@@ -265,27 +267,34 @@ def test_a_fault_has_the_stacks_of_its_cycle() -> None:
     assert [(one["number"], one["has_stacks"]) for one in found] == [(1, True), (2, False)]
     first, second = (summary.fault_as_json(one) for one in status.facts().faults)
     assert first["stacks"] == [{"ranks": [1], "place": "outside", "frames": ["read"], "process": {"stacks": ""}}]
-    assert second == {"v": 1, "number": 2, "stacks": [], "collectives": []}
+    assert second == {"v": 1, "number": 2, "stacks": [], "collectives": [], "silent": []}
 
 
 def test_collectives_are_those_that_somebody_asked_for() -> None:
-    """With the age of the oldest answer; ranks without a recorder are in no row."""
+    """With the age of the oldest answer; a rank that gave none is told of, too, unless it has exited."""
     assert summary.collectives(READINGS, 103.0) is None
     groups = {"0": {"entered": 5, "started": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}}
     asked = (replace(READINGS[0], groups=groups, groups_at=101.0), replace(READINGS[1], groups_at=100.5))
     table = summary.collectives(asked, 103.0)
     row = {"group": "0", "ranks": [0], "entered": 5, "finished": 4, "operation": "all_reduce", "shape": "[[4]]"}
-    assert table == {"age_s": 2.5, "rows": [row | {"started": 5}]}
+    silent = [{"ranks": [1], "why": "no answer"}]
+    assert table == {"age_s": 2.5, "rows": [row | {"started": 5}], "silent": silent}
     found = summary.as_json(Facts(), asked, None, 103.0, 1000.0, "1")
     assert found["collectives"] == table
+    found = summary.as_json(Facts(exit_codes={1: 0}), asked, None, 103.0, 1000.0, "1")
+    assert found["collectives"] == table | {"silent": []}
 
 
 def test_collectives_in_the_terminal() -> None:
     keys = ("group", "ranks", "entered", "finished", "operation", "shape", "started")
     rows = [("dp0", [3], 4, 4, "all_reduce", "[[4]]", 0), ("dp0", [0, 1, 2], 6, 4, "", "[[4]]", 5)]
-    assert list(collective_lines({"age_s": 0.0, "rows": [dict(zip(keys, row, strict=True)) for row in rows]})) == [
+    table = {"age_s": 0.0, "rows": [dict(zip(keys, row, strict=True)) for row in rows]}
+    table["silent"] = [{"ranks": [5], "why": "no answer, stopped"}, {"ranks": [6, 7], "why": "no answer"}]
+    assert list(collective_lines(table)) == [
         "collectives by process group:",
         "  dp0: rank 3 finished all_reduce 4",
         "  dp0: ranks 0-2 in collective 5 of [[4]], entered up to 6, started up to 5",
+        "  rank 5: no answer, stopped",
+        "  ranks 6-7: no answer",
     ]
     assert list(collective_lines(None)) == list(collective_lines({"age_s": 0.0, "rows": []})) == []

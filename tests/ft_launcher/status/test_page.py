@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ft_launcher.ledger.account import Account, CycleTimes
+from ft_launcher.ledger.palette import DARK, LIGHT, LOOKS, WEAK
 from ft_launcher.ledger.stall import Stall
 from ft_launcher.record import events
 from ft_launcher.record.journal import Journal
@@ -241,6 +242,28 @@ def test_a_job_of_many_ranks_and_what_changes(browser: Browser, job: Simulation)
     assert browser.complaints() == []
 
 
+def test_cycles_and_their_pieces_are_in_the_order_of_time(browser: Browser, job: Simulation) -> None:
+    job.starts(ranks=8)
+    show(browser, job)
+    rows = browser.find("#cycles").find_elements("css selector", "li")
+    assert [row.text[:8] for row in rows] == ["cycle 0,", "cycle 1,"]
+    titles = "return [...document.querySelectorAll('#cycles li:first-child .bar span')].map(one => one.title)"
+    assert [title.partition(":")[0] for title in browser.script(titles)] == ["launch", "step", "detection", "stop"]
+
+
+def test_the_page_has_the_palette_of_the_report(browser: Browser, job: Simulation) -> None:
+    job.starts(ranks=8)
+    show(browser, job)
+    assert browser.script("return KINDS") == {category: look.classes for category, look in LOOKS.items()}
+    assert browser.script("return ORDER") == list(LOOKS)
+    for theme, colours in (("light", LIGHT), ("dark", DARK)):
+        browser.theme(theme)
+        own = "return getComputedStyle(document.documentElement).getPropertyValue(`--${arguments[0]}`)"
+        assert {hue: browser.script(own, hue) for hue in colours} == colours
+    weak = "return getComputedStyle(Object.assign(document.body.appendChild(element('b')), {className: 'weak'})).filter"
+    assert browser.script(weak) == f"opacity({WEAK})"
+
+
 def test_a_training_that_makes_no_steps(browser: Browser, job: Simulation) -> None:
     """Neither green nor red, in both themes; the sentence says why."""
     job.starts(ranks=8)
@@ -292,18 +315,21 @@ def test_a_fault_opens_its_stacks(browser: Browser, job: Simulation) -> None:
 def test_collectives_are_asked_for(browser: Browser, job: Simulation) -> None:
     job.starts(ranks=8)
     state = {"operation": "all_reduce", "shape": "[[4]]", "description": "data parallel", "entered": 5, "finished": 4}
-    groups = [{"0": {**state, "entered": 4}} if rank == 3 else {"0": state} for rank in range(8)]
+    groups = [{"0": {**state, "entered": 4}} if rank == 3 else {"0": state} for rank in range(7)]
     now = time.monotonic()
-    job.reads([replace(one, groups=groups[one.rank], groups_at=now) for one in job.readings])
+    asked = [replace(one, groups=groups[one.rank], groups_at=now) for one in job.readings[:7]]
+    job.reads([*asked, replace(job.readings[7], process={"stopped": True})])
     show(browser, job)
     browser.find("#collectives summary").click()
     browser.until(lambda: browser.text("#collected").startswith("As of "), "the answer")
-    behind, ahead = (row.text for row in browser.find("#groups tbody").find_elements("css selector", "tr"))
-    assert (behind, ahead) == (
+    behind, ahead, silent = (row.text for row in browser.find("#groups tbody").find_elements("css selector", "tr"))
+    assert (behind, ahead, silent.strip()) == (
         "data parallel rank 3 4 4 all_reduce [[4]]",
-        "data parallel ranks 0-2, 4-7 5 4 all_reduce [[4]]",
+        "data parallel ranks 0-2, 4-6 5 4 all_reduce [[4]]",
+        "rank 7 no answer, stopped",
     )
-    assert browser.find("#groups tr.behind").text == behind
+    marked = browser.find("#groups").find_elements("css selector", "tr.behind")
+    assert [row.text for row in marked] == [behind, silent]
     job.reads([replace(one, groups_at=None) for one in job.readings])
     browser.find("#collect").click()
     browser.until(lambda: "No rank has said anything" in browser.text("#collected"), "the answer")
