@@ -29,9 +29,10 @@ from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _FIRST_LIMIT_S = 3600.0
 """As long as NVIDIA's limit until a rank's first sign of life: compilers and downloads at the start take so long."""
-_IDLE_CPU_S, _IDLE_PART = 0.05, 0.02
+_IDLE_CPU_S, _IDLE_PART = 0.05, 0.002
 """CPU time that is no activity, in seconds and as part of the time that has passed: what a dump of the stacks takes,
-and workers of a data loader, each of which looks every 5 s whether its parent lives."""
+and workers of a data loader, each of which looks every 5 s whether its parent lives (0.1 ms). A child that sleeps
+most of the time takes 1 % of a core and works."""
 _DEBUGGER = re.compile(
     r"python3[.\dt]*/(pdb|bdb|code|codeop)\.py|(ipdb|pudb|pydevd|debugpy|remote_pdb|IPython/terminal)\b"
 )

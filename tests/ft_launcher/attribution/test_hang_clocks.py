@@ -229,15 +229,26 @@ def test_one_that_waits_for_others_is_not_alone() -> None:
     ("after", "passed_s", "is_active"),
     [
         (Usage(1.0, 100, frozenset({7}), 2.0), 10.0, False),
-        (Usage(1.2, 100, frozenset({7}), 2.0), 10.0, False),
+        (Usage(1.06, 100, frozenset({7}), 2.0), 10.0, False),
         (Usage(1.3, 100, frozenset({7}), 2.0), 10.0, True),
         (Usage(1.0, 101, frozenset({7}), 2.0), 10.0, True),
         (Usage(1.0, 100, frozenset({7, 8}), 2.0), 10.0, True),
         (Usage(1.0, 100, frozenset(), 0.0), 10.0, False),
         (Usage(1.0, 100, frozenset({7}), 2.3), 10.0, True),
-        (Usage(1.3, 100, frozenset({7}), 2.3), 100.0, False),
+        (Usage(1.2, 100, frozenset({7}), 2.2), 100.0, False),
+        (Usage(1.0, 100, frozenset({7}), 2.4), 40.0, True),
     ],
-    ids=["nothing", "a dump of stacks", "computes", "I/O", "starts a child", "a child ends", "a child works", "idles"],
+    ids=[
+        "nothing",
+        "a dump of stacks",
+        "computes",
+        "I/O",
+        "starts a child",
+        "a child ends",
+        "a child works",
+        "idles",
+        "a child works a little",
+    ],
 )
 def test_what_is_activity(after: Usage, passed_s: float, is_active: bool) -> None:
     before = Usage(1.0, 100, frozenset({7}), 2.0)
