@@ -57,7 +57,7 @@ from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes import local_address, resolver
 from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_launcher")
@@ -293,7 +293,7 @@ def _choose_rendezvous(job: Job) -> PortHolder:
     config, port_range = job.launch_config, job.settings.start.port_range
     # Under torchrun the ranks' store is at the given endpoint with the static rendezvous only.
     static = config.rdzv_backend == "static"
-    master, port = "127.0.0.1", None
+    master, port = local_address.loopback(), None
     if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
         host, named_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
         _must_resolve(host, config.rdzv_endpoint)

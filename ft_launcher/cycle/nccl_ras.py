@@ -22,6 +22,7 @@ from torch.distributed import is_nccl_available
 from ft_launcher.attribution import ras_answer
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.ranks.found import Found
+from rank_monitor.contract.processes.local_address import host_and_port, loopback
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +79,14 @@ class NcclRas:
         else:
             self._held = _hold_port()
         if self._held is not None:
-            self._address = self._held.getsockname()
+            self._address = self._held.getsockname()[:2]
 
     def variables(self) -> dict[str, str]:
         """Returns what the ranks get; nothing if the user has set it, or NCCL cannot be asked."""
         if self._held is None or self._address is None:
             return {}
         host, port = self._address
-        return {ADDRESS: f"{host}:{port}"}
+        return {ADDRESS: host_and_port(host, port)}
 
     def begin_cycle(self) -> None:
         """Forgets the last cycle."""
@@ -144,9 +145,10 @@ def _hold_port() -> socket.socket | None:
     does (SO_REUSEPORT), can listen there. It does not listen itself, so that no connection comes to it."""
     held: socket.socket | None = None
     try:
-        held = socket.socket()
+        family, _, _, _, where = socket.getaddrinfo(loopback(), 0, flags=socket.AI_NUMERICHOST)[0]
+        held = socket.socket(family)
         # Set after the bind: the kernel might give a port that is shared already.
-        held.bind(("127.0.0.1", 0))
+        held.bind(where)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:

@@ -8,8 +8,8 @@ first node hosts it; the others learn address, port and number through the rende
 from __future__ import annotations
 
 import errno
-import ipaddress
 import json
+import os
 import random
 import socket
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes import local_address, resolver
 from rank_monitor.contract.wire.foreign import parse_json
 
 # torch's agent keeps its own keys in the same store.
@@ -63,14 +63,20 @@ class CycleStore:
 
 
 class PortHolder:
-    """Finds ports for stores. A port that the user gave is held by one socket for the whole job."""
+    """Finds ports for stores. A port that the user gave is held by one socket for the whole job.
+
+    Args:
+        host: the name by which clients find this host. It is looked up here, and not in each cycle.
+        port: the user's; None: any port.
+        port_range: where ports may be; None: anywhere.
+    """
 
     def __init__(self, host: str, port: int | None, port_range: tuple[int, int] | None) -> None:
-        self._host = host
+        self._address = local_address.where_to_listen(host)
         self._range = port_range
         self._held: socket.socket | None = None
         if port:
-            self._held = _listen(host, port)
+            self._held = _listen(self._address, port)
 
     def serve(self) -> TCPStore:
         """Starts a new, empty store server. The two ports after its port are free, too."""
@@ -92,10 +98,11 @@ class PortHolder:
         return CycleStore(cycle, host, server.port, server, ranks_port)
 
     def _serve_at(self, listener: socket.socket) -> TCPStore:
-        with resolver.bounded_towards(self._host):
+        towards = local_address.towards(self._address)
+        with resolver.bounded_towards(towards):
             return TCPStore(
                 # The listening socket is handed over, so that no other program can take the port in between.
-                host_name=self._host,
+                host_name=towards,
                 port=listener.getsockname()[1],
                 is_master=True,
                 wait_for_workers=False,
@@ -127,11 +134,13 @@ class PortHolder:
             candidates = [0] * _TRIES
         for candidate in candidates:
             try:
-                listener = _listen(self._host, candidate)
-            except RendezvousConnectionError:
+                listener = _listen(self._address, candidate)
+            except RendezvousConnectionError as error:
+                if not _is_taken(error):  # the same at every port: no such address, no permission
+                    raise
                 continue
             port = listener.getsockname()[1]
-            if all(_is_free(self._host, port + offset) for offset in range(1, FREE_AFTER + 1)):
+            if all(_is_free(self._address, port + offset) for offset in range(1, FREE_AFTER + 1)):
                 return listener
             listener.close()
         if self._range is None:
@@ -176,47 +185,34 @@ def _underlying(store: Any) -> Any:
     return store
 
 
-def _family(host: str) -> tuple[socket.AddressFamily, str]:
-    """Returns family and address to listen at for clients of `host`: loopback only for a loopback address."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        if host == "localhost":
-            return socket.AF_INET, "127.0.0.1"
-        return socket.AF_INET, "0.0.0.0"
-    if address.version == 6:
-        family, everywhere = socket.AF_INET6, "::"
-    else:
-        family, everywhere = socket.AF_INET, "0.0.0.0"
-    if address.is_loopback:
-        return family, host
-    return family, everywhere
+def _listen(address: str, port: int) -> socket.socket:
+    """Returns a listening socket.
 
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, address = _family(host)
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    # Connections of the last cycle's ranks stay in TIME_WAIT at a port that the user gave.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    Raises:
+        RendezvousConnectionError: the port cannot be had; its cause is the system's error.
+    """
     try:
-        listener.bind((address, port))
-        # All ranks of a large job connect within a moment.
-        listener.listen(socket.SOMAXCONN)
+        return local_address.listening(address, port)
     except OSError as error:
-        listener.close()
-        problem = str(error.strerror)
         if error.errno == errno.EADDRINUSE:
-            problem = "is in use"
-        raise RendezvousConnectionError(f"port {port} at {address} {problem}; name another by --master-port") from None
-    return listener
+            text = f"port {port} at {address} is in use; name another by --master-port"
+        else:
+            where = local_address.host_and_port(address, port)
+            text = f"no server can listen at {where}: {os.strerror(error.errno or 0)}"
+        raise RendezvousConnectionError(text) from error
 
 
-def _is_free(host: str, port: int) -> bool:
+def _is_taken(error: RendezvousConnectionError) -> bool:
+    """Whether another port may be free."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+
+
+def _is_free(address: str, port: int) -> bool:
     # The port of a store may be the last there is.
     if port > 65535:
         return False
     try:
-        _listen(host, port).close()
+        _listen(address, port).close()
     except RendezvousConnectionError:
         return False
     return True

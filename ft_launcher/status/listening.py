@@ -16,6 +16,7 @@ from ft_launcher.status.asking import Asking
 from ft_launcher.status.node_status import JobTime, NodeStatus
 from ft_launcher.status.status_server import Handler, StatusServer, as_file, at_port
 from rank_monitor.contract.errors import ConfigError
+from rank_monitor.contract.processes.local_address import host_and_port, loopback
 from rank_monitor.contract.settings.config import RecordSettings, Settings
 from rank_monitor.contract.wire.foreign import open_regular
 
@@ -65,11 +66,11 @@ def answering(
         if record.status_port is not None:
             ports[record.status_port] = ("status", answers.of_everything)
         for port, (what, handler) in ports.items():
-            with _warned(f"{what} at {record.status_address}:{port}"):
-                server = StatusServer(at_port(record.status_address, port), handler, token, OPEN_PATHS)
+            address = _here(record.status_address)
+            with _warned(f"{what} at {host_and_port(address, port)}"):
+                server = StatusServer(at_port(address, port), handler, token, OPEN_PATHS)
                 servers.append(server)
-                host = f"[{record.status_address}]" if ":" in record.status_address else record.status_address
-                logger.info("%s: http://%s:%d/", what, host, server.port)
+                logger.info("%s: http://%s/", what, host_and_port(address, server.port))
         yield status, asking
     finally:
         journal.listeners.remove(status.on_event)
@@ -136,6 +137,13 @@ def _token(settings: RecordSettings, sources: Mapping[str, str]) -> str | None:
     if mode & 0o004:
         logger.warning("every user of this host can read the token in %s", file)
     return token
+
+
+def _here(address: str) -> str:
+    """Returns the address to listen at: the default is one of IPv4, which a loopback interface may lack."""
+    if address == RecordSettings.status_address:
+        return loopback()
+    return address
 
 
 def _is_loopback(address: str) -> bool:

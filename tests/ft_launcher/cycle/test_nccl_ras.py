@@ -256,7 +256,7 @@ def test_each_job_has_a_port_that_its_ranks_alone_can_share(ras: NcclRas) -> Non
 
 
 def test_without_a_descriptor_there_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_socket() -> socket.socket:
+    def no_socket(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "socket", no_socket)

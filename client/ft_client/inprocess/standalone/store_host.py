@@ -16,15 +16,13 @@ import time
 from typing import Any
 
 from ft_client.inprocess.standalone.watched_call import CallMembers
-from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes import local_address, proc
 from rank_monitor.contract.processes.descriptor import socket_copy
 
 # TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO.
 _ESTABLISHED = 1
 # Trainers use the ports after the store's for groups of their own.
 _FREE_AFTER = 2
-# All addresses, by the version of IP.
-_EVERYWHERE = {4: (socket.AF_INET, "0.0.0.0"), 6: (socket.AF_INET6, "::")}
 # Attempts to find three free ports in a row. The kernel picks the first of them at random.
 _TRIES = 100
 
@@ -36,16 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the port is taken; the text names it.
     """
     try:
-        if host == "localhost":
-            host = "127.0.0.1"
-        numbers = ipaddress.ip_address(host)
-    except ValueError:
-        numbers = ipaddress.ip_address("0.0.0.0")
-    family, where = _EVERYWHERE[numbers.version]
-    if numbers.is_loopback:
-        where = str(numbers)
-    try:
-        return socket.create_server((where, port), family=family, backlog=socket.SOMAXCONN)
+        return local_address.listening(local_address.where_to_listen(host), port)
     except OSError as error:
         problem = str(error.strerror)
         if error.errno == errno.EADDRINUSE:
@@ -89,7 +78,7 @@ def own_address(towards: tuple[str, int] | None) -> str:
     On that host itself its name may resolve to loopback, which other hosts cannot use: then the name is returned.
     """
     if towards is None:
-        return "127.0.0.1"
+        return local_address.loopback()
     family, kind, _, _, where = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(where)

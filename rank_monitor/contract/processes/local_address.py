@@ -1,0 +1,99 @@
+"""Where a server of this host listens, so that clients find it by a given name: over IPv4, or IPv6 where that is all.
+
+Launcher and client open the stores of ranks by it. IPv4 comes first where a name has both: torch's clients try both,
+and a program that knows IPv4 only finds the server too. A loopback interface may have `::1` alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import socket
+
+_IPV4, _IPV6 = "127.0.0.1", "::1"
+_LOCAL = "localhost"
+_EVERYWHERE = {4: "0.0.0.0", 6: "::"}
+
+
+@functools.cache
+def loopback() -> str:
+    """Returns the address by which processes of this host reach each other: 127.0.0.1, or ::1 where it is the only."""
+    if not _can_be_bound(_IPV4) and _can_be_bound(_IPV6):
+        return _IPV6
+    return _IPV4
+
+
+def where_to_listen(host: str) -> str:
+    """Returns the address to listen at for clients that know this host as `host`.
+
+    It is a loopback address if `host` is one, else that of all interfaces.
+    """
+    if host == _LOCAL:
+        return loopback()
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return _EVERYWHERE[_version_of(host)]
+    if address.is_loopback:
+        return host
+    return _EVERYWHERE[address.version]
+
+
+def towards(address: str) -> str:
+    """Returns the address by which a client on this host reaches a server that listens at `address`."""
+    match address:
+        case "0.0.0.0":
+            return _IPV4
+        case "::":
+            return _IPV6
+    return address
+
+
+def listening(address: str, port: int) -> socket.socket:
+    """Returns a socket that listens at an address and port; port 0 is a free one.
+
+    Raises:
+        OSError: it cannot.
+    """
+    family = _family(address)
+    # At all addresses of IPv6, connections of IPv4 are taken too. All ranks of a large job connect within a moment.
+    return socket.create_server(
+        (address, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=address == _EVERYWHERE[6]
+    )
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Returns `host:port`, an address of IPv6 in brackets."""
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
+
+
+@functools.lru_cache(maxsize=16)
+def _version_of(name: str) -> int:
+    """Returns the version of IP of a name's addresses: 4 where it has both, or has none here.
+
+    A name is looked up once: no restart waits for a resolver.
+    """
+    try:
+        families = {entry[0] for entry in socket.getaddrinfo(name, None)}
+    except (OSError, UnicodeError):
+        return 4
+    if families == {socket.AF_INET6}:
+        return 6
+    return 4
+
+
+def _can_be_bound(address: str) -> bool:
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as tried:
+            tried.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _family(address: str) -> socket.AddressFamily:
+    if ":" in address:
+        return socket.AF_INET6
+    return socket.AF_INET
