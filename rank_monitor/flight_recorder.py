@@ -9,6 +9,7 @@ where it is that long, and a deadline may be due when it comes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import socket
 import time
@@ -56,6 +57,8 @@ class FlightRecorder:
         """When it was asked for (monotonic seconds)."""
         self._groups: dict[str, Any] | None = None
         """What the answer says; None: it was not read yet."""
+        self._usual_gap_s: float | None = None
+        """What it says of the time between two collectives, once it was read."""
 
     def forget(self) -> None:
         """Forgets the rank: another one is watched from now on."""
@@ -102,11 +105,18 @@ class FlightRecorder:
         if self._answer_to < since:
             return {}
         if self._groups is None:
-            self._groups = {}
+            self._groups, self._usual_gap_s = {}, None
             with contextlib.suppress(ValueError, RecursionError):  # a rank may have put anything there
                 self._groups = groups_of(self._answer)
+                self._usual_gap_s = usual_gap_s(self._answer)
             self._answer = b""
         return self._groups
+
+    def usual_gap_s(self, wait_s: float, since: float) -> float | None:
+        """What `usual_gap_s` makes of the last answer; None without a recent one. Arguments as for `groups`."""
+        if not self.groups(wait_s, since):
+            return None
+        return self._usual_gap_s
 
     def _read(self) -> None:
         assert self._connection is not None
@@ -143,12 +153,7 @@ def groups_of(answer: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is no answer of the kind.
     """
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n", 1)[0] + b" ":
-        raise ValueError("the worker server refuses")
-    trace = parse_json(body)
-    if not isinstance(trace, dict):
-        raise ValueError("the trace is no object")
+    trace = _trace(answer)
     states, entries = trace.get("pg_status"), trace.get("entries")
     if not isinstance(states, dict) or not isinstance(entries, list):
         raise ValueError("the trace has no groups")
@@ -183,6 +188,44 @@ def groups_of(answer: bytes) -> dict[str, Any]:
             found[name] |= kept.peers(members.get(name, []))
     waiting_first = sorted(found.items(), key=lambda item: item[1]["entered"] <= item[1]["finished"])
     return dict(waiting_first[:_MOST_GROUPS])
+
+
+def usual_gap_s(answer: bytes) -> float | None:
+    """The usual time between two collectives of a rank, by an answer of torch's worker server; None: not known. Pure.
+
+    It is the median weighted by time: at half of all moments the rank was in a gap that is at least so long. The plain
+    median would be that within one backward pass, whose collectives follow each other in milliseconds.
+
+    Raises:
+        ValueError: it is no answer of the kind.
+    """
+    entries = _trace(answer).get("entries")
+    if not isinstance(entries, list):
+        raise ValueError("the trace has no entries")
+    moments = [entry.get("time_created_ns") for entry in entries if isinstance(entry, dict)]
+    known = sorted(moment for moment in moments if type(moment) is int)
+    gaps = sorted(after - before for before, after in itertools.pairwise(known))
+    passed, half = 0, sum(gaps) / 2
+    for gap in gaps:
+        passed += gap
+        if passed >= half:
+            return gap / 1e9
+    return None
+
+
+def _trace(answer: bytes) -> dict[str, Any]:
+    """The recorder's object in an answer of the worker server.
+
+    Raises:
+        ValueError: there is none.
+    """
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0] + b" ":
+        raise ValueError("the worker server refuses")
+    trace = parse_json(body)
+    if not isinstance(trace, dict):
+        raise ValueError("the trace is no object")
+    return trace
 
 
 @dataclass

@@ -72,6 +72,12 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class AskUsualGap:
+    """Ask torch's flight recorder how long it usually is from one collective of the rank to the next, and call
+    `on_usual_gap`: a stall is reported if it takes much longer than that."""
+
+
+@dataclass(frozen=True)
 class TellStandstill:
     """Tell the agent that the rank stands still: only the launcher can see whether that is a hang."""
 
@@ -83,7 +89,7 @@ class Note:
     text: str
 
 
-Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | TellStandstill | Note
+Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | TellStandstill | Note
 """What the server is to do. It performs them in their order."""
 
 
@@ -140,7 +146,8 @@ class HangDetector:
         self.watch = RankWatch(settings, None, 0)
         self._alarm: DetectorState | None = None
         self._step_since_ns = self._step_ns = 0
-        self._stall_dumped_ns: int | None = None
+        self._stall_dumped_at_ns: int | None = None
+        self._gap_asked_ns: int | None = None
         self._wake_ns: int | None = None
         self._running = False
         self._called_ns = 0
@@ -233,7 +240,7 @@ class HangDetector:
 
     def _begin(self, start: CycleStart, now_ns: int) -> list[Action]:
         self._step(DetectorEvent.RESET)
-        self._stall_dumped_ns = None
+        self._stall_dumped_at_ns = self._gap_asked_ns = None
         try:
             self.watch = RankWatch(self._settings, start, now_ns)
         except ProtocolError as error:
@@ -292,16 +299,26 @@ class HangDetector:
         self._step_since_ns, self._step_ns, self._last_actions = now_ns, grace_ns, last
         return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), SendSignal(number)]
 
+    def on_usual_gap(self, usual_gap_s: float | None, now_ns: int) -> list[Action]:
+        """Handles the answer to `AskUsualGap`; None: it is not known."""
+        self.watch.usual_gap_s = usual_gap_s
+        actions = self._judge_stall(now_ns)
+        self._arm()
+        return actions
+
     def _judge_stall(self, now_ns: int) -> list[Action]:
         stall = self.watch.stall()
         if stall is None or now_ns < stall.at_ns - _lead(stall):
             return []
         actions: list[Action] = []
-        if self._stall_dumped_ns != stall.since_ns:
-            self._stall_dumped_ns = stall.since_ns
+        if self._stall_dumped_at_ns != stall.at_ns:
+            self._stall_dumped_at_ns = stall.at_ns
             if self._settings.dump_stacks:
                 actions.append(DumpStacks())
-        if now_ns >= stall.at_ns:
+        if now_ns >= stall.at_ns and self._gap_asked_ns != stall.since_ns:
+            self._gap_asked_ns = stall.since_ns
+            actions.append(AskUsualGap())
+        elif now_ns >= stall.at_ns:
             self.watch.warned()
             actions.append(SendVerdict(self._verdict(stall, now_ns, condemned=False)))
         return actions
@@ -336,7 +353,7 @@ class HangDetector:
             wakes.append(wake_ns)
         stall = self.watch.stall()
         if stall is not None:
-            if self._stall_dumped_ns == stall.since_ns:
+            if self._stall_dumped_at_ns == stall.at_ns:
                 wakes.append(stall.at_ns)
             else:
                 wakes.append(stall.at_ns - _lead(stall))

@@ -54,6 +54,7 @@ from rank_monitor.contract.wire.messages import (
 from rank_monitor.flight_recorder import FlightRecorder
 from rank_monitor.hang_detector import (
     Action,
+    AskUsualGap,
     DumpStacks,
     HangDetector,
     Interrupt,
@@ -377,6 +378,10 @@ class RankMonitorServer:
                 case Kill():
                     self._signal(signal.SIGKILL)
                     lines.append("The rank outlived the grace after the signal. Killed.")
+                case AskUsualGap():
+                    since = time.monotonic() - _RECENT_S
+                    usual_gap_s = self._recorder.usual_gap_s(_RECORDER_WAIT_S, since)
+                    self._act(self._detector.on_usual_gap(usual_gap_s, time.monotonic_ns()))
                 case TellStandstill():
                     start = self._detector.watch.start
                     if start is not None:

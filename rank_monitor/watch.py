@@ -32,6 +32,9 @@ from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper
 
 WARMUP = "warmup"
+_UNUSUAL = 20
+"""So many times the usual time between two collectives is not usual any more: an evaluation or a checkpoint that takes
+as long as some steps is no stall."""
 # Each deadline sums over all pauses, so only the latest are kept.
 _MAX_PAUSES = 64
 
@@ -79,6 +82,8 @@ class RankWatch:
         self._last_step_ns = -1
         self._stamp_ns: int | None = None
         self._warned = False
+        self.usual_gap_s: float | None = None
+        """The usual time between two collectives, if it was asked for since the last stamp."""
         self._standstill = Standstill(settings.hang_timeout)
         self._hang_overdue: Deadline | None = None
         self._log_silent_ns: int | None = None
@@ -215,7 +220,7 @@ class RankWatch:
         self._standstill.stamped(stamp_ns, sent_ns)
         if self._stamp_ns is None or stamp_ns > self._stamp_ns:
             self._stamp_ns = stamp_ns
-            self._warned = False
+            self._warned, self.usual_gap_s = False, None
 
     def _begin_anew(self, now_ns: int) -> None:
         """Discards signs and sections of an earlier call of the training's function, which is called again.
@@ -285,6 +290,7 @@ class RankWatch:
         limit_s = self._settings.stall_warning
         if limit_s is None or self.wrapper.is_restarting:
             return None
+        limit_s = max(limit_s, _UNUSUAL * (self.usual_gap_s or 0.0))
         return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
     # What the launcher is told and asks for to find a hang (`hang_timeout`).

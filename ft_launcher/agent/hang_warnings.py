@@ -12,12 +12,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution.scene import Scene
+from ft_launcher.attribution import collective, rank_view
+from ft_launcher.attribution.fault import HangKind
+from ft_launcher.attribution.rank_view import RankView
+from ft_launcher.attribution.scene import Scene, about_stall, numbered
+from ft_launcher.cycle.evidence import gather
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import RankContext
+from ft_launcher.record.contained import contained
 from ft_launcher.settings.options import flag_of
 from ft_launcher.settings.sources import DEFAULT
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -104,8 +111,8 @@ class HangWarnings:
             f"{nccl.collective_timeout(settings.nccl, os.environ)}"
         )
 
-    def stalled(self, cycle: int, stall: Verdict, workers: Sequence[Any], ranks: RankContext) -> bool:
-        """Reports ranks that stand still: where each rank of the node is, with stacks.
+    def stalled(self, cycle: int, stall: Verdict, group: WorkerGroup, ranks: RankContext) -> bool:
+        """Reports ranks that stand still: who waits for whom, what would end that, and the stacks of this node's ranks.
 
         Returns:
             False when the last report already covered this stall: it began before that report.
@@ -115,9 +122,20 @@ class HangWarnings:
             return False
         self._monitors.snapshots(stacks=True)
         self._stall_shown_at = time.monotonic()
-        found = self._scenes(workers, ranks)
-        self._parts.recorder.stalled(cycle, stall, found, self._monitors.stack_file)
+        found = self._scenes(group.workers, ranks)
+        text = about_stall(list(found.values()), stall.rank, round(stall.waited_s, 1))
+        with contained("who waits for whom cannot be found"):
+            views = rank_view.views(gather(group.workers, ranks, self._monitors), None)
+            text = _who_waits(views, group.group_world_size == 1, stall.waited_s) or text
+        self._parts.recorder.stalled(cycle, text, self._what_ends(), found, self._monitors.stack_file)
         return True
+
+    def _what_ends(self) -> str:
+        """Returns what ends a hang: the limit, or the option that would set one."""
+        limit_s = self._parts.settings.monitor.hang_timeout
+        if limit_s is None:
+            return "--ft-hang-timeout SECONDS would end a hang, and restart the job as --max-restarts allows"
+        return f"--ft-hang-timeout ends a hang after {limit_s:g} s"
 
     def _scenes(self, workers: Sequence[Any], ranks: RankContext) -> dict[int, Scene]:
         """Returns where each running rank is, by local rank, from the snapshots that its monitor has just sent."""
@@ -130,3 +148,20 @@ class HangWarnings:
                 process = {"state": "T (stopped)"}
             found[local_rank] = Scene(int(workers[local_rank].global_rank), frames, process)
         return found
+
+
+def _who_waits(views: Sequence[RankView], all_ranks: bool, waited_s: float) -> str:
+    """Returns who holds up the others by torch's flight recorder; empty: it does not say.
+
+    Args:
+        views: of the ranks of this node.
+        all_ranks: these are all ranks of the job.
+    """
+    blame = collective.find(views, all_ranks)
+    if not (blame.ranks and blame.text):
+        return ""
+    scene = next(view.scene for view in views if view.rank == blame.ranks[0])
+    text = f"{numbered(blame.ranks)} {collective.sentence(blame, scene)}, for {waited_s:.1f} s"
+    if scene.own_frame and blame.finding is not HangKind.GONE:
+        text += f"; rank {scene.rank} is at {scene.own_frame}"
+    return text

@@ -318,7 +318,7 @@ class Ranks(EventSource):
                 stall = stall or message  # of a rank with an exception it is the way out that takes long
             if not (is_over and isinstance(message, Restarter)):
                 events += self._events_of(local_rank, message)
-        if stall is not None and self._warnings.stalled(self.cycle, stall, self.group.workers, self.processes):
+        if stall is not None and self._warnings.stalled(self.cycle, stall, self.group, self.processes):
             events += self.hear(is_over)  # what arrived meanwhile
         return events
 

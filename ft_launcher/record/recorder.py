@@ -16,7 +16,7 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, RankEvidence, signal_name
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.attribution.scene import Scene, Whereabouts, about_stall, listed
+from ft_launcher.attribution.scene import Scene, Whereabouts, listed
 from ft_launcher.health.reading import HealthChange, NodeState, Reading
 from ft_launcher.ledger.account import (
     PRINTED_STEP,
@@ -245,17 +245,22 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def stalled(
-        self, cycle: int, stall: Verdict, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
+        self, cycle: int, text: str, ends: str, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
     ) -> None:
-        """Ranks stand still, and go on running; `scenes`: where each rank of this node is, by local rank."""
+        """Ranks stand still, and go on running.
+
+        Args:
+            text: who waits for whom, and since when.
+            ends: what ends them.
+            scenes: where each rank of this node is, by local rank.
+        """
         kept = [self.files.copy_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
-        text = about_stall(list(scenes.values()), stall.rank, round(stall.waited_s, 1))
         self.journal.write(events.Stall(cycle, text, [_plain(scene) for scene in scenes.values()]))
         if any(kept):
             stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
         else:
             stacks = ""
-        console_text.say(f"{text}. They are not stopped (--ft-stall-warning){stacks}")
+        console_text.say(f"{text}. They are not stopped (--ft-stall-warning); {ends}{stacks}")
 
     @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:

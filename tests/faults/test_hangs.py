@@ -47,12 +47,15 @@ def test_a_hang_in_setup_is_that_of_the_rank_which_does_not_come(start_job: Star
     flags = ("--ft-stall-warning=4", "--ft-nccl-collective-timeout=15", f"--log-dir={tmp_path / 'logs'}")
     job = start_job(Plan(), 2, *flags, script=script(tmp_path, SETUP.replace("HOW", repr(how))))
     assert job.finish(120) == 85, job.tail()
-    at = "" if how == "stops" else r" at train\.py:13 in load"
     named = "is stopped (SIGSTOP or a debugger)" if how == "stops" else "is in no call of torch.distributed"
 
     lines = [line for line in job.output.splitlines() if "--ft-stall-warning" in line]
-    warning = f"ft_launcher: rank 1 {re.escape(named)}{at}, and rank 0 waits in a collective for [0-9.]+ s"
+    done, at = r"never entered \w+ \d+ of group \S+", r"; rank 1 is at train\.py:13 in load"
+    if how == "stops":
+        done, at = re.escape(named), ""
+    warning = f"ft_launcher: rank 1 {done}, and 1 rank waits for it, for [0-9.]+ s{at}. They are not stopped"
     assert len(lines) == 1 and re.match(warning, lines[0]), job.tail()
+    assert "--ft-hang-timeout SECONDS would end a hang" in lines[0]
 
     (fault,) = job.journal("fault")
     assert (fault["rank"], fault["kind"], fault["fault_class"]) == (1, "hang", "hang"), job.tail()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rank_monitor.flight_recorder import FlightRecorder, groups_of
+from rank_monitor.flight_recorder import FlightRecorder, groups_of, usual_gap_s
 from rank_monitor.loop import Loop
 from tests.patience import patient
 
@@ -83,6 +83,33 @@ def test_with_gloo_the_entries_count(
     ]
     found = groups_of(answer({"entries": entries, "pg_status": {"0": status}}))["0"]
     assert ((found["entered"], found["finished"]), found["operation"]) == (progress, operation)
+
+
+@pytest.mark.parametrize(
+    ("moments_s", "gap_s"),
+    [
+        ([], None),
+        ([5], None),
+        ([5, 7], 2.0),
+        ([0, 1, 2, 3, 4, 104], 100.0),
+        ([*range(400), 499], 1.0),
+        ([moment + part / 1000 for moment in range(0, 600, 30) for part in range(8)], 29.993),
+        ([3, 1, 2], 1.0),
+        (["no number", None], None),
+    ],
+    ids=["none", "one", "two", "long ago", "a checkpoint", "steps of eight buckets", "out of order", "nonsense"],
+)
+def test_the_usual_time_between_two_collectives(moments_s: list[Any], gap_s: float | None) -> None:
+    moments = [round(moment * 1e9) if isinstance(moment, (int, float)) else moment for moment in moments_s]
+    entries = [entry(0, number, time_created_ns=moment) for number, moment in enumerate(moments, 1)]
+    found = usual_gap_s(answer({"entries": entries}))
+    assert found == (None if gap_s is None else pytest.approx(gap_s))
+
+
+def test_an_answer_without_collectives_tells_no_usual_time() -> None:
+    for wrong in (b"", OK, OK + b"[]", answer({"entries": 3}), b"HTTP/1.1 404 Not Found\r\n\r\n{}"):
+        with pytest.raises(ValueError):
+            usual_gap_s(wrong)
 
 
 def test_with_nccl_its_own_numbers_count() -> None:

@@ -36,6 +36,24 @@ def test_a_main_thread_that_stands_still_is_reported_once_and_lives(attached: bo
     assert [verdict.limit for verdict in verdicts(line.until(T + 1500))] == ["stall"]
 
 
+@pytest.mark.parametrize(
+    ("usual_gap_s", "at"), [(None, 600.0), (2.0, 600.0), (30.0, 600.0), (31.0, 620.0), (100.0, 2000.0)]
+)
+def test_it_is_reported_when_it_takes_twenty_times_as_long_as_usual(usual_gap_s: float | None, at: float) -> None:
+    line = Timeline(STALL)
+    line.usual_gap_s = usual_gap_s
+    line.say(Hello(RANK_PID))
+    line.say(Progress(ns(T)))
+    assert verdicts(line.until(T + at - 0.01)) == []
+    done = line.until(T + at)
+    assert [type(action) for action in done] == [SendVerdict], "the stacks of this moment were asked for before"
+    assert [(verdict.limit, verdict.limit_s, verdict.waited_s) for verdict in verdicts(done)] == [("stall", at, at)]
+    line.say(Progress(ns(T + at)), T + at)
+    line.usual_gap_s = None
+    assert verdicts(line.until(T + at + 599.9)) == []
+    assert verdicts(line.until(T + at + 600)) != [], "what is usual is asked again for the next one"
+
+
 def test_progress_within_the_lead_takes_the_warning_back() -> None:
     line = Timeline(STALL)
     line.say(Hello(RANK_PID))

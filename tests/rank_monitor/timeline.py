@@ -21,7 +21,7 @@ from rank_monitor.contract.wire.messages import (
     RankException,
     Sections,
 )
-from rank_monitor.hang_detector import Action, HangDetector, SendVerdict
+from rank_monitor.hang_detector import Action, AskUsualGap, HangDetector, SendVerdict
 
 NO_LIMITS = MonitorSettings(
     initial_rank_heartbeat_timeout=None, rank_heartbeat_timeout=None, stall_warning=None, termination_grace_time=5.0
@@ -66,6 +66,7 @@ class Timeline:
 
     def __init__(self, settings: MonitorSettings, **start: object) -> None:
         self.detector = HangDetector(settings)
+        self.usual_gap_s: float | None = None
         self.now = STARTED_S
         begin = CycleStart(cycle=1, rank=3, rank_pid=RANK_PID, started_ns=ns(self.now), stack_file="")
         self.say(replace(begin, **start))  # type: ignore[arg-type]
@@ -74,7 +75,7 @@ class Timeline:
         """The detector hears a message at a second (default: now), sent then or earlier."""
         done = self.until(self.now if at is None else at, last=False)
         received = Received(message, 0, ns(self.now if sent is None else sent))
-        return done + self.detector.on_message(received, ns(self.now))
+        return done + self._answered(self.detector.on_message(received, ns(self.now)), ns(self.now))
 
     def lose(self, at: float) -> list[Action]:
         """The connection of the rank breaks."""
@@ -97,7 +98,8 @@ class Timeline:
         done: list[Action] = []
         while (due := self.detector.next_deadline()) is not None and (due <= ns(at) if last else due < ns(at)):
             before = due, self.detector.state
-            done += self.detector.on_tick(max(due, ns(self.now)))
+            moment_ns = max(due, ns(self.now))
+            done += self._answered(self.detector.on_tick(moment_ns), moment_ns)
             self.now = max(self.now, due / 1e9)
             assert (self.detector.next_deadline(), self.detector.state) != before, "woken for nothing, again and again"
         self.now = at
@@ -106,7 +108,17 @@ class Timeline:
     def sleep(self, at: float) -> list[Action]:
         """Time passes while the monitor stands still; it is woken then."""
         self.now = at
-        return self.detector.on_tick(ns(at))
+        return self._answered(self.detector.on_tick(ns(at)), ns(at))
+
+    def _answered(self, actions: list[Action], now_ns: int) -> list[Action]:
+        """The actions, those in place of `AskUsualGap` that follow from its answer."""
+        found: list[Action] = []
+        for action in actions:
+            if isinstance(action, AskUsualGap):
+                found += self.detector.on_usual_gap(self.usual_gap_s, now_ns)
+            else:
+                found.append(action)
+        return found
 
 
 def verdicts(actions: list[Action]) -> list[Verdict]:

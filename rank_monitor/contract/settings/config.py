@@ -53,8 +53,11 @@ class MonitorSettings:
         kinds.LIMIT,
         "longest time that ranks wait in a collective for another, or that a rank does nothing while nobody waits",
     )
+    # Longer than a step and a save of most trainings take; where collectives are rarer, the warning comes later.
     stall_warning: float | None = setting(
-        600.0, kinds.LIMIT, "a main thread that stands still this long is reported with its stacks; no kill"
+        60.0,
+        kinds.LIMIT,
+        "a main thread that stands still this long, and 20 times as long as usual, is reported; no kill",
     )
     watch_log_timeout: float | None = setting(
         None, kinds.LIMIT, "with watch_log: longest time from one step in a rank's output to the next"

@@ -23,6 +23,7 @@ from tests.ports import free_port
 from tests.program import ended, python
 
 QUICK = MonitorSettings(stall_warning=0.2)
+HANG = MonitorSettings(hang_timeout=40.0)
 BUSY = (
     "import time\ndeadline = time.monotonic() + {seconds}\nwhile time.monotonic() < deadline:\n    time.sleep(0.001)\n"
 )
@@ -42,9 +43,11 @@ def test_a_stamp_is_the_moment_it_was_asked_for_once_the_main_thread_ran() -> No
 
 @pytest.mark.parametrize(
     ("settings", "period_s"),
-    [(None, 5.0), (MonitorSettings(), 30.0), (MonitorSettings(stall_warning=None), 30.0), (QUICK, 0.05)],
+    [(None, 5.0), (MonitorSettings(), 15.0), (MonitorSettings(stall_warning=None), 30.0), (QUICK, 0.05), (HANG, 2.0)],
 )
-def test_the_period_is_a_quarter_of_a_stall(tmp_path: Path, settings: MonitorSettings | None, period_s: float) -> None:
+def test_the_period_is_a_quarter_of_a_stall_and_a_twentieth_of_a_hang(
+    tmp_path: Path, settings: MonitorSettings | None, period_s: float
+) -> None:
     link = Link(tmp_path / "m0", own=True)
     link.settings = settings
     watchdog = Watchdog(link)
