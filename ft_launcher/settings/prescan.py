@@ -47,12 +47,12 @@ def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
     """Reads a command line without torch, as far as possible. Raises nothing for a wrong one."""
     try:
         halves = command_line.cut(
-            arguments, lambda argument: "=" not in argument and _dashed(argument) not in _TORCH_FLAGS
+            arguments, lambda argument: "=" not in argument and _in_full(argument) not in _TORCH_FLAGS
         )
     except ConfigError:
         return Scan(None, starts_ranks=False)
     dry = options.flag_of("dry_run") + "=true"
-    starts = bool(halves.command) and not {"-h", "--help", dry} & set(halves.options)
+    starts = bool(halves.command) and not {"-h", "--help", dry} & set(map(_in_full, halves.options))
     return Scan(guess_ranks(_ranks(halves.options, environ), environ), starts, _against_forks(halves, environ))
 
 
@@ -115,7 +115,7 @@ def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
     text = environ.get(variable, "1")
     for place, argument in enumerate(before):
         name, joined, value = argument.partition("=")
-        if _dashed(name) == flag:
+        if _in_full(name) == flag:
             if joined:
                 text = value
             else:
@@ -128,9 +128,18 @@ def _against_forks(halves: command_line.SplitCommandLine, environ: Mapping[str, 
     spelled = [argument.removeprefix(f"{flag}=") for argument in halves.options if argument.startswith(f"{flag}=")]
     if (spelled or [environ.get(env.of_setting(_WARM_START), "")])[-1].strip().lower() == "off":
         return f"{flag}=off"
-    no_python = any(_dashed(argument) == "--no-python" for argument in halves.options)
+    no_python = any(_in_full(argument) == "--no-python" for argument in halves.options)
     return warm_start.against_command(() if no_python else halves.command, environ, sys.orig_argv)
 
 
-def _dashed(argument: str) -> str:
-    return argument.replace("_", "-")
+def _in_full(argument: str) -> str:
+    """Returns the option of those known here that an argument means, with dashes; else the argument.
+
+    argparse takes the beginning of an option for it where no other option begins so. One that begins another option of
+    torch too is an error of the command line, which torch reports: what is returned for it makes no difference.
+    """
+    dashed = argument.replace("_", "-")
+    known = [flag for flag in (*_TORCH_FLAGS, _RANKS[0]) if flag.startswith(dashed)]
+    if len(known) == 1 and dashed.startswith("--"):
+        return known[0]
+    return dashed

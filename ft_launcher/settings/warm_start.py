@@ -96,7 +96,8 @@ def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> 
         if ranks.get(name) != zygote.get(name) and name not in _LATE_NAMES and not name.startswith(_LATE)
     )
     if differing:
-        return f"{', '.join(differing)}: not the same as when torch was imported"
+        # Names only: a value may be a secret.
+        return f"the ranks have another {', '.join(differing)} than the launcher had when it imported torch for them"
     return ""
 
 

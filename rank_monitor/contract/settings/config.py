@@ -202,7 +202,13 @@ class MemberSettings:
     segment: int | None = setting(None, kinds.COUNT_OR_NONE, "nodes kept together")
     node_group: str | None = setting(None, kinds.TEXT_OR_NONE, "this node's group")
     node_beat: float = setting(2.0, kinds.SECONDS, "period of a node's beat")
-    node_timeout: float = setting(15.0, kinds.SECONDS, "a silent node is lost after")
+    # The two earlier moments are those of `beat_schedule.own_limit_s` and `lease_s`.
+    node_timeout: float = setting(
+        15.0,
+        kinds.SECONDS,
+        "a silent node is lost after; its ranks are ended before, with the defaults when its launcher had no answer of "
+        "the store for 11 s or stood still for 11.5 s",
+    )
 
 
 @dataclass(frozen=True)
