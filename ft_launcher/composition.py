@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException, Std
@@ -35,14 +35,16 @@ from ft_launcher.cycle.fault_drill import Injected
 from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.processes import descriptor_limit
+from ft_launcher.processes.end_limit import EndLimit
 from ft_launcher.processes.process_tree import become_subreaper
-from ft_launcher.processes.signals import SignalPipe, to_handle
+from ft_launcher.processes.signals import SignalPipe, time_to_end, to_handle
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.record import console, console_text
 from ft_launcher.record.access import Access
 from ft_launcher.record.contained import contained
 from ft_launcher.record.cycle_files import CycleInfo
+from ft_launcher.record.file_thread import FileHandler, FileThread
 from ft_launcher.record.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.rendezvous import backends
@@ -56,7 +58,7 @@ from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
-from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 from rank_monitor.contract.processes import local_address, resolver
 from rank_monitor.contract.wire.own_file import open_own
 
@@ -65,6 +67,8 @@ logger = logging.getLogger("ft_launcher")
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
 # torch's default of `--master-port`.
 _STATIC_PORT = 29500
+_LAST_FILES_S = 1.0
+"""Seconds at the end for lines of the log file; journal and logs have had their time."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,12 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     descriptor_limit.raise_soft()
     console.install()
     signals = SignalPipe(to_handle({*ending_signals(job), signal.SIGUSR1, signal.SIGUSR2}, job.named_signals))
+    stop = job.settings.stop
+    EndLimit(
+        signals,
+        limit_s=lambda arrived: min(stop.preemption_grace, time_to_end(arrived, stop.workers_stop_timeout)),
+        leave=lambda number: _leave(number, runtime),
+    )
     try:
         with resolver.usual():
             code = conduct(job, runtime, zygotes, signals).code
@@ -101,6 +111,20 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
     if code == ExitCode.PREEMPTED:
         return job.settings.stop.preempted_exit_code
     return code
+
+
+def _leave(number: int, runtime: Runtime) -> NoReturn:
+    """Ends this process while its main thread stands still. The template ends the ranks."""
+    code = int(ExitCode.PREEMPTED_KILLED)
+    if number == signal.SIGINT:
+        code = INTERRUPTED
+    console_text.say(
+        f"got {signal.Signals(number).name}, and the launcher stands still, as in a call on a file system that does "
+        f"not answer: it leaves, and its ranks are killed; exit code {code}"
+    )
+    console.drain()
+    runtime.template.abandon()
+    os._exit(code)
 
 
 def ending_signals(job: Job) -> tuple[int, ...]:
@@ -117,13 +141,15 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
     Raises:
         FtError: it cannot begin.
     """
-    _set_up_logging(job)
+    files = FileThread()
+    _set_up_logging(job, files)
     for number in signals.were_ignored:
         name = signal.Signals(number).name
         logger.warning("%s was ignored when the launcher started. It ends the job all the same", name)
     if runtime.refused:
         logger.warning("temporary files are in %s (%s)", runtime.folder.parent, "; ".join(runtime.refused))
-    run_folder = RunFolder(job.log_dir, job.folder_name, Access(job.settings.record.log_group_access))
+    access = Access(job.settings.record.log_group_access)
+    run_folder = RunFolder(job.log_dir, job.folder_name, access, files)
     try:
         recorder = Recorder(run_folder, job.settings.record)
         times = NodeTimes(recorder)
@@ -136,6 +162,7 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
                 recorder.job_ended(outcome.code, outcome.reason, times.finish())
     finally:
         run_folder.close()
+        files.close(_LAST_FILES_S)
     return outcome
 
 
@@ -318,15 +345,15 @@ def _must_resolve(host: str, endpoint: str) -> None:
         raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({error})") from None
 
 
-def _set_up_logging(job: Job) -> None:
-    """Sends our own log lines to stderr, and to a file if one is configured."""
+def _set_up_logging(job: Job, files: FileThread) -> None:
+    """Sends our own log lines to stderr, and to a file, by its thread, if one is configured."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     logfile = job.settings.record.nvrx_logfile
     if logfile:
         try:
             mode = Access(job.settings.record.log_group_access).file_mode
             descriptor = open_own(logfile, os.O_WRONLY | os.O_APPEND, mode)
-            handlers.append(logging.StreamHandler(os.fdopen(descriptor, "a", errors="backslashreplace")))
+            handlers.append(FileHandler(os.fdopen(descriptor, "a", errors="backslashreplace"), files))
         except OSError as error:
             source = job.sources.get("nvrx_logfile", "settings")
             raise ConfigError("nvrx_logfile", logfile, source, str(error.strerror), "Name a file to write") from None

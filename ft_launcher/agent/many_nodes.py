@@ -343,6 +343,7 @@ class ManyNodes(Membership):
         if end is not None and end.how != EndReason.SUCCEEDED:
             return self._after_failure_elsewhere(end)
         self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
+        self._ending.signals.attended_at = time.monotonic() + stop.exit_barrier_timeout
         self._nodes.leave(self._why_leaving, stop.exit_barrier_timeout)
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)
@@ -397,6 +398,7 @@ class ManyNodes(Membership):
         limit_s = None
         if job_end is not None and job_end.exit_code == ExitCode.OK:
             limit_s = self._parts.settings.stop.exit_barrier_timeout
+            self._ending.signals.attended_at = time.monotonic() + limit_s
         number = self._preempting_signal()
         if number:
             self._why_leaving = f"told to end by signal {number}"

@@ -58,7 +58,7 @@ def is_local(path: str, mounts: Iterable[Mount]) -> bool:
         kind = max(over, key=lambda mount: len(mount.point)).kind
     else:
         kind = ""
-    return kind not in NETWORK and not kind.startswith("fuse.")
+    return kind not in NETWORK and not kind.startswith("fuse")
 
 
 def look(task: Task) -> Answer:

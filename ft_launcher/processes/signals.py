@@ -52,11 +52,15 @@ class SignalPipe:
 
     Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
 
-    `were_ignored`: those of the signals that this process ignored before.
+    `were_ignored`: those of the signals that this process ignored before. `arrived`: those that were read, in order.
+    `attended_at`: when they were read last (monotonic seconds); whoever waits for long without a look sets it ahead.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.arrived: list[int] = []
+        self.attended_at = time.monotonic()
         numbers = set(numbers)
         self._actions = {number: _action(number) for number in numbers}
         self._before = {number: signal.signal(number, _noted) for number in numbers}
@@ -75,10 +79,35 @@ class SignalPipe:
 
     def read(self) -> list[int]:
         """Returns the signals since the last call, in order, without others that Python handles. Does not block."""
+        self.attended_at = max(self.attended_at, time.monotonic())
+        arrived = self._take()
+        if arrived:
+            self.arrived = [*self.arrived, *arrived]
+            self.wake()
+        return arrived
+
+    def _take(self) -> list[int]:
         try:
             return [number for number in os.read(self._reader, 512) if number in self._before]
         except BlockingIOError:
             return []
+
+    # For a thread that watches whether somebody reads them.
+
+    def await_first(self) -> None:
+        """Waits until the first signal has arrived, read or not, or another thread calls `wake`."""
+        readable([self._reader, self._wakeup], None)
+
+    def wake(self) -> None:
+        """Ends `await_first`."""
+        os.eventfd_write(self._wakeup, 1)
+
+    def peek(self) -> list[int]:
+        """Returns the signals that nobody has read yet, which stay. A reader meanwhile may get another order."""
+        waiting = self._take()
+        if waiting:
+            os.write(self._writer, bytes(waiting))
+        return waiting
 
     def wait(self, limit_s: float) -> int | None:
         """Returns the first signal that is pending or arrives within `limit_s` seconds; None without one."""
@@ -97,6 +126,7 @@ class SignalPipe:
         self.let_go()
         os.close(self._reader)
         os.close(self._writer)
+        os.close(self._wakeup)
 
     def let_go(self) -> None:
         """Restores the former handlers; the pipe stays open."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.spawn import Template
+
+_REMOVE_S = 5.0
+"""Seconds to remove the runtime folder, which has a few files for each rank."""
 
 
 @dataclass
@@ -49,7 +53,12 @@ class Runtime:
     def close(self) -> None:
         """Ends the template and removes the folder."""
         self.template.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        # In a thread: the launcher must be able to end while the file system of TMPDIR does not answer.
+        removal = threading.Thread(
+            target=shutil.rmtree, args=(self.folder, True), daemon=True, name="ft_remove_runtime"
+        )
+        removal.start()
+        removal.join(_REMOVE_S)
         if self.claim is not None:
             os.close(self.claim)
             self.claim = None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ft_launcher.record.access import opener_of_shared
-from ft_launcher.record.log_pump import LogPump, Stream
+from ft_launcher.record.log_pump import LogPump, Stream, WrittenFiles
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.wire.foreign import read_json
 
@@ -63,11 +63,12 @@ class ApplicationLog(LogPump):
                     logger.warning("the log of the cycle misses lines: %s: %s", self._file.name, error)
                 self._failed = True
 
-    def stop(self) -> None:
-        """Copies what is left and closes the file."""
-        super().stop()
-        with suppress(OSError):
-            self._file.close()
+    def _run(self, written: WrittenFiles) -> None:
+        try:
+            super()._run(written)
+        finally:
+            with suppress(OSError):  # here: it writes what is left, and the file system may not answer
+                self._file.close()
 
 
 def open_application_log(

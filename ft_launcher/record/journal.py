@@ -1,7 +1,8 @@
-"""The journal: one JSON line per event, one file per node, append-only, written at once.
+"""The journal: one JSON line per event, one file per node, append-only, written by a thread at once.
 
 Written by `recorder.py`; `events/` says what a line holds. A line that cannot be written is dropped and counted, with
-one warning: training goes on.
+one warning: training goes on. Only `FileThread` works on the file: where the disk does not answer, lines wait in
+memory.
 
 The file holds whole lines and is rotated at a size, so that the sum on the disk is bounded. `NODE.jsonl` is the file
 that grows. When it is full it becomes `NODE.1.jsonl`, which stays: it has the start of the job. Later ones become
@@ -23,12 +24,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ft_launcher.record.access import Access
 from ft_launcher.record.contained import contained
 from ft_launcher.record.events import Event, JournalPiece, LinesDropped, ReportsEnd
+from ft_launcher.record.file_thread import FileThread, NoAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,12 @@ _MAX_HELD = 10_000
 _MAX_REPORTED = 64 << 20
 """Bytes of lines whose content ranks choose. Lines of the launcher itself are always written."""
 _MIB = 1 << 20
+_MAX_QUEUED = 4 << 20
+"""Bytes that wait for a disk that does not answer: as the journal of some thousand cycles that fail."""
+_OPEN_S = 1.0
+"""Seconds that `open` waits for the file. It is opened later where the disk does not answer."""
+_CLOSE_S = 5.0
+"""Seconds at the job's end, for a disk that is slow. A disk that stands still is not waited for."""
 _MAX_UNSENT = 1 << 20
 """Bytes that wait for room on the disk: some thousand events, which tell the story of several failed cycles."""
 _FIRST, _LATEST = 1, 2
@@ -48,9 +57,12 @@ class Journal:
 
     Args:
         max_mb: MiB of a piece of the file (`--ft-journal-max-mb`); None: it grows without a bound.
+        files: does what is done to the file; None: one of its own.
     """
 
-    def __init__(self, max_mb: float | None = None) -> None:
+    def __init__(self, max_mb: float | None = None, files: FileThread | None = None) -> None:
+        self._files = files or FileThread()
+        self._owns_files = files is None
         self._max_bytes = None
         if max_mb is not None:
             self._max_bytes = int(max_mb * _MIB)
@@ -58,6 +70,10 @@ class Journal:
         self._lock = threading.Lock()
         self._held: list[str] = []
         self._held_dropped = 0
+        self._queued: deque[str] = deque()
+        self._queued_bytes = 0
+        self._is_scheduled = False
+        self._is_opening = False
         self._file: JournalFile | None = None
         self._noted = 0
         self._warned = False
@@ -110,12 +126,26 @@ class Journal:
                 listen(event, time.time())
 
     def _put(self, line: str) -> None:
-        if self._file is not None:
-            self._append(self._file, line)
-        elif len(self._held) < _MAX_HELD:
-            self._held.append(line)
+        """Holds or queues a line. The lock is held."""
+        if self._file is None:
+            if len(self._held) < _MAX_HELD:
+                self._held.append(line)
+            else:
+                self._held_dropped += 1
+        elif self._queued_bytes + len(line) <= _MAX_QUEUED and self._schedule():
+            self._queued.append(line)
+            self._queued_bytes += len(line)
         else:
             self._held_dropped += 1
+
+    def _schedule(self) -> bool:
+        """Has the thread of files write what is queued, when the lock is free; returns whether it will."""
+        self._is_scheduled = self._is_scheduled or self._files.do(self._write_queued)
+        return self._is_scheduled
+
+    def flush(self, limit_s: float) -> bool:
+        """Waits until all lines are in the file, or it refused them, `limit_s` seconds at most; returns whether."""
+        return self._files.flush(limit_s)
 
     def open(self, path: Path, access: Access | None = None) -> None:
         """Opens `path` and writes the held events to it, and all later ones; a second call is ignored.
@@ -125,26 +155,55 @@ class Journal:
             access: who may read it; None: this user.
         """
         with self._lock:
-            if self._file is not None:
+            if self._file is not None or self._is_opening:
                 return
-            try:
-                self._file = JournalFile(path, access or Access(), self._max_bytes, self._first_line)
-            except OSError as error:
-                self._warn_once(error)
-                return
+            self._is_opening = True
+        with contextlib.suppress(NoAnswer):
+            self._files.ask(partial(self._open_file, path, access or Access()), _OPEN_S)
+
+    def _open_file(self, path: Path, access: Access) -> None:
+        """Opens the file and writes what was held. In the thread of files, as all below that works on the file."""
+        try:
+            file = JournalFile(path, access, self._max_bytes, self._first_line)
+        except OSError as error:
+            self._warn_once(error)
+            with self._lock:
+                self._is_opening = False
+            return
+        with self._lock:
+            self._file = file
             held, self._held = self._held, []
-            for line in held:
-                self._append(self._file, line)
+        for line in held:
+            self._append(file, line)
+
+    def _write_queued(self) -> None:
+        file = self._file
+        assert file is not None, "lines are queued for a file that is open"
+        while True:
+            with self._lock:
+                lines, self._queued = self._queued, deque()
+                self._queued_bytes = 0
+                if not lines:
+                    self._is_scheduled = False
+                    return
+            for line in lines:
+                self._append(file, line)
 
     def _first_line(self, piece: int, lost_bytes: int) -> str:
         event = JournalPiece(self.run_id, self.node, self._started, piece, lost_bytes)
         return as_line(event, time.time())
 
     def close(self) -> None:
-        """Closes the file."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
+        """Closes the file, when all is written. Waits `_CLOSE_S` at most."""
+        self._files.do(self._close_file)
+        if self._owns_files:
+            self._files.close(_CLOSE_S)
+        else:
+            self._files.flush(_CLOSE_S)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def _append(self, file: JournalFile, line: str) -> None:
         try:

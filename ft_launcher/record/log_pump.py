@@ -12,7 +12,6 @@ import ctypes
 import logging
 import math
 import os
-import stat
 import sys
 import threading
 import time
@@ -192,10 +191,7 @@ class LogPump:
         # From now on `_has_room` gives up on a console that does not read.
         self._stop_by = time.monotonic() + limit_s
         self._written.end()
-        join_s: float | None = limit_s + STALLED_S
-        if all(_is_file(stream.to) for stream in self._streams):
-            join_s = None  # files take what they are given
-        self._thread.join(join_s)
+        self._thread.join(limit_s + STALLED_S)
         self._is_given_up = self._thread.is_alive()
         self._thread = None
 
@@ -234,13 +230,6 @@ class LogPump:
                 return False
             if to.await_room(_ROOM_S):
                 return True
-
-
-def _is_file(stream: TextIO) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:

@@ -19,12 +19,14 @@ import socket
 import stat
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std, to_map
 
 from ft_launcher.record.access import Access
+from ft_launcher.record.file_thread import FileThread, NoAnswer
 from ft_launcher.record.journal import Journal
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.processes import runtime_folder
@@ -44,6 +46,12 @@ KEPT_RUNS = 20
 _LOCK = "launcher.lock"
 """Locked by the launcher of a run while it lives: the kernel releases it however the launcher ends."""
 _STACKS = "stacks.txt"
+_PRUNE_S = 5.0
+"""Seconds at the job's end, to remove the files of one old run or a few."""
+_COPY_S = 1.0
+"""Seconds to wait for a copy, or for the folder of the run. It is made later where the disk does not answer."""
+_RANKS_FILES_S = 10.0
+"""Seconds to wait for the files that ranks print to: a file server takes a few to make those of 1,000 ranks."""
 
 
 def default_parents(environ: Mapping[str, str]) -> list[Path]:
@@ -64,10 +72,14 @@ class RunFolder:
     Args:
         log_dir: where to make it, at once; None: below a default parent, by the first call of `make`.
         access: who may read what is in it.
+        files: does what is done in it, once ranks run; None: one of its own.
     """
 
-    def __init__(self, log_dir: str | None, name: str, access: Access | None = None) -> None:
+    def __init__(
+        self, log_dir: str | None, name: str, access: Access | None = None, files: FileThread | None = None
+    ) -> None:
         self.access = access or Access()
+        self.files = files or FileThread()
         self.asked_for = log_dir is not None
         self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         if log_dir is not None:
@@ -82,7 +94,7 @@ class RunFolder:
             self.make()
 
     def make(self) -> Path:
-        """Makes the folder.
+        """Makes the folder. In the thread of files, once ranks run.
 
         Raises:
             ConfigError: it cannot be made.
@@ -128,7 +140,11 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Ends the run. Below a default parent, removes old runs whose launcher has ended."""
+        """Ends the run. Below a default parent, removes old runs whose launcher has ended, in a few seconds."""
+        with contextlib.suppress(NoAnswer):
+            self.files.ask(self._close, _PRUNE_S)
+
+    def _close(self) -> None:
         if self.exists and not self.asked_for:
             _prune(self.path.parent)
             if self._lock >= 0:
@@ -193,7 +209,8 @@ class KeptFiles:
     """
 
     def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
-        self.journal = Journal(settings.journal_max_mb)
+        self._files = run.files
+        self.journal = Journal(settings.journal_max_mb, run.files)
         self.node = socket.gethostname()
         self._run = run
         self._failed = False
@@ -218,7 +235,9 @@ class KeptFiles:
             if self._folder is not None:
                 folder = self._folder
             else:
-                folder = self._run.make()
+                folder = self._files.ask(self._run.make, _COPY_S)
+        except NoAnswer:
+            return
         except ConfigError as error:
             self._failed = True
             logger.warning("nothing can be kept of this run: %s", error)
@@ -228,6 +247,12 @@ class KeptFiles:
     def copy(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
         """Copies a file of a rank to its log folder; returns the path, empty when it cannot be read or written."""
         self.begin()
+        try:
+            return self._files.ask(partial(self._copy, cycle, local_rank, file, name), _COPY_S)
+        except NoAnswer:
+            return ""
+
+    def _copy(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
         try:
             # The last stacks are the ones that explain the end.
             content = read_file(file, MOST_KEPT, tail=True)
@@ -243,7 +268,11 @@ class KeptFiles:
 
     def write_stacks(self, cycle: int, local_rank: int, text: str) -> str:
         """Writes the traceback of a rank that has ended to where its stacks would be; returns the path."""
-        return self._write(cycle, local_rank, _STACKS, text.encode(errors="backslashreplace"))
+        content = text.encode(errors="backslashreplace")
+        try:
+            return self._files.ask(partial(self._write, cycle, local_rank, _STACKS, content), _COPY_S)
+        except NoAnswer:
+            return ""
 
     def _write(self, cycle: int, local_rank: int, name: str, content: bytes) -> str:
         try:
@@ -271,13 +300,34 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         return str(self._run.path.parent)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """torch's hook: returns the destinations of a cycle and sets TORCHELASTIC_ERROR_FILE of each rank."""
+        """torch's hook: returns the destinations of a cycle and sets TORCHELASTIC_ERROR_FILE of each rank.
+
+        Where the disk of the logs does not answer, the ranks print to the console instead: they would stand still at
+        their first line.
+        """
+        if not self._goes_to_files(len(envs)):
+            return self._destinations(envs, False, False)
+        try:
+            return self._run.files.ask(partial(self._destinations, envs, self._run.asked_for, True), _RANKS_FILES_S)
+        except NoAnswer:
+            logger.warning("the folder of the logs does not answer: the ranks of this cycle print to the console")
+            return self._destinations(envs, False, False)
+
+    def _goes_to_files(self, ranks: int) -> bool:
+        tee, redirects = to_map(self._tee, ranks), to_map(self._redirects, ranks)
+        return self._run.asked_for or any((*tee.values(), *redirects.values()))
+
+    def _destinations(self, envs: dict[int, dict[str, str]], is_kept: bool, may_go_to_files: bool) -> LogsDest:
+        """As `reify`; `is_kept`: in the folder of the run, else in the runtime folder."""
         dest = LogsDest()
         # torch passes no cycle; the number is the same on all nodes.
         cycle = int(next(iter(envs.values())).get("TORCHELASTIC_RESTART_COUNT", "0"))
         tee, redirects = to_map(self._tee, len(envs)), to_map(self._redirects, len(envs))
-        to_files = {local_rank: redirects[local_rank] | tee[local_rank] for local_rank in envs}
-        if self._run.asked_for or any(to_files.values()):
+        if may_go_to_files:
+            to_files = {local_rank: redirects[local_rank] | tee[local_rank] for local_rank in envs}
+        else:
+            to_files, tee = dict.fromkeys(envs, Std.NONE), dict.fromkeys(envs, Std.NONE)
+        if is_kept or any(to_files.values()):
             parent = self._run.make()
         else:
             parent = self._runtime

@@ -50,6 +50,10 @@ from rank_monitor.contract.wire.rank_times import Durations
 
 logger = logging.getLogger(__name__)
 
+_DECISION_S = 0.05
+"""Seconds that a decision waits until it is in the journal: a restart takes about as long. A disk that does not answer
+gets the line later."""
+
 _QUOTED = 200
 """Characters of a rank's line in a warning: a line of Megatron is longer, and known by its beginning."""
 
@@ -293,6 +297,7 @@ class Recorder:
         """Writes a decision to the journal, before it is carried out."""
         self.files.begin()
         self.journal.write(events.Decision.of(decision, cycle=cycle, inputs=inputs))
+        self.journal.flush(_DECISION_S)
 
     @contained("an event cannot be recorded")
     def evidence(self, cycle: int, found: CycleEvidence) -> None:

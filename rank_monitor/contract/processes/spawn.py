@@ -188,6 +188,15 @@ class Template:
         found, self._changes = self._changes, []
         return found
 
+    def abandon(self) -> None:
+        """Has template and sweeper end all processes of the job, as if this process had been killed.
+
+        For its very end: a thread in the kernel that SIGKILL does not end would keep the connections open.
+        """
+        for connection in filter(None, (self.socket, self._sweeper)):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Ends the template and its sweeper; monitors that run go on. Waits a second at most, then kills it."""
         self._end_sweeper()

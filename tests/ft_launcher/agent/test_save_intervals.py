@@ -38,7 +38,7 @@ def made(folder: Path) -> tuple[SaveIntervals, Recorder]:
 
 
 def written(recorder: Recorder) -> list[float]:
-    assert recorder.journal.path is not None
+    assert recorder.journal.flush(patient(30.0)) and recorder.journal.path is not None
     lines = map(json.loads, recorder.journal.path.read_text().splitlines())
     return [line["interval_s"] for line in lines if line["event"] == "save_interval"]
 

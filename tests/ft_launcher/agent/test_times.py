@@ -18,6 +18,7 @@ from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.wire.rank_times import RankTimes
+from tests.patience import patient
 
 
 def recorder(folder: Path, journal_dir: str) -> Recorder:
@@ -28,9 +29,11 @@ def quiet_recorder() -> Recorder:
     return Recorder(RunFolder(None, "run", Access()), RecordSettings())
 
 
-def parts(folder: Path) -> list[dict[str, Any]]:
-    lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return [line for line in map(json.loads, lines) if line["event"] == "ledger"]
+def parts(kept: NodeTimes) -> list[dict[str, Any]]:
+    journal = kept._recorder.journal
+    assert journal.flush(patient(30.0)) and journal.path is not None
+    lines = map(json.loads, journal.path.read_text().splitlines())
+    return [line for line in lines if line["event"] == "ledger"]
 
 
 def trained() -> RankTimes:
@@ -68,11 +71,11 @@ def test_the_age_of_a_checkpoint_counts_from_when_it_was_heard_of(monkeypatch: p
 def test_a_part_is_written_once_when_the_next_begins_and_the_last_at_the_end(tmp_path: Path) -> None:
     kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
     one_cycle(kept, 0)
-    assert parts(tmp_path) == []  # its ledger may still arrive
+    assert parts(kept) == []  # its ledger may still arrive
     one_cycle(kept, 1)
-    assert [part["cycle"] for part in parts(tmp_path)] == [0]
+    assert [part["cycle"] for part in parts(kept)] == [0]
     account = kept.finish()
-    written = parts(tmp_path)
+    written = parts(kept)
     assert [(part["cycle"], part["has_ended"]) for part in written] == [(0, True), (1, True), (None, True)]
     assert account is not None
     assert account.wall_s == pytest.approx(written[-1]["until"] - written[0]["since"], abs=1e-3)
@@ -84,7 +87,7 @@ def test_a_cycle_that_runs_for_long_is_written_meanwhile(tmp_path: Path, monkeyp
     kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
     kept.ranks_started(0, time.monotonic_ns())
     kept.take(0, trained())
-    (part,) = parts(tmp_path)
+    (part,) = parts(kept)
     assert (part["cycle"], part["has_ended"]) == (0, False)
     assert "stop" not in part["seconds"]
 

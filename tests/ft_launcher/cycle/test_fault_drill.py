@@ -74,7 +74,7 @@ def attend(injected: Injected, folder: Path, monitors: Monitors) -> list[dict[st
     """What the journal says of faults on purpose after the launcher attended to what it heard."""
     recorder = Recorder(RunFolder(None, "run"), RecordSettings(journal_dir=str(folder)))
     injected.attend(2, recorder, monitors, Zygotes())  # type: ignore[arg-type]
-    assert recorder.journal.path is not None
+    assert recorder.journal.flush(patient(30.0)) and recorder.journal.path is not None
     lines = map(json.loads, recorder.journal.path.read_text().splitlines())
     return [line for line in lines if line["event"] == "fault_on_purpose"]
 

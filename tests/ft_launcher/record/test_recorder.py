@@ -16,6 +16,7 @@ from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.wire.launcher_messages import Verdict
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 
 def lines(recorder: Recorder, event: str) -> list[dict[str, Any]]:
-    assert recorder.journal.path is not None
+    assert recorder.journal.flush(patient(30.0)) and recorder.journal.path is not None
     found = map(json.loads, recorder.journal.path.read_text().splitlines())
     return [line for line in found if line["event"] == event]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +67,20 @@ def test_a_link_to_nothing_makes_no_file_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="a link or a FIFO"):
         open_own(tmp_path / "file", APPEND, 0o600)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None or not Path("/dev/fuse").exists(),
+    reason="needs root, unshare and /dev/fuse",
+)
+def test_the_user_is_the_one_that_the_file_system_shows(tmp_path: Path) -> None:
+    """A file server may map users: what this process makes there is shown as somebody else's."""
+    serve = ["unshare", "--mount", sys.executable, "-m", "tests.stalled_disk", str(tmp_path)]
+    environ = os.environ | {"SHOWN_UID": "12345"}
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, env=environ, cwd=Path(__file__).parents[4]) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"mounted\n"
+        file = Path(f"/proc/{server.pid}/root{tmp_path}/file")
+        write(file, "one")
+        write(file, " two")
+        assert (file.read_text(), file.stat().st_uid) == ("one two", 12345)
+        server.kill()
