@@ -290,7 +290,7 @@ def _outcome(
         return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {one_line(error)}"
-        show(f"ft_launcher: {reason}. Check --rdzv-endpoint or --master-addr, and the other nodes")
+        show(f"ft_launcher: {reason.rstrip('.')}. Check --rdzv-endpoint or --master-addr, and the other nodes")
         return Outcome(int(ExitCode.RENDEZVOUS_FAILED), reason, error=error)
     except FtError as error:
         show(f"ft_launcher: {error}")

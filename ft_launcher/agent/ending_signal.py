@@ -26,8 +26,14 @@ from ft_launcher.processes.signals import RankSignal, rank_signal, time_to_end
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.kinds import signal_name
 
 _T = TypeVar("_T")
+
+
+def told_to_end(number: int) -> str:
+    """Returns why a launcher ends that gets a signal, by the signal's name."""
+    return f"told to end by {signal_name(number)}"
 
 
 class EndingSignal(EventSource):
@@ -114,7 +120,7 @@ class EndingSignal(EventSource):
         `launch()` and what classifies errors know it by its name.
         """
         self.exit_code = exit_code
-        return SignalException(f"told to end by signal {number}", signal.Signals(number))
+        return SignalException(told_to_end(number), signal.Signals(number))
 
     def error_without_ranks(self, number: int) -> SignalException:
         """Returns the exception for a signal that ends the launcher while no rank runs, and sets the exit code."""

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import failed_cycle
-from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.ending_signal import EndingSignal, told_to_end
 from ft_launcher.agent.failed_cycle import LastEnd, NodeFindings
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
@@ -260,7 +260,7 @@ class ManyNodes(Membership):
         """
         number = self._preempting_signal()
         if number and self._ranks.running():  # without ranks the others learn of it when this node leaves
-            self._nodes.report_end(EndReason.PREEMPTED, f"told to end by signal {number}", number=number)
+            self._nodes.report_end(EndReason.PREEMPTED, told_to_end(number), number=number)
         raise self._ending.end_ranks()
 
     def _preempting_signal(self) -> int:
@@ -387,8 +387,8 @@ class ManyNodes(Membership):
                 self._ending.note(number)
                 deadline = min(deadline, time.monotonic() + _ENDS_AFTER_SIGNAL_S)
         if self._ending.number is not None:
-            text = "told to end by signal %d; the training is complete here, so this is not a failure"
-            logger.warning(text, self._ending.number)
+            told = told_to_end(self._ending.number)
+            logger.warning("%s; the training is complete here, so this is not a failure", told)
             return None
         logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
         return None
@@ -401,6 +401,6 @@ class ManyNodes(Membership):
             self._ending.signals.attended_at = time.monotonic() + limit_s
         number = self._preempting_signal()
         if number:
-            self._why_leaving = f"told to end by signal {number}"
+            self._why_leaving = told_to_end(number)
         self._nodes.leave(self._why_leaving, limit_s, number)
         self._nodes.lease.close()

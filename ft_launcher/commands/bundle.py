@@ -53,7 +53,7 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
     """Writes the file and prints its name.
 
     Raises:
-        UsageError: the file exists or cannot be written, or several jobs run here that RUN may be.
+        UsageError: the file exists or cannot be written, RUN has no journal, or several jobs run here that it may be.
         SystemExit: with 4 where RUN is neither a file nor a job.
     """
     if output.exists() and not force:
@@ -64,6 +64,8 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
         paths, run_id = _ask(running_job(run, nobody), incident)
     with _written_at_once(output, force) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         contents = list(_journals(archive, paths, run_id, incident, findings, with_texts))
+        if run_id is None and not contents:
+            raise UsageError(f"{run} has no journal", "Give a file or folder with journal.*.jsonl")
         if incident.status:
             archive.writestr("status.json", json.dumps(incident.status, indent=1))
             contents.append(("status.json", "what the job said of itself"))

@@ -18,6 +18,17 @@ from ft_launcher.policy.restart_policy import Action, Decision
 _BOLD_RED, _BOLD_GREEN, _RESET = "\033[1;31m", "\033[1;32m", "\033[0m"
 # The block must be seen at once in a log that goes on; everything else is in the record.
 _MAX_LINES = 10
+_INTERRUPTIONS = {
+    "EXCEPTION": "raised an exception",
+    "BASE_EXCEPTION": "left",
+    "SOFT_TIMEOUT": "made no progress within soft_timeout",
+    "HARD_TIMEOUT": "made no progress within hard_timeout",
+    "TERMINATED": "ended",
+    "UNRESPONSIVE": "did not come in time",
+    "MONITOR_PROCESS_EXCEPTION": "has a monitor that failed",
+    "JOINING": "was started again and joins",
+}
+"""Words for the kinds of `ft_client.inprocess.attribution.Interruption`, as ranks write them."""
 _OTHERS = 2
 """Lines about other ranks. At a hang room is kept for them: where the other ranks are explains most."""
 
@@ -127,10 +138,12 @@ def next_step(decision: Decision) -> str:
 def of_interruption(record: Mapping[str, Any]) -> str:
     """Returns a rank's record of an interruption in a few words."""
     if record.get("collateral"):
-        consequence = " in consequence"
-    else:
-        consequence = ""
-    return f"rank {record.get('rank')}: {record.get('interruption')}{consequence}"
+        return f"rank {record.get('rank')} failed in consequence"
+    kind = str(record.get("interruption"))
+    words = _INTERRUPTIONS.get(kind, kind)
+    if kind == "EXCEPTION" and record.get("error"):
+        words = f"raised {record['error']}"
+    return f"rank {record.get('rank')} {words}"
 
 
 def of_rung_one(restarts_in_process: int, started_again: int, taken_over: int) -> str:

@@ -145,7 +145,7 @@ class Recorder:
         if change.state == "unhealthy":
             self.files.begin()
             console_text.say(
-                f"this node is unhealthy: {change.check}: {change.reason}. The ranks go on; it is checked "
+                f"this node is unhealthy: {change.check}: {change.reason.rstrip('.')}. The ranks go on; it is checked "
                 "again before the next cycle"
             )
         elif change.before == "unhealthy":

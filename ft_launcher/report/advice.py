@@ -55,11 +55,12 @@ _WHAT_HELPS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """One suggestion. `numbers`: what it is made of, in seconds and shares."""
+    """One suggestion. `numbers`: what it is made of, in seconds and shares. `worth`: what it may gain, if known."""
 
     topic: str
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    worth: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
@@ -182,12 +183,14 @@ def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advic
     limit_s = section.limit_s or 0.0
     if section.limit_s is not None:
         numbers |= {"limit_s": limit_s, "fired": float(section.fired)}
+    worth = ""
     match section.fit:
         case LimitFit.UNWATCHED if section.name == PRINTED_STEP or (section.name == STEP and not has_printed):
             text = f"no limit watches it; {proposed}"
         case LimitFit.LONG:
             sooner = as_text(limit_s - section.proposed_s)
             text = f"the limit of {as_text(limit_s)} is long; {proposed}: a hang would be seen {sooner} sooner"
+            worth = f"{sooner} at each hang"
             if section.fired:
                 text += f". The limit fired in {counted(section.fired, 'cycle')}"
         case LimitFit.TIGHT:
@@ -196,7 +199,7 @@ def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advic
                 text += f". The limit fired in {counted(section.fired, 'cycle')}: look whether these were hangs"
         case _:
             return None
-    return Advice(topic, text, numbers)
+    return Advice(topic, text, numbers, worth)
 
 
 def _spares(findings: JobFindings) -> Advice | None:
@@ -277,5 +280,5 @@ def _largest(findings: JobFindings) -> Advice | None:
             else:
                 why = _WHAT_HELPS.get(name, "this release does not know it")
             text = f"most of the time that was no step is {name}, {as_text(spent_s)} ({share:.1%}): {why}"
-            return Advice("largest loss", text, {"seconds": spent_s, "share": share})
+            return Advice("largest loss", text, {"seconds": spent_s, "share": share}, f"up to {as_text(spent_s)}")
     return None

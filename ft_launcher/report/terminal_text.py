@@ -22,7 +22,7 @@ _SHOWN_S = 0.0005
 
 def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
     """Returns the lines of the report."""
-    lines = [verdict(findings), "", "Time by category"]
+    lines = [verdict(findings), *of_advice(advice), "", "Time by category"]
     lines += [f"  {name:<24} {as_text(spent_s):>14} {share:>7.1%}" for name, spent_s, share in findings.shares()]
     lines += _of_faults(findings)
     lines += _of_sections(findings)
@@ -31,9 +31,19 @@ def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
         lines += [
             f"  rank {slow.rank}: {slow.score:.2f} in {counted(slow.reports, 'report')}" for slow in findings.slowest
         ]
-    if advice:
-        lines += ["", "Advice"]
-        lines += [f"  {suggestion.topic}: {suggestion.text}" for suggestion in advice]
+    return lines
+
+
+def of_advice(advice: Sequence[Advice]) -> list[str]:
+    """Returns the lines of the advice, what it is worth first where that is known; empty without advice."""
+    if not advice:
+        return []
+    lines = ["", "Advice"]
+    for suggestion in advice:
+        worth = ""
+        if suggestion.worth:
+            worth = f" ({suggestion.worth})"
+        lines.append(f"  {suggestion.topic}{worth}: {suggestion.text}")
     return lines
 
 
@@ -54,7 +64,7 @@ def verdict(findings: JobFindings) -> str:
     if findings.exit_code is None:
         sentences.append("The journal has no end: the job runs, or its launcher was killed.")
     elif findings.exit_code:
-        sentences.append(f"It ended with exit code {findings.exit_code}: {findings.reason}.")
+        sentences.append(f"It ended with exit code {findings.exit_code}: {findings.reason.rstrip('.')}.")
     else:
         sentences.append("It succeeded.")
     return " ".join(sentences)

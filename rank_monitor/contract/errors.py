@@ -45,7 +45,7 @@ class ConfigError(FtError):
         self.hint = hint
         text = f"{key}={value!r} (from {source}): {problem}"
         if hint:
-            text = f"{text}. {hint}"
+            text = f"{text.rstrip('.')}. {hint}"
         super().__init__(text)
 
     # By default an exception is unpickled from `args`, the one text, and not from what `__init__` takes.

@@ -115,7 +115,7 @@ def test_ranks_that_do_not_stop_by_themselves(on_loopback: StartAgents, tmp_path
     agents.until(lambda: all("runs" in agent.output for agent in agents), "the ranks")
     agents[1].process.send_signal(signal.SIGTERM)
     agents.end(code, code)
-    assert "is preempted: told to end by signal 15" in agents[0].journal("job_end")[0]["reason"], agents.tail()
+    assert "is preempted: told to end by SIGTERM" in agents[0].journal("job_end")[0]["reason"], agents.tail()
 
 
 def test_a_named_signal_reaches_the_ranks_of_all_nodes_as_itself(on_loopback: StartAgents, tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_a_node_that_is_told_to_end_while_a_cycle_forms_is_heard(
     agents[told].process.send_signal(signal.SIGTERM)
     agents.end(PREEMPTED, PREEMPTED, limit_s=20)
     other = agents[1 - told]
-    assert "told to end by signal 15" in other.journal("job_end")[0]["reason"], other.tail()
+    assert "told to end by SIGTERM" in other.journal("job_end")[0]["reason"], other.tail()

@@ -47,7 +47,7 @@ def test_a_run_from_its_first_attempt_to_its_last(tmp_path: Path) -> None:
     assert follows(tmp_path, "3", "--code=86", "--told", "--ended-by=None").startswith("leave 0 - ")
     assert follows(tmp_path, "4", "--code=1", "--max-failures=1").startswith("stop 1 - exit code 1; failure 1 in a row")
     assert follows(tmp_path, "5", "--code=0", "--flag-required").startswith("next 0 - ")
-    journal(tmp_path / "preempted", "n1", end(86, "told to end by signal 15"))
+    journal(tmp_path / "preempted", "n1", end(86, "told to end by SIGTERM"))
     assert follows(tmp_path, "preempted", "--code=0").startswith("next 0 - preempted"), "--ft-preempted-exit-code=0"
     stop = {"event": "decision", "action": "give up", "not_restartable": True}
     journal(tmp_path / "same error", "n1", stop, end(7, "the same error 3 times in a row"))

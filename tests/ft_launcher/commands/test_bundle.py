@@ -138,6 +138,14 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")) and not (tmp_path / "x.zip").exists()
 
 
+def test_a_folder_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("nothing")
+    code, out, err = ends(capsys, tmp_path / "run", "-o", tmp_path / "x.zip")
+    assert (code, out) == (2, "") and "run has no journal" in err
+    assert not (tmp_path / "x.zip").exists()
+
+
 def test_neither_a_file_nor_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ends(capsys, "no-such-run", "-o", tmp_path / "x.zip")
     assert (code, out) == (4, "") and "no-such-run is no file" in err

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from ft_client.inprocess.attribution import Interruption
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.policy.restart_policy import Action, Decision
 from ft_launcher.record import console_text
@@ -80,6 +81,24 @@ def test_the_summary_shows_a_traceback_that_the_console_has_not() -> None:
     raised.message = {"message": "KeyError: 1", "extraInfo": {"py_callstack": "Traceback\nKeyError: 1", "timestamp": 0}}
     assert failed_ranks("f", {3: raised}, FAULT, hidden={3}).endswith("\n    Traceback\n    KeyError: 1")
     assert "KeyError" not in failed_ranks("f", {3: raised}, FAULT, hidden={4})
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"rank": 1, "interruption": "EXCEPTION", "error": "KeyError at a.py:3"}, "rank 1 raised KeyError at a.py:3"),
+        ({"rank": 1, "interruption": "EXCEPTION"}, "rank 1 raised an exception"),
+        ({"rank": 0, "interruption": "EXCEPTION", "collateral": True}, "rank 0 failed in consequence"),
+        ({"rank": 0, "interruption": "TERMINATED"}, "rank 0 ended"),
+        ({"rank": 0, "interruption": "of later"}, "rank 0 of later"),
+    ],
+)  # fmt: skip
+def test_why_ranks_restarted_in_process(record: dict[str, object], words: str) -> None:
+    assert console_text.of_interruption(record) == words
+
+
+def test_each_kind_of_interruption_has_words() -> None:
+    assert set(console_text._INTERRUPTIONS) == {kind.name for kind in Interruption}
 
 
 def test_control_characters_of_a_rank_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:

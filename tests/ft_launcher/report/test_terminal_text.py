@@ -26,6 +26,8 @@ def test_two_attempts_of_two_nodes() -> None:
         "Ran 2 min 11 s on 2 nodes in 2 attempts; 19.1% of the time were steps that count, 11.5% until the last "
         "checkpoint. 2 faults cost 53.2 s (signal 1, hang 1). It succeeded."
     )
+    assert lines[1:3] == ["", "Advice"]
+    assert any(line.startswith("  largest loss (up to ") for line in lines)
     text = "\n".join(lines)
     assert "  reschedule                       40.0 s   30.5%" in text
     assert "  signal of rank 3 on b, cycle 0, attempt 1 (memory)" in lines
@@ -44,6 +46,8 @@ def test_a_healthy_job() -> None:
 
 def test_how_it_ended() -> None:
     assert terminal_text.verdict(found([start(0), end(3, 85)])).endswith("It ended with exit code 85: why.")
+    finished = [start(0), {**end(3, 85), "reason": "the store is lost."}]
+    assert terminal_text.verdict(found(finished)).endswith("It ended with exit code 85: the store is lost.")
     assert terminal_text.verdict(found([start(0)])).endswith("its launcher was killed.")
 
 
