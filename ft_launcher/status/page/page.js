@@ -554,7 +554,7 @@ async function askForCollectives() {
     const found = (await (await ask("status.json?collectives=1")).json()).collectives;
     fillCollectives(byId("groups"), found?.rows ?? [], found?.silent ?? []);
     byId("groups").hidden = found === null;
-    put(byId("collected"), found === null ? "No rank has said anything of its collectives." : `As of ${new Date().toLocaleTimeString()}.`);
+    put(byId("collected"), found === null ? "No rank has said anything of its collectives." : `As of ${new Date().toLocaleTimeString()}, in cycle ${status.cycle}.`);
   } catch (error) {
     put(byId("collected"), `No answer: ${error.message || error}`);
   }

@@ -31,6 +31,7 @@ def fault(cycle: int = 0, **more: Any) -> events.Fault:
     facts |= {"where": "in step", "hint": "", "iteration": 40, "limit": "", "learned_limit": False, "detail": ["a"]}
     facts |= {"others": [], "agreed_exit_code": None, "error": "", "collateral": False, "fault_class": "hang"}
     facts |= {"doubt": None, "failed": [1], "finding": "", "blamed": [], "waiting": 0}
+    facts |= {"error_text": "", "before_group": False}
     return events.Fault(cycle=cycle, **facts | more)
 
 
