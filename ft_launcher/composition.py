@@ -194,7 +194,8 @@ def _run_recorded(
                 redirects = job.redirects
             config.logs_specs = CycleLogs(run_folder, runtime.folder, redirects, job.tee, job.local_ranks_filter)
         folders = [str(runtime.folder), *filter(None, [job.log_dir])]
-        health = NodeHealth(job.settings.health, folders, runtime.tag)
+        is_alone = config.max_nodes == 1 and not job.settings.members.spares
+        health = NodeHealth(job.settings.health, folders, runtime.tag, is_alone=is_alone)
         parts = NodeParts(
             settings=job.settings,
             runtime=runtime,

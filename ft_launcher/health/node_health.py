@@ -49,18 +49,26 @@ class NodeHealth(CheckRound):
     Args:
         folders: where the launcher writes, which should have room.
         tag: the job's tag, for the environment of the processes; empty: none.
+        is_alone: no other node can take the place of this one.
 
     Attributes:
         interval_s: where the checks are repeated while ranks run, from the end of a round to the next one; else 0.
     """
 
     def __init__(
-        self, settings: HealthSettings, folders: Sequence[str] = (), tag: str = "", places: Places | None = None
+        self,
+        settings: HealthSettings,
+        folders: Sequence[str] = (),
+        tag: str = "",
+        places: Places | None = None,
+        is_alone: bool = False,
     ) -> None:
         super().__init__(tag)
         self._settings = settings
         self._folders = folders
         self._places = places or Places()
+        self._is_alone = is_alone
+        self._rounds = 0
         self.interval_s = settings.node_health_check_interval or 0.0
 
     def repeated(self) -> NodeHealth | None:
@@ -76,7 +84,7 @@ class NodeHealth(CheckRound):
             folders: Sequence[str] = ()
         else:
             folders = self._folders
-        return NodeHealth(wanted, folders, self._tag, self._places)
+        return NodeHealth(wanted, folders, self._tag, self._places, self._is_alone)
 
     def check(self) -> list[Reading]:
         """One reading per check, within `health_timeout` and 2 s; at once where nothing is to be started."""
@@ -88,6 +96,7 @@ class NodeHealth(CheckRound):
         if self._settings.health != "off":
             # A list: what fails while it is made has started nothing.
             self.start(list(self._planned()), self._settings.health_timeout)
+            self._rounds += 1
 
     def _planned(self) -> Iterator[Order | Reading]:
         """Yields the checks of a round: what is to be started, and readings that are there already."""
@@ -130,8 +139,11 @@ class NodeHealth(CheckRound):
 
     def _space(self, table: list[storage.Mount]) -> Iterator[Order | Reading]:
         local = [folder for folder in self._folders if storage.is_local(folder, table)]
+        # Ranks that died may have filled /dev/shm. Before the first cycle nothing is lost by leaving. Later the job
+        # would be over where no other node takes the place, and the training may do without that room.
+        needs_room = not (self._is_alone and self._rounds > 0)
         found = [
-            storage.free_space(self._places.shm, needed=True),
+            storage.free_space(self._places.shm, needed=needs_room),
             *(storage.free_space(folder, needed=False) for folder in local),
         ]
         yield Reading("space", *worst(found))

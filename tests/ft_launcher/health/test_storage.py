@@ -106,6 +106,22 @@ def test_full_folders_of_the_job(reading_of: Check, mounted: Callable[[str], Pat
         assert free_space(str(full / "filler" / "x"), needed)[0] == "unknown"
 
 
+def test_a_node_alone_does_not_leave_for_memory_that_its_ranks_filled(
+    places: Places, mounted: Callable[[str], Path]
+) -> None:
+    shm = mounted("size=1m")
+    for is_alone, later in ((True, "warning"), (False, "unhealthy")):
+        for before, states in (("empty", ["ok", later]), ("full", ["unhealthy", later])):
+            health = NodeHealth(HealthSettings(), places=dataclasses.replace(places, shm=str(shm)), is_alone=is_alone)
+            (shm / "filler").unlink(missing_ok=True)
+            if before == "full":
+                fill(shm)
+            found = [health.check()]
+            fill(shm)
+            found.append(health.check())
+            assert [reading.state for readings in found for reading in readings if reading.check == "space"] == states
+
+
 def test_only_what_the_training_needs_is_a_reason_to_leave(places: Places, mounted: Callable[[str], Path]) -> None:
     full = mounted("size=1m")
     fill(full)
