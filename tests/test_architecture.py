@@ -105,7 +105,7 @@ ROOMS: dict[str, set[str]] = {
         *("inprocess", "inprocess.assignment", "inprocess.exception", "inprocess.rank_assignment"),
         *("inprocess.standalone", "inprocess.state", "monitoring", "rank_monitor_client"),
     },
-    "ft_client.inprocess.wrapper": {"inprocess", "inprocess.restart", "inprocess.state"},
+    "ft_client.inprocess.wrapper": {"inprocess", "inprocess.exception", "inprocess.restart", "inprocess.state"},
     "ft_client.inprocess.restart_config": {
         *("inprocess", "inprocess.rank_assignment", "inprocess.state", "inprocess.wrapper"),
     },

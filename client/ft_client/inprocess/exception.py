@@ -25,3 +25,7 @@ class TimeoutError(RestartError):
 
 class RestartAbort(BaseException):
     """No further restart: raised by a callback that wants this rank to end."""
+
+
+class HungAgain(RestartAbort):
+    """No further restart: this rank made no progress after each restart, so interrupting it does not help."""

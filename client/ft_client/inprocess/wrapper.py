@@ -10,6 +10,7 @@ import datetime
 import functools
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -20,12 +21,14 @@ from torch import distributed
 from ft_client.inprocess.abort import AbortTorchDistributed
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.call_wrapper import CallParameters, CallWrapper
+from ft_client.inprocess.exception import HungAgain
 from ft_client.inprocess.restart.call import Call
 from ft_client.inprocess.restart.coordination import Coordination, is_respawned, join, meet
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.restart.nccl_warnings import nccl_warnings
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import TCPStore
+from rank_monitor.contract import env
 from rank_monitor.contract.wire.messages import WrapperState
 
 _T = TypeVar("_T")
@@ -58,7 +61,8 @@ class Wrapper:
             RuntimeError: this is not the main thread, a wrapped function calls it, or the store cannot be reached.
             TypeError: the arguments do not fit the function.
             ValueError: torch.distributed is initialised already; RANK or WORLD_SIZE is missing or invalid.
-            RankDiscarded, RestartAbort, BaseException: what ended this rank's part.
+            RankDiscarded, RestartAbort, BaseException: what ended this rank's part. Without a launcher the process of a
+                rank that hung again and again ends by SIGTERM; the call raises only where the program survives that.
         """
         if not callable(function):
             raise TypeError(f"{function!r} is not a function")
@@ -100,6 +104,10 @@ class Wrapper:
             Wrapper._is_in_call = True
             try:
                 return self._call_at(coordination, function, state)
+            except HungAgain as hung:
+                coordination.close()
+                end_as_hung(hung, log)
+                raise
             finally:
                 Wrapper._is_in_call = False
                 coordination.close()
@@ -142,6 +150,18 @@ def _collective_timeout() -> datetime.timedelta | None:
     """The timeout of NCCL groups that are made without one of their own; None: not known."""
     known = distributed.is_available() and distributed.distributed_c10d.default_pg_nccl_timeout
     return known or None
+
+
+def end_as_hung(error: HungAgain, log: logging.Logger) -> None:
+    """Ends this process by SIGTERM, as `hard_timeout` does, where there is no launcher. Returns where it survives that.
+
+    An interruption freed the main thread each time, and each time it hung again: another process has to take the place,
+    and who started this one tells by the signal that it hung. Under a launcher fresh ranks follow anyway.
+    """
+    if env.IN_PROCESS_LIMITS in os.environ:
+        return
+    log.error("%s: this process ends by SIGTERM, as after hard_timeout", error)
+    signal.raise_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager

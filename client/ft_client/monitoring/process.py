@@ -22,17 +22,22 @@ _link: Link | None = None
 _forked = False
 
 
-def start(own: bool = False, environment: Mapping[str, str] = os.environ) -> Link | None:
+def start(own: bool = False, environment: Mapping[str, str] | None = None) -> Link | None:
     """Returns the link of this process; the first call connects it, if the environment names a monitor.
 
     Args:
         own: whether the launcher started this very process for the rank.
-        environment: names the monitor's socket and the stack file.
+        environment: names the socket and the stack file of a monitor that was started for this very process, which may
+            be a forked child. None: the variables of this process name the rank's monitor.
 
     Returns:
-        None without a launcher, and in a forked child of a process that had a link.
+        None without a monitor. With the rank's: None in a forked child of a process that had a link.
     """
-    global _link
+    global _link, _forked
+    if environment is None:
+        environment = os.environ
+    else:
+        _forked = False
     path = environment.get(env.RANK_MONITOR_SOCKET)
     if _link is not None or _forked or not path:
         return _link

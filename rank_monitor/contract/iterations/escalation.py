@@ -21,6 +21,7 @@ TEXT = "text"
 """In the record of an exception where no iteration is reported: the digest of the exception's text."""
 _NO_ERRORS = frozenset({SOFT_TIMEOUT, "HARD_TIMEOUT", "UNRESPONSIVE"})
 """Interruptions without an error of the program. A hang is counted by itself."""
+_HANGS = "hangs in a row right after a restart"
 _RIGHT_AFTER = 2.0
 """Multiple of the soft timeout: a hang without any progress before it is found after one soft timeout."""
 
@@ -155,10 +156,15 @@ class Restarts:
         if 0 < limits.same_error <= self.same:
             return f"the same fault {self.same} times in a row: {self.fault}"
         if 0 < limits.soft_timeouts <= self.soft_timeouts:
-            return f"{self.soft_timeouts} hangs in a row right after a restart"
+            return f"{self.soft_timeouts} {_HANGS}"
         if 0 < limits.no_progress <= self.without_progress:
             return f"{self.without_progress} restarts in a row without progress"
         return ""
+
+
+def is_about_hangs(reason: str) -> bool:
+    """Whether a reason of `why_end` is that hangs came again right after each restart."""
+    return reason.endswith(_HANGS)
 
 
 def _fault_of(records: Sequence[str]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import distributed
@@ -15,8 +16,9 @@ from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.health_check import FaultCounter
 from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.wrapper import Wrapper
-from tests.client.inprocess.job import QUICK
+from tests.client.inprocess.job import QUICK, seconds
 from tests.client.inprocess.mains import Note, me, of_iteration, sum_of_ranks, wait
+from tests.ports import free_port
 
 
 def without_progress(note: Note, limit: int) -> Any:
@@ -36,6 +38,24 @@ def without_progress(note: Note, limit: int) -> Any:
         time.sleep(600)
 
     return Wrapper(**{**QUICK, "no_progress_limit": limit})(function)()
+
+
+def hangs_in_a_child(note: Note) -> int:
+    """Calls a wrapped function, and then another one in a forked child, which hangs. Returns the child's exit code."""
+    Wrapper(**QUICK)(of_no_effect)()
+    os.environ["MASTER_PORT"] = str(free_port())
+    options = {**QUICK, "soft_timeout": seconds(1.5), "hard_timeout": seconds(30), "soft_timeout_limit": 1}
+    child = os.fork()
+    if not child:
+        try:
+            Wrapper(**options)(partial(time.sleep, 60))()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def of_no_effect() -> None:
+    """Returns at once."""
 
 
 def counted(note: Note, victim: int) -> Any:

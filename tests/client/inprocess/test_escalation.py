@@ -25,11 +25,19 @@ def test_without_a_launcher_a_function_may_fail_as_often_as_it_needs() -> None:
 
 
 def test_so_does_a_hang_right_after_each_restart() -> None:
+    """The rank that hung ends by SIGTERM, as after hard_timeout; the other, which made progress, has the reason."""
     options = {**SHORT, "hard_timeout": seconds(30), "soft_timeout_limit": 1}
     with job(2, mains.main, hosted=False, fault="hang", times=100, options=options) as made:
         told = made.end()
-    assert {one.error for one in told.values()} == {"RestartAbort: 1 hangs in a row right after a restart"}
+    assert told[0].error == "RestartAbort: 1 hangs in a row right after a restart"
     assert [note[1] for note in told[0].notes] == [0, 1]
+    assert (told[1].error, told[1].exit_code) == ("", -15)
+
+
+def test_a_child_of_a_process_that_was_wrapped_is_watched_too() -> None:
+    with job(1, escalation_mains.hangs_in_a_child, hosted=False) as made:
+        told = made.end()
+    assert told[0].result == -15, told[0]
 
 
 def test_so_do_restarts_without_progress() -> None:

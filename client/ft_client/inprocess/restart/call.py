@@ -28,7 +28,7 @@ from ft_client.inprocess.attribution import (
 )
 from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import in_thread
-from ft_client.inprocess.exception import InternalError, RestartAbort
+from ft_client.inprocess.exception import HungAgain, InternalError, RestartAbort
 from ft_client.inprocess.rank_assignment import RankDiscarded
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
@@ -41,6 +41,7 @@ from ft_client.inprocess.standalone.store_host import own_address, serve_anywher
 from ft_client.inprocess.state import Mode, State
 from rank_monitor.contract.errors import text_of
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry
+from rank_monitor.contract.iterations.escalation import is_about_hangs
 from rank_monitor.contract.iterations.iteration import Closed, Iteration, depart, discarded, tidy
 from rank_monitor.contract.iterations.iteration_stores import note_of
 from rank_monitor.contract.wire.messages import NO_ITERATION, WrapperState
@@ -88,6 +89,7 @@ class Call:
         self._server: Any = None
         self._note = ""
         self._faulted = -1
+        self._hung_in = -1
 
     def run(self) -> Any:
         """Runs the call. Returns this rank's result of the iteration that all completed; None on a spare.
@@ -138,6 +140,7 @@ class Call:
     def soft_timeout(self, reason: str) -> None:
         """Interrupts the iteration: the monitor sees no progress of this rank. Called in the watchdog's thread."""
         logger.warning("rank %s: %s: interrupting", self._state.rank, reason)
+        self._hung_in = self._state.iteration
         self._iteration.interrupt(self._record(Interruption.SOFT_TIMEOUT).to_json())
 
     def _interrupt(self, number: int) -> None:
@@ -332,7 +335,11 @@ class Call:
             case RestartEvent.STARTED:
                 self._note = event.value
             case RestartEvent.ENDED:
-                self._function.end_by(RestartAbort(event.value))
+                is_hung = is_about_hangs(event.value) and self._hung_in == self._state.iteration - 1
+                if is_hung:
+                    self._function.end_by(HungAgain(event.value))
+                else:
+                    self._function.end_by(RestartAbort(event.value))
             case RestartEvent.INTERRUPTED:
                 self._faulted = event.value
             case RestartEvent.CLOSED:
