@@ -7,6 +7,7 @@ follows the end of a cycle: the coordinator does, once for all nodes.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Set
@@ -334,8 +335,11 @@ class ManyNodes(Membership):
         # Reported before the wait: the coordinator ends the cycle when the last node has.
         self._nodes.report_end(EndReason.SUCCEEDED, "")
         stop = self._parts.settings.stop
+        limit_s = stop.exit_barrier_timeout
+        if self._nodes.hosts_store:  # the ranks of the other nodes would lose it; the cycle ends with the last of them
+            limit_s = math.inf
         try:
-            end = self._await_end(stop.exit_barrier_timeout)
+            end = self._await_end(limit_s)
         except SignalException as error:
             self._ending.note(int(error.sigval))
             logger.warning("%s; the training is complete here, so this is not a failure", error)

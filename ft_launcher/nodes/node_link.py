@@ -85,7 +85,7 @@ class NodeLink:
         self._leased_at = lease.now()
         self.attended = False
         """Whether the agent takes ends as they arrive: then one that is not taken means that it stands still."""
-        self._hosts = store.hosted_here
+        self.hosts_store = self._hosts = store.hosted_here
         self._quiet = threading.Event()
         self._outbox: queue.SimpleQueue[NodeMessage | dict[str, str] | None] = queue.SimpleQueue()
         self._heard_at = self._checked_at = time.monotonic()

@@ -180,6 +180,12 @@ class NodeRendezvous(OwnRendezvous):
         return self._link
 
     @property
+    def hosts_store(self) -> bool:
+        """Whether this node hosts the job's store, or that of the current cycle."""
+        hosts_cycle = self.cycle_store is not None and self.cycle_store.server is not None
+        return hosts_cycle or (self._link is not None and self._link.hosts_store)
+
+    @property
     def current_place(self) -> RankAssigned | None:
         """This node's place; None: it has none yet, or waits for its next one, and another node may have this one."""
         if self._is_joining:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.job import lives
 from tests.faults.training import Plan
+from tests.nodes import lone_worker
 from tests.nodes.agents import Agent, Agents
 from tests.nodes.conftest import StartAgents
 
@@ -66,3 +69,18 @@ def test_a_further_cycle_does_not_wait_for_them(on_loopback: StartAgents, tmp_pa
     (tmp_path / "upload").touch()
     agents.end(0, 0)
     assert not any(agent.journal("background_ended") for agent in agents), agents.tail()
+
+
+@pytest.mark.parametrize("store_apart", [False, True])
+def test_the_host_of_a_store_stays_while_ranks_of_another_node_run(on_loopback: StartAgents, store_apart: bool) -> None:
+    """Without a store of the job's on it, the node of rank 0 hosts that of the cycle."""
+    flags = ("--nnodes=2", "--ft-exit-barrier-timeout=1")
+    agents = on_loopback(0, Plan(), *flags, store_apart=store_apart, script=Path(lone_worker.__file__))
+    for number in (0, 1):
+        agents.join(f"--node-rank={number}", nproc=1)
+    agents.until_cycle_of(2)
+    (agents.folder / lone_worker.done_file(0)).touch()
+    agents.until(lambda: agents[0].journal("rank_exit"), "the end of rank 0")
+    agents.stay(3)
+    (agents.folder / lone_worker.END).touch()
+    agents.end(0, 0)

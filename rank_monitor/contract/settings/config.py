@@ -145,7 +145,11 @@ class StopSettings:
         "how long background processes of successful ranks, in sessions of their own, may go on, and a rank that has "
         "raised and still works; none: for ever",
     )
-    exit_barrier_timeout: float = setting(300.0, kinds.SECONDS, "wait for the other nodes at the end")
+    exit_barrier_timeout: float = setting(
+        300.0,
+        kinds.SECONDS,
+        "wait for the other nodes at the end; where the ranks' store is hosted: since the last rank of any node ended",
+    )
     gpu_memory_reclaim_timeout: float = setting(50.0, kinds.SECONDS, "longest wait for GPU memory; 0: none")
     gpu_memory_tolerance_mb: float = setting(512.0, kinds.AMOUNT, "MiB more than at the start that may stay in use")
     gpu_memory_poll_interval: float = setting(2.0, kinds.SECONDS, "longest time between two readings of it")
