@@ -140,6 +140,8 @@ class HangWatch(EventSource):
         # After the first snapshot: a recorder that is asked for the first time writes a few bytes.
         still_s = self._usage.still_s({local_rank: pids[local_rank] for local_rank in ranks.running()})
         evidence = gather(ranks.group.workers, ranks.processes, ranks.monitors)
+        # The others have gone on without one that died, by a restart in process.
+        evidence = [rank for rank in evidence if not rank.exit_code]
         now = time.monotonic()
         evidence = with_own_locks(evidence, now, now - ranks.processes.started_ns / 1e9)
         found = []
