@@ -11,7 +11,7 @@ import pytest
 from ft_client import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError as TheError
 from ft_client.monitoring import process
-from rank_monitor.contract.settings.config import MonitorSettings
+from ft_client.rank_monitor_client import SettingsInForce
 from rank_monitor.contract.wire.messages import Attach, Hello, LimitsSet, Sections
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.story import STATE, connected_anew
@@ -35,7 +35,7 @@ def test_without_a_launcher_every_call_does_nothing_and_one_line_says_so(
         assert not client.calculate_and_set_section_timeouts()
         client.load_state_dict(STATE)
         assert client.state_dict()["current_timeouts"]["heartbeat"]["subsequent"] == 20.0
-        assert client.cfg == MonitorSettings()
+        assert client.cfg == SettingsInForce()
         client.shutdown_workload_monitoring()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert process.current() is None
@@ -52,7 +52,7 @@ def test_a_monitor_that_does_not_answer_is_a_warning(
     assert "no answer of the monitor within 0.05 s" in caplog.text
     client.start_section("step")
     monitor.wait_for(Sections)
-    assert client.cfg == MonitorSettings()
+    assert client.cfg == SettingsInForce()
     assert not monitor.messages(LimitsSet), "the monitor's own limits are not known, so they stay in force"
     assert connected_anew(monitor, client) == ["Hello", "Sections"]
     assert monitor.messages(Hello)[1].attached
@@ -67,7 +67,7 @@ def test_init_outlives_a_monitor_that_is_replaced_meanwhile(monitor: FakeMonitor
     monitor.silent = False
     monitor.drop()
     starting.join()
-    assert client.cfg == monitor.settings
+    assert client.cfg is not None and vars(client.cfg) == vars(monitor.settings)
     assert client.is_initialized
     assert monitor.kinds()[:4] == ["Hello", "Attach", "Hello", "Attach"]
 

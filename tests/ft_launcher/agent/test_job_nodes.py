@@ -129,7 +129,8 @@ class StillAsking(Asking):
 
 
 def answers_of(rendezvous: Any, asking: Asking, read_at: float = 0.0) -> NodeAnswers:
-    parts: Any = SimpleNamespace(status=NodeStatus(), asking=asking)
+    times = SimpleNamespace(now=lambda: None)
+    parts: Any = SimpleNamespace(status=NodeStatus(), asking=asking, times=times)
     parts.status.on_event(BEGUN, 1000.0)
     parts.status.read([RankReading(1, 0, 11, read_at=read_at, connected=True, attached=True, sign_age_s=0.5)])
     return NodeAnswers(parts, rendezvous)

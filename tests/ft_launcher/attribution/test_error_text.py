@@ -62,18 +62,18 @@ def raised(fault: Callable[[], None]) -> RankException:
         (meanwhile, [("ValueError: bad\nluck", False), ("JSONDecodeError: Expecting property name", False)]),
     ],
 )
+def test_a_chain(fault: Callable[[], None], links: list[tuple[str, bool]]) -> None:
+    found = chain(raised(fault))
+    assert [link.caused_next for link in found] == [caused_next for _, caused_next in links]
+    assert all(link.text.startswith(text) for link, (text, _) in zip(found, links, strict=True))
+
+
 def test_argparse_refuses_a_command_line() -> None:
     said = "usage: train.py [-h] [--lr LR]\ntrain.py: error: argument --lr: invalid float value: 'x'\n"
     found = of_output("some other line\n" + said)
     assert found is not None
     assert (found.type, found.message) == ("argparse.ArgumentError", "argument --lr: invalid float value: 'x'")
     assert of_output("ld: error: no such file\n") is None
-
-
-def test_a_chain(fault: Callable[[], None], links: list[tuple[str, bool]]) -> None:
-    found = chain(raised(fault))
-    assert [link.caused_next for link in found] == [caused_next for _, caused_next in links]
-    assert all(link.text.startswith(text) for link, (text, _) in zip(found, links, strict=True))
 
 
 @pytest.mark.parametrize("text", ["", "Traceback", "\n\n", "no frames at all"])
