@@ -141,6 +141,7 @@ def test_rank_0_makes_the_store_where_it_is_not_shared(folder: Path) -> None:
     theirs, ours = (run(launcher, folder, *words, shares_store=False) for launcher in launchers)
     assert theirs.exit_code == ours.exit_code == 0, ours.stderr
     assert ours.stdout == theirs.stdout == [f"{rank} {n} False b'{n}' b'{n}'" for rank in (0, 1) for n in (0, 1)]
+    assert ours.stderr.count("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here") == 1
 
 
 def test_redirected_streams_lie_in_files(folder: Path) -> None:
