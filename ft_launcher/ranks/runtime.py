@@ -57,8 +57,12 @@ class Runtime:
         removal = threading.Thread(
             target=shutil.rmtree, args=(self.folder, True), daemon=True, name="ft_remove_runtime"
         )
-        removal.start()
-        removal.join(_REMOVE_S)
+        try:
+            removal.start()
+        except RuntimeError:  # a limit of processes is reached
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            removal.join(_REMOVE_S)
         if self.claim is not None:
             os.close(self.claim)
             self.claim = None

@@ -194,6 +194,8 @@ class SimulatedStore:
 
     def compare_set(self, key: str, expected: str, desired: str | bytes, /) -> bytes:
         self._stage.pause(f"compare_set {key} {desired!r}")
+        if expected and key not in self.values:  # as torch's stores answer for a key that is missing
+            return expected.encode()
         if self.values.get(key, b"") == expected.encode():
             self.values[key] = desired.encode() if isinstance(desired, str) else desired
         return self.values[key]
@@ -427,7 +429,10 @@ class SimulatedRank:
         except distributed.DistStoreError:
             self.stage.lines.append("time passes")
             return RestartEvent.LATE
-        return next(event for beginning, event in events.items() if value.startswith(beginning))
+        for beginning, event in events.items():
+            if value.startswith(beginning):
+                return event
+        raise Violation(f"{key} has {value!r}")
 
     def _do(self, action: RestartAction) -> RestartEvent:
         iteration, entry = Iteration(self.store, self.number), Entry(self.member, self.rank, self.size)

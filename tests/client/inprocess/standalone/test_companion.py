@@ -115,7 +115,7 @@ def test_a_companion_that_takes_the_store_along_is_not(ranks: Nursery, port: int
     os.kill(companion, signal.SIGKILL)
     until(lambda: rank.do("state")[1], "it is lost")
     (warning,) = rank.do("state")[2]
-    assert "nobody watches it" in warning
+    assert "the call ends on all" in warning
     until(lambda: list(ranks.processes()) == [rank.pid], "the rank goes on alone")
     rank.leave()
 
