@@ -50,6 +50,8 @@ from rank_monitor.contract.wire.rank_times import Durations
 
 logger = logging.getLogger(__name__)
 
+_STRIKE_S = 1.0
+"""Seconds for the record of a fault on purpose, which may kill this launcher next: what waits would be lost."""
 _DECISION_S = 0.05
 """Seconds that a decision waits until it is in the journal: a restart takes about as long. A disk that does not answer
 gets the line later."""
@@ -166,6 +168,7 @@ class Recorder:
         """A fault on purpose strikes a rank."""
         console_text.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
         self.journal.write(events.FaultOnPurpose.of(strike, cycle=cycle))
+        self.journal.flush(_STRIKE_S)
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""

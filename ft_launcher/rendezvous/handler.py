@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -350,5 +351,13 @@ class NodeRendezvous(OwnRendezvous):
         assert self.cycle_store is not None
         where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
         agents = AgentsStore(store, connect)
-        link.when_ended(place.cycle, agents.end)
+        # Not held by the link: its connection ends when torch's agent, which has assigned the ranks, lets go of it.
+        known = weakref.ref(agents)
+
+        def end() -> None:
+            waiting = known()
+            if waiting is not None:
+                waiting.end()
+
+        link.when_ended(place.cycle, end)
         return RendezvousInfo(agents, place.rank, place.nodes, where)
