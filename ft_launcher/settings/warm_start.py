@@ -101,13 +101,14 @@ def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> 
     return ""
 
 
-def read_by_imports(changed: Collection[str], read: Collection[str]) -> list[str]:
-    """Returns the changed variables that the import of torch or of a preloaded module reads.
+def read_by_imports(changed: Collection[str], read: Collection[str], in_c: bool) -> list[str]:
+    """Returns the changed variables that an import reads.
 
     Args:
-        read: variables that Python code read in these imports; reads of C code are not observed.
+        read: variables that Python code read in this import; reads of C code are not observed.
+        in_c: whether it is the import of torch or of numpy, whose code in C reads more.
     """
-    return sorted(name for name in changed if name in read or name.startswith(_READ_BY_C))
+    return sorted(name for name in changed if name in read or (in_c and name.startswith(_READ_BY_C)))
 
 
 def against_folder(arguments: Sequence[str], loaded: Mapping[str, str | None]) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,60 +23,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ft_launcher.zygote import import_recorder, logger_state
+from ft_launcher.zygote.hidden_parts import HiddenParts
+from ft_launcher.zygote.import_recorder import ImportRecorder, Part, root
+from ft_launcher.zygote.logger_state import LoggerState
+
+Asks = Callable[[str, Collection[str], bool], None]
+"""Called with the name of a hidden module that the script imports, with the variables that Python code read when it was
+imported, and with whether its code in C may have read others."""
 # Not hidden: `start/script.py` takes care of these, and `__main__` is the script's own.
 _OURS = frozenset({"ft_client", "ft_launcher", "rank_monitor", "__main__", "__mp_main__"})
-
-
-def _root(name: str) -> str:
-    return name.partition(".")[0]
-
-
-class _Reads(type(os.environ)):  # type: ignore[misc]
-    """`os.environ` that records which variables are read; a variable that is only passed in a loop is not recorded."""
-
-    def __getitem__(self, name: str) -> str:
-        if name in self.__dict__.setdefault("_passing", set()):
-            self._passing.discard(name)
-        else:
-            self.__dict__.setdefault("_read", set()).add(name)
-        return super().__getitem__(name)  # type: ignore[no-any-return]
-
-    def __iter__(self) -> Iterator[str]:
-        names = list(super().__iter__())
-        self.__dict__.setdefault("_passing", set()).update(names)
-        return iter(names)
-
-
-@dataclass
-class _LoggerState:
-    """A logger as an import left it."""
-
-    logger: logging.Logger
-    level: int
-    propagate: bool
-    disabled: bool
-    handlers: list[logging.Handler]
-    filters: list[Any]
-
-    @classmethod
-    def of(cls, logger: logging.Logger) -> _LoggerState:
-        """Returns the present state of a logger."""
-        has = logger
-        return cls(has, has.level, has.propagate, has.disabled, list(has.handlers), list(has.filters))
-
-    def make_new(self) -> logging.Logger:
-        """Resets the logger to the state of a new one and returns it."""
-        self.logger.level, self.logger.propagate, self.logger.disabled = logging.NOTSET, True, False
-        self.logger.handlers, self.logger.filters = [], []
-        return self.logger
-
-    def apply(self) -> None:
-        """Applies what the import did to the logger, on top of what the script may have done."""
-        self.logger.level = self.level or self.logger.level
-        self.logger.propagate = self.propagate and self.logger.propagate
-        self.logger.disabled = self.disabled or self.logger.disabled
-        self.logger.handlers += [handler for handler in self.handlers if handler not in self.logger.handlers]
-        self.logger.filters += [rule for rule in self.filters if rule not in self.logger.filters]
 
 
 @dataclass
@@ -87,7 +43,7 @@ class _Brought:
     needs: list[_Brought] = field(default_factory=list)
     modules: dict[str, ModuleType] = field(default_factory=dict)
     hidden: dict[str, ModuleType] = field(default_factory=dict)
-    loggers: dict[str, _LoggerState] = field(default_factory=dict)
+    loggers: dict[str, LoggerState] = field(default_factory=dict)
     handlers: list[Any] = field(default_factory=list)
     filters: list[Any] = field(default_factory=list)
 
@@ -99,8 +55,10 @@ class Imports(MetaPathFinder):
         self.read: set[str] = set()
         """Variables that Python code read during these imports."""
         self._all: list[_Brought] = []
-        self._loggers: dict[str, _LoggerState] = {}
+        self._loggers: dict[str, LoggerState] = {}
         self._held: dict[str, logging.PlaceHolder] = {}
+        self.parts = HiddenParts()
+        """The modules that were imported later, each with what its own import did."""
         self.over = False
         """The script has ended: imports by exit functions are not decided about."""
         self.watch()
@@ -111,30 +69,26 @@ class Imports(MetaPathFinder):
         Raises:
             BaseException: whatever its import raises.
         """
-        if any(brought.name == _root(name) for brought in self._all):
+        if any(brought.name == root(name) for brought in self._all):
             return
         needs: list[str] = []
         self.take_back()
-        self.watch(lambda name, whole: needs.append(name))
-        brought = _Brought(_root(name))
+        self.watch(lambda name, read, whole: needs.append(name))
+        brought = _Brought(root(name))
         modules, loggers = set(sys.modules), set(logging.root.manager.loggerDict)
         handlers, filters = list(logging._handlerList), list(warnings.filters)  # type: ignore[attr-defined]
-        usual = os.environ.__class__
-        # The object stays the same: modules keep references to `os.environ`.
-        os.environ.__class__ = _Reads
+        usual = import_recorder.watch_reads()
         try:
             importlib.import_module(name)
         finally:
-            os.environ.__class__ = usual
-            self.read |= vars(os.environ).pop("_read", set())
-            vars(os.environ).pop("_passing", None)
+            self.read |= import_recorder.end_reads(usual)
             known = {module for other in self._all for module in other.modules}
             new = [module for module in sys.modules if module not in modules and module not in known]
             brought.modules = {module: sys.modules[module] for module in new if _is_taken_back(module)}
             given_back = {logger for other in self._all for logger in other.loggers}
             for title, logger in logging.root.manager.loggerDict.items():
                 if title not in loggers | given_back and isinstance(logger, logging.Logger):
-                    brought.loggers[title] = _LoggerState.of(logger)
+                    brought.loggers[title] = LoggerState.of(logger)
             earlier = [found for other in self._all for found in (*other.handlers, *other.filters)]
             now = [*logging._handlerList]  # type: ignore[attr-defined]
             brought.handlers = [found for found in now if found not in handlers and found not in earlier]
@@ -142,6 +96,21 @@ class Imports(MetaPathFinder):
             brought.needs = [other for other in self._all if other.name in needs]
             self.give_back()
             self._all.append(brought)
+
+    @contextmanager
+    def recording(self, observe: import_recorder.Observe = tuple) -> Iterator[ImportRecorder]:
+        """Context in which the imports of modules are recorded one by one, for `parts`. Nothing is hidden in it.
+
+        Args:
+            observe: as of `ImportRecorder`.
+        """
+        self.give_back()
+        recorder = ImportRecorder(_is_taken_back, observe)
+        try:
+            with recorder:
+                yield recorder
+        finally:
+            self.parts.all |= recorder.parts
 
     def take_back(self) -> None:
         """Hides all recorded imports in this process and in its later forks."""
@@ -151,9 +120,12 @@ class Imports(MetaPathFinder):
             for name in brought.hidden:
                 sys.modules.pop(name, None)
             self._loggers |= brought.loggers
-        self._held |= _forget_loggers(self._loggers)
-        _forget(logging._handlerList, [handler for brought in self._all for handler in brought.handlers])  # type: ignore[attr-defined]
-        _forget(warnings.filters, [rule for brought in self._all for rule in brought.filters])
+        self.parts.hide()
+        for part in self.parts.all.values():
+            self._loggers |= part.loggers
+        self._held |= logger_state.forget(self._loggers)
+        _forget(logging._handlerList, [handler for source in self._sources() for handler in source.handlers])  # type: ignore[attr-defined]
+        _forget(warnings.filters, [rule for source in self._sources() for rule in source.filters])
         if self._hides_any():
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
@@ -162,14 +134,13 @@ class Imports(MetaPathFinder):
 
     def watch(
         self,
-        asks: Callable[[str, bool], None] = lambda name, whole: None,
+        asks: Asks = lambda name, read, whole: None,
         given_back: Callable[[], None] = lambda: None,
     ) -> None:
         """Sets what is called at the script's first import of each hidden module.
 
         Args:
-            asks: called with the module's name, and whether it is one of those that were loaded by name, just before it
-                is given back.
+            asks: called just before a module is given back; see `Asks`.
             given_back: called when something has been given back.
         """
         self._asks = asks
@@ -180,40 +151,45 @@ class Imports(MetaPathFinder):
         self.watch()
         for brought in self._all:
             self._give_back(brought)
+        self._show(list(self.parts.all))
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Finds hidden modules. A module is given back when it is loaded, not when only its spec is asked for."""
-        brought = self._hiding(fullname)
-        if brought is None:
+        module, imported = self._hidden(fullname)
+        if imported is None:
             return None
-        original = brought.modules[fullname].__spec__
+        original = getattr(module, "__spec__", None)
         if original:
-            spec = copy.copy(original)
+            spec: ModuleSpec = copy.copy(original)
         else:
             spec = ModuleSpec(fullname, None)
-        spec.loader = _GivesBack(brought.modules[fullname], lambda: self._imported(fullname, brought))
+        spec.loader = _GivesBack(fullname, module, imported)
         return spec
+
+    def _hidden(self, name: str) -> tuple[Any, Callable[[], None] | None]:
+        """Returns a hidden module, and what gives it back; None and None if it is not hidden."""
+        if self.parts.hides(name):
+            return self.parts.all[name].module, lambda: self._part_imported(name)
+        brought = self._hiding(name)
+        if brought is not None:
+            return brought.modules[name], lambda: self._imported(name, brought)
+        return None, None
 
     def hides(self, name: str) -> bool:
         """Whether a module is hidden."""
-        return self._hiding(name) is not None
+        return self._hidden(name)[1] is not None
 
     def loaded(self, name: str) -> ModuleType | None:
         """Returns a module that this process has loaded, hidden or not."""
-        brought = self._hiding(name)
-        if brought is None:
-            return sys.modules.get(name)
-        return brought.hidden[name]
+        module, _ = self._hidden(name)
+        return module or sys.modules.get(name)
 
     def leads_elsewhere(self, name: str) -> bool:
         """Whether `sys.path` now leads to another file for a hidden module."""
-        brought = self._hiding(name)
-        if brought:
-            spec = brought.modules[name].__spec__
-        else:
-            spec = None
+        module, _ = self._hidden(name)
+        spec = getattr(module, "__spec__", None)
         if spec is None or "." in name:
             return False
         found = PathFinder.find_spec(name, _before_folder_of(spec))
@@ -228,20 +204,45 @@ class Imports(MetaPathFinder):
         return None
 
     def _hides_any(self) -> bool:
-        return any(brought.hidden for brought in self._all)
+        return self.parts.any_hidden() or any(brought.hidden for brought in self._all)
+
+    def _sources(self) -> list[_Brought | Part]:
+        return [*self._all, *self.parts.all.values()]
 
     def _imported(self, fullname: str, brought: _Brought) -> None:
-        root = _root(fullname)
-        whole = root == brought.name
-        self._asks(root, whole)
-        if whole:
+        package = root(fullname)
+        if package == brought.name:
+            self._asks(package, self.read, True)
             self._give_back(brought)
         else:
-            shown = {name: module for name, module in brought.hidden.items() if _root(name) == root}
-            brought.hidden = {name: module for name, module in brought.hidden.items() if name not in shown}
-            sys.modules.update(shown)
-            _renew_loggers({name: state for name, state in brought.loggers.items() if _root(name) == root})
+            self._asks(package, (), False)
+            self._give_back_package(package, brought)
         self._given_back()
+
+    def _give_back_package(self, package: str, brought: _Brought) -> None:
+        """Gives back the modules of one of the packages that an import brought."""
+        shown = {name: module for name, module in brought.hidden.items() if root(name) == package}
+        brought.hidden = {name: module for name, module in brought.hidden.items() if name not in shown}
+        sys.modules.update(shown)
+        logger_state.renew({name: state for name, state in brought.loggers.items() if root(name) == package})
+
+    def _part_imported(self, fullname: str) -> None:
+        names = self.parts.needed_by(fullname)
+        self._asks(fullname, self.parts.read_by(names), False)
+        for name in names:
+            brought = self._hiding(name)
+            if brought is not None and root(name) == brought.name:
+                self._give_back(brought)
+            elif brought is not None:
+                self._give_back_package(root(name), brought)
+        self._show(names)
+        self._given_back()
+
+    def _show(self, names: Collection[str]) -> None:
+        for part in self.parts.show(names):
+            self._give_back_loggers(part.loggers)
+            self._give_back_rules(part)
+        self._end_if_none()
 
     def _give_back(self, brought: _Brought) -> None:
         for other in brought.needs:
@@ -252,25 +253,33 @@ class Imports(MetaPathFinder):
         sys.modules.update(brought.hidden)
         brought.hidden = {}
         self._give_back_loggers(brought.loggers)
-        logging._handlerList.extend(brought.handlers)  # type: ignore[attr-defined]
-        _forget(warnings.filters, brought.filters)
-        warnings.filters[:0] = brought.filters  # type: ignore[index]
-        _filters_changed()
+        self._give_back_rules(brought)
+        self._end_if_none()
+
+    def _give_back_rules(self, source: _Brought | Part) -> None:
+        """Gives back handlers of log lines and filters of warnings."""
+        logging._handlerList.extend(source.handlers)  # type: ignore[attr-defined]
+        if source.filters:
+            _forget(warnings.filters, source.filters)
+            warnings.filters[:0] = source.filters  # type: ignore[index]
+            _filters_changed()
+
+    def _end_if_none(self) -> None:
         if not self._hides_any() and self in sys.meta_path:
             sys.meta_path.remove(self)
             logging.root.manager.loggerClass = None
 
-    def _give_back_loggers(self, states: dict[str, _LoggerState]) -> None:
+    def _give_back_loggers(self, states: dict[str, LoggerState]) -> None:
         """Gives loggers back: as they are, unless the script has made loggers that may be their parents or children."""
         known = logging.root.manager.loggerDict
-        roots = set(map(_root, states))
-        if roots.isdisjoint(map(_root, known)) and states.keys() <= self._loggers.keys():
-            known.update({name: held for name, held in self._held.items() if _root(name) in roots})
+        roots = set(map(root, states))
+        if roots.isdisjoint(map(root, known)) and states.keys() <= self._loggers.keys():
+            known.update({name: held for name, held in self._held.items() if root(name) in roots})
             known.update({name: state.logger for name, state in states.items()})
             for name in states:
                 del self._loggers[name]
         else:
-            _renew_loggers(states)
+            logger_state.renew(states)
 
     def _make_logger(self, name: str) -> logging.Logger:
         """Returns the logger that an import made if the script asks for its name: there must not be two of it."""
@@ -281,23 +290,30 @@ class Imports(MetaPathFinder):
 
 
 class _GivesBack(Loader):
-    """Loads a hidden module; every other request is passed to the module's own loader."""
+    """Loads a hidden module; every other request is passed to the module's own loader.
 
-    def __init__(self, module: ModuleType, imported: Callable[[], None]) -> None:
-        self._module, self._imported = module, imported
-        self._spec, self._loader = module.__spec__, getattr(module, "__loader__", None)
+    Args:
+        module: what is in `sys.modules` under `name` after its import, which need not be a module.
+    """
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself."""
-        return self._module
+    def __init__(self, name: str, module: Any, imported: Callable[[], None]) -> None:
+        self._name, self._module, self._imported = name, module, imported
+        self._spec, self._loader = getattr(module, "__spec__", None), getattr(module, "__loader__", None)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module itself; None for a new one, which `exec_module` replaces as the module's own code did."""
+        if isinstance(self._module, ModuleType):
+            return self._module
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module back with all that belongs to it. Fills `module` if a hook made one of its own."""
-        self._module.__spec__ = self._spec
         self._imported()
-        sys.modules[self._module.__name__] = self._module
-        if module is not self._module:
-            vars(module).update(vars(self._module))
+        sys.modules[self._name] = self._module
+        if isinstance(self._module, ModuleType):
+            self._module.__spec__ = self._spec
+            if module is not self._module:
+                vars(module).update(vars(self._module))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -307,7 +323,7 @@ imports = Imports()
 
 
 def _is_taken_back(name: str) -> bool:
-    return _root(name) not in sys.stdlib_module_names and _root(name) not in _OURS
+    return root(name) not in sys.stdlib_module_names and root(name) not in _OURS
 
 
 def _forget(where: Any, what: Sequence[Any]) -> None:
@@ -323,32 +339,6 @@ def _before_folder_of(spec: ModuleSpec) -> list[str]:
     if folder in sys.path:
         return sys.path[: sys.path.index(folder)]
     return sys.path
-
-
-def _forget_loggers(states: dict[str, _LoggerState]) -> dict[str, logging.PlaceHolder]:
-    """Removes loggers, and the placeholders of their parents, from the list of all loggers.
-
-    Returns:
-        The placeholders.
-    """
-    known = logging.root.manager.loggerDict
-    for name, state in states.items():
-        if known.get(name) is state.logger:
-            del known[name]
-        state.logger._cache.clear()  # type: ignore[attr-defined]  # which levels it found to be enabled
-    held = {name: entry for name, entry in known.items() if isinstance(entry, logging.PlaceHolder)}
-    others = known.keys() - held.keys()
-    free = {name: entry for name, entry in held.items() if not any(other.startswith(f"{name}.") for other in others)}
-    for name in free:
-        del known[name]
-    return free
-
-
-def _renew_loggers(states: dict[str, _LoggerState]) -> None:
-    for name, state in states.items():
-        if logging.getLogger(name) is state.logger:
-            state.apply()
-    logging.root.setLevel(logging.root.level)  # has each logger forget which levels it found to be enabled
 
 
 def _filters_changed() -> None:

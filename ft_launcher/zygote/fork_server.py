@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -68,7 +69,8 @@ def preload(modules: Iterable[str]) -> None:
     """
     for module in modules:
         try:
-            imports.load(module)
+            with imports.recording():
+                importlib.import_module(module)
         except SystemExit as wish:
             raise PreloadError(module, f"it ends the interpreter when it is imported (exit {wish.code!r})") from None
         except BaseException as error:

@@ -150,16 +150,14 @@ class FirstImport:
     def _before_fork(self) -> None:
         """Decides before a fork: the child has the imports of its parent, and cannot start again itself."""
         if imports.hides("torch"):
-            self._decide("torch", True, "forks")
+            self._decide("torch", imports.read, True, "forks")
 
-    def _decide(self, name: str, whole: bool, what: str = "") -> None:
+    def _decide(self, name: str, read: Collection[str], in_c: bool, what: str = "") -> None:
         # Once: the answer does not change, and exit functions are not the script.
         if self._decided or imports.over:
             return
         what = what or f"imports {name}"
-        changed: list[str] = []
-        if whole:
-            changed = warm_start.read_by_imports(self._beginning.changed(), imports.read)
+        changed = warm_start.read_by_imports(self._beginning.changed(), read, in_c)
         if changed:
             self._start_again(f"the script changes {', '.join(changed)} before it {what}")
         elif imports.leads_elsewhere(name):

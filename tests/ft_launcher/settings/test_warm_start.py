@@ -63,21 +63,23 @@ def test_the_environment_of_ranks(rank: dict[str, str], says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "read", "found"),
+    ("changed", "read", "in_c", "found"),
     [
-        ({"OMP_NUM_THREADS", "MINE"}, set(), ["OMP_NUM_THREADS"]),
+        ({"OMP_NUM_THREADS", "MINE"}, set(), True, ["OMP_NUM_THREADS"]),
+        ({"OMP_NUM_THREADS", "MINE"}, {"MINE"}, False, ["MINE"]),
         (
             {"TORCH_LOGS", "MKL_NUM_THREADS", "PYTHONHASHSEED"},
             set(),
+            True,
             ["MKL_NUM_THREADS", "PYTHONHASHSEED", "TORCH_LOGS"],
         ),
-        ({"HF_HOME", "WANDB_MODE"}, {"HF_HOME"}, ["HF_HOME"]),
-        ({"TOKENIZERS_PARALLELISM", "WANDB_MODE", "HOME"}, set(), []),
-        (set(), {"HOME"}, []),
+        ({"HF_HOME", "WANDB_MODE"}, {"HF_HOME"}, True, ["HF_HOME"]),
+        ({"TOKENIZERS_PARALLELISM", "WANDB_MODE", "HOME"}, set(), True, []),
+        (set(), {"HOME"}, True, []),
     ],
 )
-def test_variables_that_imports_read(changed: set[str], read: set[str], found: list[str]) -> None:
-    assert warm_start.read_by_imports(changed, read) == found
+def test_variables_that_imports_read(changed: set[str], read: set[str], in_c: bool, found: list[str]) -> None:
+    assert warm_start.read_by_imports(changed, read, in_c) == found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Takes loggers that an import made out of the list of all loggers, and gives them back.
+
+Called by `first_import.py`, in the zygote and in its ranks. Does not know which import made a logger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class LoggerState:
+    """A logger as an import left it."""
+
+    logger: logging.Logger
+    level: int
+    propagate: bool
+    disabled: bool
+    handlers: list[logging.Handler]
+    filters: list[Any]
+
+    @classmethod
+    def of(cls, logger: logging.Logger) -> LoggerState:
+        """Returns the present state of a logger."""
+        has = logger
+        return cls(has, has.level, has.propagate, has.disabled, list(has.handlers), list(has.filters))
+
+    def make_new(self) -> logging.Logger:
+        """Resets the logger to the state of a new one and returns it."""
+        self.logger.level, self.logger.propagate, self.logger.disabled = logging.NOTSET, True, False
+        self.logger.handlers, self.logger.filters = [], []
+        return self.logger
+
+    def apply(self) -> None:
+        """Applies what the import did to the logger, on top of what the script may have done."""
+        self.logger.level = self.level or self.logger.level
+        self.logger.propagate = self.propagate and self.logger.propagate
+        self.logger.disabled = self.disabled or self.logger.disabled
+        self.logger.handlers += [handler for handler in self.handlers if handler not in self.logger.handlers]
+        self.logger.filters += [rule for rule in self.filters if rule not in self.logger.filters]
+
+
+def forget(states: Mapping[str, LoggerState]) -> dict[str, logging.PlaceHolder]:
+    """Removes loggers, and the placeholders of their parents, from the list of all loggers.
+
+    Returns:
+        The placeholders.
+    """
+    known = logging.root.manager.loggerDict
+    for name, state in states.items():
+        if known.get(name) is state.logger:
+            del known[name]
+        state.logger._cache.clear()  # type: ignore[attr-defined]  # which levels it found to be enabled
+    held = {name: entry for name, entry in known.items() if isinstance(entry, logging.PlaceHolder)}
+    others = known.keys() - held.keys()
+    free = {name: entry for name, entry in held.items() if not any(other.startswith(f"{name}.") for other in others)}
+    for name in free:
+        del known[name]
+    return free
+
+
+def renew(states: Mapping[str, LoggerState]) -> None:
+    """Has the list of all loggers have these again, each with its parents and children of now."""
+    for name, state in states.items():
+        if logging.getLogger(name) is state.logger:
+            state.apply()
+    logging.root.setLevel(logging.root.level)  # has each logger forget which levels it found to be enabled
