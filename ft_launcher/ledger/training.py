@@ -6,7 +6,7 @@ change that the rank reported; what follows is divided by what the agent saw of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ft_launcher.ledger.account import Category, CycleTimes, add, category_of, thinned
 from ft_launcher.ledger.stall import stall_of
@@ -55,6 +55,8 @@ def training(ran: RanksRan, times: RankTimes | None, goes_on: bool = False) -> T
         times: the ledger of one of them; None: no rank was watched, and nothing is known of the time before the end.
         goes_on: the rank runs, and is taken to be where it was at the end of the ledger until `ran.stopped`.
     """
+    # Moments of several sources: the end of a cycle may be told later than the next part begins.
+    ran = replace(ran, over=_between(ran.over, ran.started, ran.stopped))
     if times is None or not times.since_ns:
         return Training(CycleTimes(None, ran.started, ran.stopped, _without_ledger(ran)))
     since = _between(times.since_ns / NS_PER_S, ran.started, ran.stopped)

@@ -30,10 +30,11 @@ def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loop
 
 
 def test_a_node_that_is_done_waits_for_the_others_so_long_and_leaves_them_at_work(on_loopback: StartAgents) -> None:
+    """It hosts no store: the node of rank 0, which hosts that of the ranks, would stay as long as they run."""
     flags = ("--nnodes=2", *QUICK, "--ft-exit-barrier-timeout=1")
     agents = on_loopback(2, Plan(), *flags, store_apart=True, script=Path(lone_worker.__file__))
     agents.until_cycle_of(2)
-    early, late = agents.node_of(0), agents.node_of(3)
+    early, late = agents.node_of(3), agents.node_of(0)
     for rank in early.global_ranks(0):
         (agents.folder / lone_worker.done_file(rank)).touch()
     agents.until(lambda: early.process.poll() is not None, "the end of the node that is done")

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ft_launcher.ledger.account import Category, add, category_of, durations_as_json, durations_of
@@ -459,6 +459,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=30), MOMENTS)
+@example([("ranks_started", 0, 0.0), ("cycle_over", 1.0), ("begins", Category.STEP, 0.0)], 0.0)
 def test_the_categories_add_up_to_the_time_that_has_passed(events: list[Any], now: float) -> None:
     ledger = JobLedger(0.0, WALL)
     latest = 0.0
