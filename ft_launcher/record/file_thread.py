@@ -169,7 +169,7 @@ class FileThread:
                 logger.warning("the file system of the journal or the logs answers again")
 
 
-class FileHandler(logging.StreamHandler[TextIO]):
+class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
     """Writes log lines to a file, in the thread of files. Lines that find too many works waiting are dropped."""
 
     def __init__(self, file: TextIO, files: FileThread) -> None:
