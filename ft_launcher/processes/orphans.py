@@ -35,7 +35,7 @@ class Orphans:
         """Takes the exit codes of orphans that have ended. Does not block.
 
         Args:
-            own: pids of ranks, zygote, monitors and checks: whoever started them takes theirs.
+            own: pids of ranks, zygote, monitors and checks: the code that started them reaps them.
             sessions: of the ranks, which are led by them.
             now: monotonic seconds.
         """
@@ -57,7 +57,7 @@ class Orphans:
 
         A process in a rank's session can only have been started below that rank. Of other children the launcher's own
         are known, except those that a library starts: it takes their codes at once, so one that is a zombie for longer
-        is none of those.
+        is an orphan.
         """
         self._seen_at = {(pid, stat.start): self._seen_at.get((pid, stat.start), now) for pid, stat in zombies.items()}
         found = {pid for pid, stat in zombies.items() if stat.session in sessions and stat.session != pid}

@@ -53,7 +53,7 @@ class SignalPipe:
     Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
 
     `were_ignored`: those of the signals that this process ignored before. `arrived`: those that were read, in order.
-    `attended_at`: when they were read last (monotonic seconds); whoever waits for long without a look sets it ahead.
+    `attended_at`: when they were read last (monotonic seconds); code that waits for long sets it ahead.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:

@@ -125,7 +125,7 @@ def _megatron(line: str) -> LogLine | None:
 def _torchtitan(line: str) -> LogLine | None:
     match = _TORCHTITAN.search(line)
     if match is not None:
-        if match[1]:  # a validation: no step, and a loss of nan there is none of the training
+        if match[1]:  # A validation is no training step, and its loss is not judged.
             return LogLine()
         return LogLine(_whole_number(match[2]), loss=_number(match[3]))
     if line.endswith("Training completed"):

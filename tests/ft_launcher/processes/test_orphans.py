@@ -66,5 +66,5 @@ print(orphan in zombies(), own.wait(), rank.wait())
 
 
 def test_only_orphans_are_taken() -> None:
-    """The codes of the launcher's own children stay for whoever waits for them."""
+    """The codes of the launcher's own children stay for the code that waits for them."""
     assert python(NOBODY_ELSES).stdout.split() == ["False", "3", "0"]
