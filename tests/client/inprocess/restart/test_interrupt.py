@@ -81,28 +81,34 @@ def test_it_arrives(interrupter: Interrupter, stuck: Callable[[], None]) -> None
 
 
 def test_it_never_arrives_outside(interrupter: Interrupter) -> None:
-    """A thousand interruptions at any moment around the end of a call."""
-    arrived, before = 0, sys.getswitchinterval()
+    """A thousand interruptions at any moment around the end of a call: one in fifty comes after it, one within it."""
+    after, within = 0, 49
+    arrived, before = set[int](), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     for number in range(1000):
         go = threading.Event()
         thread = interrupt_when(interrupter, go)
 
-        def function(go: threading.Event = go, size: int = number % 50 * 100) -> None:
+        def function(go: threading.Event = go, moment: int = number % 50) -> None:
+            if moment == after:
+                return
             go.set()
-            for _ in range(size):  # without a loop no other thread of Python 3.10 runs before the function ends
+            if moment == within:
+                spin()
+            for _ in range(moment * 100):  # without a loop no other thread of Python 3.10 runs before the function ends
                 pass
 
         try:
             interrupter.call(function)
         except Interrupted:
-            arrived += 1
+            arrived.add(number)
+        go.set()
         outside = sum(range(500))
         thread.join()
         assert outside == 124750
         interrupter.reset()
     sys.setswitchinterval(before)
-    assert 0 < arrived < 1000
+    assert arrived.issuperset(range(within, 1000, 50)) and arrived.isdisjoint(range(after, 1000, 50))
 
 
 @pytest.mark.parametrize("swallows", [False, True])
