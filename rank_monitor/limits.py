@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import LimitsSet
 
 SECTION = "section:"
 SOFT, HARD = "soft_timeout", "hard_timeout"
 LOG = "log"
 """The limit of what a rank prints."""
-HANG = "hang"
-"""The limit of a hang that the launcher has found."""
 NS_PER_S = 1_000_000_000
 
 LONGEST_UNREAD_NS = 250_000_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, HangOverdue, LogOverdue, LogStep
+from rank_monitor.contract.wire.launcher_messages import HANG, STALL, CycleStart, HangOverdue, LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Attach,
@@ -26,7 +26,7 @@ from rank_monitor.contract.wire.messages import (
     Sections,
 )
 from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
-from rank_monitor.limits import HANG, HARD, LOG, NS_PER_S, SECTION, SOFT, Deadline, WatchLimits, nanoseconds
+from rank_monitor.limits import HARD, LOG, NS_PER_S, SECTION, SOFT, Deadline, WatchLimits, nanoseconds
 from rank_monitor.standstill import Standstill
 from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper

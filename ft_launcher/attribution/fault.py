@@ -77,6 +77,10 @@ NETWORK_OR_DEVICE = ", and it does not end: the network, or a device"
 """The end of what TRANSPORT says."""
 
 
+HANGS = "hangs: "
+"""The beginning of what is said of a rank that hangs. The cause follows, then the limit that was exceeded."""
+
+
 @dataclass(frozen=True)
 class Blame:
     """Who holds up the others.

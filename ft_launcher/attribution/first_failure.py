@@ -16,6 +16,7 @@ from ft_launcher.attribution import collective, hints, known_errors, nccl_view, 
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, RankEvidence, iteration, signal_name, state, where
 from ft_launcher.attribution.error_text import excerpt, place
 from ft_launcher.attribution.fault import (
+    HANGS,
     NO_CAUSE,
     Blame,
     Cause,
@@ -31,6 +32,7 @@ from ft_launcher.attribution.scene import Whereabouts
 from ft_launcher.attribution.wrapped_errors import errors_inside
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.same_error import digest
+from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # The hint is one line on the console, and a node can have many ranks.
@@ -249,7 +251,7 @@ def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
         raised = ""
     match kind:
         case FaultKind.HANG:
-            what = f"hangs: {_why_hung(rank, blame)}"
+            what = f"{HANGS}{_why_hung(rank, blame)}"
         case FaultKind.SIGNAL:
             what = f"died of {signal_name(rank.signal_number)}"
         case FaultKind.EXCEPTION if (rank.exit_code or 0) > 1:
@@ -264,16 +266,27 @@ def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
 
 
 def _why_hung(rank: RankEvidence, blame: Blame | None) -> str:
-    found = []
-    if rank.verdict is not None and rank.condemned:
-        found.append(rank.verdict.reason)
-    if blame is not None and rank.rank in blame.ranks and blame.text:
-        found.append(f"it {collective.sentence(blame, rank.scene)}")
-    if found:
-        return "; ".join(found)
-    if rank.was_stopped:
-        return "it is stopped, and the others wait for it"
-    return f"it {rank.scene.place.value}, and the others waited for it"
+    """Returns the cause first, as far as one is known, and then which limit was exceeded."""
+    cause = _cause_of_hang(rank, blame)
+    if rank.verdict is None or not rank.condemned:
+        return cause or f"it {rank.scene.place.value}, and the others waited for it"
+    if not cause:
+        return rank.verdict.reason
+    if rank.verdict.limit == HANG:  # the reason repeats the cause
+        return f"{cause}, for {rank.verdict.waited_s:.2f} s; the limit is {rank.verdict.limit_s:g} s (hang_timeout)"
+    return f"{cause}; {rank.verdict.reason}"
+
+
+def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
+    waiting = ""
+    if blame is not None and rank.rank in blame.ranks:
+        if blame.text:
+            return f"it {collective.sentence(blame, rank.scene)}"
+        if blame.waiting:
+            waiting = collective.waiting_text(len(blame.waiting))
+    if rank.was_stopped or rank.scene.place is Whereabouts.STOPPED:
+        return f"it is stopped{waiting}"
+    return ""
 
 
 def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from ft_launcher.attribution import Fault, all_nodes, collective, first_failure
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import fault_of_json, of_record
+from ft_launcher.attribution.fault import HANGS
 from ft_launcher.cycle import rung_record
 from ft_launcher.health.reading import Reading, changes
 from ft_launcher.policy.restart_history import History
@@ -167,7 +168,7 @@ def blame_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Fa
         # Of several that are to blame the one that its own node found stands, with what that node says of it.
         return found
     view = next(view for node in nodes for view in node.views if view.rank == blame.ranks[0])
-    return found | {"rank": view.rank, "what": f"hangs: it {collective.sentence(blame, view.scene)}"}
+    return found | {"rank": view.rank, "what": f"{HANGS}it {collective.sentence(blame, view.scene)}"}
 
 
 def _decided_on(fault: Facts, inputs: Facts) -> Fault:

@@ -64,6 +64,8 @@ def test_the_rank_that_does_not_come_is_ended_and_the_job_restarts(
     ), job.tail()
     (fault,) = job.journal("fault")
     assert (fault["rank"], fault["kind"], fault["fault_class"], fault["limit"]) == (1, "hang", "hang", "hang")
+    if how == "stops":
+        assert fault["what"].startswith("hangs: it is stopped"), job.tail()
     if how != "stops":  # it is continued to be ended, and the others go on
         # The others lose the rank that is ended, and on a busy machine they may have ended before they are asked again.
         assert fault["blamed"] in ([1], []), job.tail()

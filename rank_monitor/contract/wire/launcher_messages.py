@@ -13,6 +13,8 @@ from rank_monitor.contract.wire.messages import Message
 
 STALL = "stall"
 """The limit that only warns. A `Verdict` of another limit that does not condemn asks for a restart in process."""
+HANG = "hang"
+"""The limit of a hang that the launcher has found (`HangOverdue`)."""
 
 # Agent to monitor.
 

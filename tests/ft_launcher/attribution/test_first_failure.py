@@ -1,5 +1,6 @@
 """Evidence to fault, by tables."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -398,7 +399,9 @@ def test_a_hang_is_that_of_the_rank_which_does_not_come(ranks: list[dict[str, An
     assert fault is not None and (fault.rank, fault.limit) == (blamed, limit)
     if blamed:
         assert (fault.kind, fault.fault_class, fault.collateral) == (FaultKind.HANG, HANG, False)
-        assert fault.agreed_exit_code in (1, None) and "and the others wait" in fault.what
+        assert fault.agreed_exit_code in (1, None) and re.search(
+            ", and (the others waited|1 rank waits|[0-9] ranks wait) for it", fault.what
+        )
 
 
 def test_where_other_nodes_have_ranks_too_nobody_is_blamed_for_being_elsewhere() -> None:
@@ -622,3 +625,40 @@ def test_other_exits_and_exits_without_a_word_are_left_as_they_are() -> None:
     for code, suspect_results in ((3, {1: DOUBT}), (16, {})):
         found = attribute(agreed(code, code), NODE, suspect_results=suspect_results)
         assert found is not None and found.rank == 4 and found.what == f"exited with code {code}"
+
+
+WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", "train.py:20 in step"]
+
+
+STOPPED, BEHIND = "it is stopped (SIGSTOP or a debugger)", "it never entered all_reduce 4 of group dp"
+
+
+@pytest.mark.parametrize(
+    ("limit", "numbers"),
+    [
+        ("section:step", "; in section:step for 5.1 s"),
+        ("hang", ", for 5.10 s; the limit is 5 s (hang_timeout)"),
+    ],
+)
+@pytest.mark.parametrize("cause", [STOPPED, BEHIND], ids=["stopped", "behind"])
+def test_a_hang_is_told_with_its_cause_first(cause: str, limit: str, numbers: str) -> None:
+    """The limit that was exceeded, with its numbers, comes behind."""
+    group = {"entered": 4, "finished": 3, "operation": "all_reduce", "shape": "[[4]]", "description": "dp"}
+    waits = Snapshot(1, True, True, 7, {}, 0.1, frames=WAITS, process={"state": "S"}, groups={"0": group})
+    late = replace(waits, frames=["train.py:9 in load"], groups={"0": group | {"entered": 3}})
+    seen = verdict(0, ["train.py:9 in load"], limit=limit)
+    if cause == STOPPED:
+        late = replace(late, frames=[], process={"state": "T (stopped)"})
+        seen = replace(seen, frames=[], process={"state": "T (stopped)"})
+    ranks = [rank(0, exit_code=-9, died_at=2.0, verdict=seen, verdict_at=1.0, snapshot=late)]
+    fault = attribute([*ranks, rank(1, snapshot=waits), rank(2, snapshot=waits)], NODE, stop_began=1.5)
+    assert fault is not None and fault.what == f"hangs: {cause}, and 2 ranks wait for it{numbers}"
+
+
+def test_a_rank_that_was_stopped_is_told_so_before_its_limit() -> None:
+    """Its monitor continued it to end it: what the launcher saw before counts."""
+    stopped = rank(0, exit_code=-9, died_at=2.0, verdict=verdict(0), verdict_at=1.0, was_stopped=True)
+    fault = attribute([stopped, rank(1, exit_code=-9, died_at=2.0)], NODE, stop_began=1.5)
+    assert (
+        fault is not None and fault.what == "hangs: it is stopped, and 1 rank waits for it; in section:step for 5.1 s"
+    )

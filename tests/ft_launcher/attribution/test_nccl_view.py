@@ -170,7 +170,7 @@ def test_a_rank_that_nccl_has_given_up_is_the_fault() -> None:
     assert (fault.kind, fault.rank, fault.collateral) == (FaultKind.HANG, 3, False)
     assert (fault.finding, fault.blamed, fault.waiting) == ("transport", (3,), 7)
     told = f"it is given up by NCCL's RAS, which cannot reach it, while {IN_IT}, and 7 ranks wait for it"
-    assert fault.what == f"hangs: in section step for 5.1 s; {told}"
+    assert fault.what == f"hangs: {told}; in section step for 5.1 s"
 
 
 def test_a_hint_says_that_nccl_reaches_all() -> None:

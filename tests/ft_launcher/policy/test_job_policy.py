@@ -170,7 +170,18 @@ def test_a_decision_that_does_not_fit_is_a_protocol_error(record: dict[str, Any]
 
 LOADS = ["train.py:9 in load"]
 WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", "train.py:20 in step"]
-HANG = Fault(FaultKind.HANG, 0, 0, 4711, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
+HANG = Fault(
+    FaultKind.HANG,
+    0,
+    0,
+    4711,
+    -9,
+    "hangs: no sign of life for 5 s",
+    "",
+    "",
+    fault_class=FaultClass.HANG,
+    collateral=True,
+)
 
 
 def ranks_of(rank: int, entered: int, frames: list[str]) -> list[Any]:
@@ -225,7 +236,9 @@ def test_a_node_did_not_see_who_waits_for_its_rank(collateral: bool) -> None:
     assert guilty is not None
     found = guilty[0]
     assert (answer.faulty_node, found.rank, found.pid, found.finding) == ("a", 0, 4711, "behind")
-    assert found.what == "hangs; it never entered all_reduce 4 of group dp, and 2 ranks wait for it"
+    assert found.what == (
+        "hangs: it never entered all_reduce 4 of group dp, and 2 ranks wait for it; no sign of life for 5 s"
+    )
     assert (found.collateral, found.detail, found.hint) == (
         False,
         ("train.py:9 in load",),
@@ -245,10 +258,10 @@ def test_a_stopped_rank_explains_the_limit_of_another() -> None:
 
 def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
     views = {"a": ranks_of(0, 3, LOADS), **{name: ranks_of(rank, 4, WAITS) for rank, name in [(1, "b"), (2, "c")]}}
-    seen = "hangs: it never entered all_reduce 4 of group dp, and 1 rank waits for it"
+    seen = "hangs: it never entered all_reduce 4 of group dp, and 1 rank waits for it; no sign of life for 5 s"
     guilty = guilty_in(after_hang(views, replace(HANG, what=seen, blamed=(0,), waiting=1, finding="behind")).decision)
     assert guilty is not None
-    assert guilty[0].what == "hangs: it never entered all_reduce 4 of group dp, and 2 ranks wait for it"
+    assert guilty[0].what == seen.replace("1 rank waits", "2 ranks wait")
     assert guilty[0].waiting == 2
 
 
@@ -360,7 +373,7 @@ def test_all_nodes_are_in_one_collective(answers: dict[str, NcclView], hint: str
     found = guilty[0]
     assert (found.rank, found.pid, found.finding, found.blamed, found.collateral) == (0, 4711, "transport", (), True)
     assert (found.waiting, found.hint) == (3, hint)
-    assert headline_in(answer.decision) == "rank 0 on host of a hangs"
+    assert headline_in(answer.decision) == "rank 0 on host of a hangs: no sign of life for 5 s"
 
 
 def test_a_node_that_nccl_has_given_up() -> None:
