@@ -27,7 +27,7 @@ from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.nodes.node_link import Cut
+from ft_launcher.nodes.node_link import Cut, CutReason
 from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
@@ -304,10 +304,10 @@ class ManyNodes(Membership):
         assert self._cut is not None
         self._ranks.stop(signal.SIGKILL, 0.0)
         code = int(ExitCode.STORE_HOST_LOST)
-        if self._cut.unreachable:
+        if self._cut.reason is CutReason.NO_ROUTE:
             code = int(ExitCode.BELOW_MINIMUM)
-        self._parts.recorder.job_over(self._ranks.cycle, self._cut.reason, code)
-        return JobEnd(code, self._cut.reason, self._results.stopped())
+        self._parts.recorder.job_over(self._ranks.cycle, self._cut.why, code)
+        return JobEnd(code, self._cut.why, self._results.stopped())
 
     def _after_fence(self) -> None:
         """Records that this launcher stood still and its monitors ended the ranks; it joins again as a newcomer does.
@@ -382,7 +382,7 @@ class ManyNodes(Membership):
                 return end
             cut = self._nodes.link.cut(time.monotonic())
             if cut is not None:
-                logger.warning("%s; the ranks of this node are done", cut.reason)
+                logger.warning("%s; the ranks of this node are done", cut.why)
                 return None
             readable({self._ending.signals.fileno(), *self.descriptors()}, min(left, self._nodes.check_s))
             for number in self._ending.signals.read():

@@ -8,6 +8,7 @@ threads; `failing_for` returns what has failed for too long.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_NO_ROUTE = frozenset({errno.ENETUNREACH, errno.ENETDOWN})
+"""Not EHOSTUNREACH: it also says that a host of the own network is down."""
 LOG_EVERY_S = 60.0
 """Often enough to be found near the end of a log, seldom enough not to fill it."""
 
@@ -138,6 +141,15 @@ class Connections:
             raise
         failures.worked()
         return result
+
+    def has_no_route(self) -> bool:
+        """Returns whether the last error says that this node has no route to the store's network."""
+        error: BaseException | None = self.trouble
+        while error is not None:
+            if isinstance(error, OSError) and error.errno in _NO_ROUTE:
+                return True
+            error = error.__cause__ or error.__context__
+        return False
 
     def failing_for(self, limit_s: float) -> str:
         """Describes the work that has failed in a row for `limit_s` seconds, and why; empty if none has."""

@@ -101,10 +101,16 @@ class RingingBox(Box):
 
 
 class Awaited:
-    """The keys that one node awaits. Its thread ends once the connections are closed and `close` was called."""
+    """The keys that one node awaits. Its thread ends once the connections are closed and `close` was called.
 
-    def __init__(self, connections: Connections) -> None:
+    Args:
+        connections: the node's.
+        on_failure: called by the thread with an unexpected exception, by which it ends.
+    """
+
+    def __init__(self, connections: Connections, on_failure: Callable[[Exception], None]) -> None:
         self._connections = connections
+        self._on_failure = on_failure
         self._open: list[tuple[str, Box]] = []
         self._changed = threading.Condition()
         self._ended = False
@@ -157,8 +163,14 @@ class Awaited:
             self._changed.notify_all()
 
     def _begin(self) -> None:
-        self.thread = threading.Thread(target=self._await, daemon=True, name="ft_node_await")
+        self.thread = threading.Thread(target=self._run, daemon=True, name="ft_node_await")
         self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._await()
+        except Exception as error:
+            self._on_failure(error)
 
     def _await(self) -> None:
         """Waits for one key after the other, until another thread has replaced this one."""

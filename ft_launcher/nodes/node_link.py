@@ -7,6 +7,8 @@ The agent is notified of a cycle's end through one descriptor. The only decision
 from __future__ import annotations
 
 import contextlib
+import enum
+import logging
 import queue
 import threading
 import time
@@ -38,7 +40,9 @@ from ft_launcher.nodes.node_messages import (
     encode,
 )
 from ft_launcher.nodes.questions import Questions
-from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
+
+logger = logging.getLogger(__name__)
 
 # Where no host is known yet, another node gets this long to open the attempt before this one does.
 _FIRST_S = 0.5
@@ -54,15 +58,23 @@ _QUESTIONS_EVERY = 2
 """In beats: how often a node looks whether another asks something; a beat is left out for it."""
 
 
+class CutReason(enum.Enum):
+    """Why a node is cut off. The agent chooses the exit code by it."""
+
+    REFUSED = enum.auto()
+    """The store, or the coordinator on this node, has refused this node's work for too long."""
+    NO_ANSWER = enum.auto()
+    """The store gives no answer, or a thread that talks to it has failed."""
+    NO_ROUTE = enum.auto()
+    """This node has no route to the store: the node has lost its network, and the store may be well."""
+
+
 @dataclass(frozen=True)
 class Cut:
-    """The store has not answered for so long that others may count this node as lost.
+    """This node has had no part in the job for so long that others may count it as lost. `why` says it in words."""
 
-    `unreachable`: this node has no route to it; else nothing listens there, or it does not answer.
-    """
-
-    reason: str
-    unreachable: bool
+    reason: CutReason
+    why: str
 
 
 class NodeLink:
@@ -99,9 +111,10 @@ class NodeLink:
         self._answers = Box(ours=True)
         self._hosts_of_cycles = Box()
         self._ends = RingingBox()
-        self._awaited = Awaited(self._connections)
-        self._speaker = threading.Thread(target=self._speak, daemon=True, name="ft_node_speak")
-        self._beater = threading.Thread(target=self._beat, daemon=True, name="ft_node_beat")
+        self._failed: Cut | None = None
+        self._awaited = Awaited(self._connections, self._has_failed)
+        self._speaker = threading.Thread(target=self._at_edge, args=(self._speak,), daemon=True, name="ft_node_speak")
+        self._beater = threading.Thread(target=self._at_edge, args=(self._beat,), daemon=True, name="ft_node_beat")
         self._speaker.start()
         self._beater.start()
 
@@ -216,24 +229,29 @@ class NodeLink:
     def cut(self, now: float) -> Cut | None:
         """Returns whether and why this node is cut off. To be called four times a beat; a time without calls, in which
         the launcher stood still, does not count."""
+        if self._failed is not None:
+            return self._failed
         if self._hosts:
             if self.coordination is None or self.coordination.at_work or self._connections.closed.is_set():
                 return None
-            return Cut(self.coordination.why_ended, False)
+            return Cut(CutReason.REFUSED, self.coordination.why_ended)
         overslept = max(0.0, now - self._checked_at - 2 * self._beat_s)
         self._checked_at = now
         self._heard_at = min(now, self._heard_at + overslept)
         limit_s = own_limit_s(self._timeout_s, self._beat_s)
         refused = self._connections.failing_for(limit_s)
         if refused:
-            return Cut(f"the rendezvous' store has refused this node's work for {limit_s:g} s ({refused})", False)
+            return Cut(
+                CutReason.REFUSED, f"the rendezvous' store has refused this node's work for {limit_s:g} s ({refused})"
+            )
         if now - self._heard_at < limit_s:
             return None
+        why = f"the rendezvous' store gave no answer for {limit_s:g} s"
         if self._connections.trouble:
-            why = f": {self._connections.trouble}"
-        else:
-            why = ""
-        return Cut(f"the rendezvous' store gave no answer for {limit_s:g} s{why}", "unreachable" in why)
+            why += f": {self._connections.trouble}"
+        if self._connections.has_no_route():
+            return Cut(CutReason.NO_ROUTE, why)
+        return Cut(CutReason.NO_ANSWER, why)
 
     def wake(self, now: float) -> None:
         """Restarts the time without an answer, after the agent stood still."""
@@ -276,6 +294,19 @@ class NodeLink:
             self._awaited.release(self._connections.shared.open(), self._answers)
 
     # The threads.
+
+    def _at_edge(self, loop: Callable[[], None]) -> None:
+        """Runs the loop of a thread. Its unexpected exception cuts the node off: a node whose thread has ended would
+        neither be heard nor hear of anything, and nobody would notice."""
+        try:
+            loop()
+        except Exception as error:
+            self._has_failed(error)
+
+    def _has_failed(self, error: Exception) -> None:
+        """Called by a thread of the link that ends with an unexpected exception, within its `except` block."""
+        logger.exception("a thread of the link to the other nodes has failed")
+        self._failed = Cut(CutReason.NO_ANSWER, f"the link to the other nodes has failed: {one_line(error)}")
 
     def _beat(self) -> None:
         """Beats, and does nothing else, so that at most one operation of another thread delays a beat."""

@@ -294,7 +294,7 @@ class NodeRendezvous(OwnRendezvous):
         """
         cut = link.cut(time.monotonic())
         if cut is not None:
-            raise RendezvousConnectionError(cut.reason)
+            raise RendezvousConnectionError(cut.why)
         if self._closed:
             raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
 

@@ -32,7 +32,7 @@ def box() -> Box:
 def awaited(store: JobStore, box: Box) -> Iterator[Awaited]:
     """What a node awaits."""
     connections = Connections(store.another(), pause_s=0.1)
-    awaited = Awaited(connections)
+    awaited = Awaited(connections, lambda error: pytest.fail(str(error)))
     yield awaited
     connections.closed.set()
     awaited.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from torch.distributed import TCPStore
@@ -13,7 +13,7 @@ from ft_launcher.nodes.coordinator_service import BEAT, end_key, reply_key
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.node_link import NodeLink
+from ft_launcher.nodes.node_link import Cut, CutReason, NodeLink
 from ft_launcher.nodes.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
@@ -80,3 +80,42 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
     while store.counters(["a"], ())[0]["a"] == before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert store.counters(["a"], ())[0]["a"] != before, "it beats"
+
+
+def break_sender(link: NodeLink, lease: Lease, store: JobStore) -> None:
+    link.send(object())  # type: ignore[arg-type]
+
+
+def break_waiter(link: NodeLink, lease: Lease, store: JobStore) -> None:
+    def fail() -> None:
+        raise KeyError("what is called at the end")
+
+    link.entered(RankAssigned(0, 0, 2, "", False))
+    link.when_ended(0, fail)
+    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
+
+
+def break_beater(link: NodeLink, lease: Lease, store: JobStore) -> None:
+    def fail(sent_at: float) -> None:
+        raise KeyError("what is done after an answer")
+
+    lease.renew = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("break_thread", [break_sender, break_waiter, break_beater])
+def test_a_thread_that_fails_cuts_the_node_off(
+    link: NodeLink,
+    lease: Lease,
+    store: JobStore,
+    caplog: pytest.LogCaptureFixture,
+    break_thread: Callable[[NodeLink, Lease, JobStore], None],
+) -> None:
+    break_thread(link, lease, store)
+    deadline = time.monotonic() + PATIENT_S
+    found: Cut | None = None
+    while found is None and time.monotonic() < deadline:
+        found = link.cut(time.monotonic())
+        time.sleep(0.01)
+    assert found is not None and found.reason is CutReason.NO_ANSWER
+    assert found.why.startswith("the link to the other nodes has failed: ")
+    assert "Traceback" in caplog.text
