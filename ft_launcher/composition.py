@@ -58,7 +58,7 @@ from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
-from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
+from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import local_address, resolver
 from rank_monitor.contract.wire.own_file import open_own
 
@@ -223,7 +223,7 @@ def _run_recorded(
             adopt_orphans=not within,
             is_script=job.is_script,
         )
-        with _our_agent(parts, agents):
+        with backends.guarded(config, signals), _our_agent(parts, agents):
             values: Mapping[int, Any] = torch_launcher.launch_agent(config, job.entrypoint, list(job.args))
             return values
 
@@ -291,8 +291,8 @@ def _outcome(
     except ChildFailedError as error:
         show(summary(error))
         return Outcome(int(ExitCode.RANKS_FAILED), "ranks failed", error=error)
-    except SignalException as error:
-        return Outcome(int(ExitCode.PREEMPTED), str(error), error=error)
+    except SignalException as error:  # no rank was started where no agent says otherwise
+        return Outcome(died_of(error.sigval), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {one_line(error)}"
         show(f"ft_launcher: {reason.rstrip('.')}. Check --rdzv-endpoint or --master-addr, and the other nodes")

@@ -7,12 +7,9 @@ too, and know whether ranks end for a signal to this launcher or to that of anot
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Set
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -21,19 +18,14 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.cycle.cycle import CyclePhase, Event
+from ft_launcher.processes.blocking_call import BlockingCall
 from ft_launcher.processes.orphans import SAMPLE_S
-from ft_launcher.processes.signals import RankSignal, rank_signal, time_to_end
+from ft_launcher.processes.signals import RankSignal, rank_signal, time_to_end, told_to_end
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.processes import proc, resolver
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
-from rank_monitor.contract.settings.kinds import signal_name
 
 _T = TypeVar("_T")
-
-
-def told_to_end(number: int) -> str:
-    """Returns why a launcher ends that gets a signal, by the signal's name."""
-    return f"told to end by {signal_name(number)}"
 
 
 class EndingSignal(EventSource):
@@ -140,32 +132,17 @@ class EndingSignal(EventSource):
         """
         if self.number is not None:
             raise self.error_without_ranks(self.number)
-        # The thread closes its end when the call is done, which wakes `readable` below: an event, not a poll.
-        done, at_work = os.pipe()
-        outcome: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                # The launcher bounds its look-ups of names; the name of a host may take longer than that bound.
-                with resolver.usual():
-                    outcome.set_result(work())
-            except BaseException as error:  # handed to the caller's thread
-                outcome.set_exception(error)
-            finally:
-                os.close(at_work)
-
-        # A daemon, since nothing can cancel torch's call: the launcher must be able to end while it blocks.
-        threading.Thread(target=run, daemon=True, name="ft_blocking_call").start()
+        call = BlockingCall(work)
         try:
-            while not readable([done], 0.0):
-                readable([done, self.signals.fileno()], SAMPLE_S)
+            while not call.is_done:
+                readable([call.fileno(), self.signals.fileno()], SAMPLE_S)
                 self._ranks.reap_orphans()
                 self.note(*self.signals.read())
                 if self.number is not None:
                     raise self.error_without_ranks(self.number)
         finally:
-            os.close(done)
-        return outcome.result()
+            call.close()
+        return call.result()
 
     # For ranks that save before they end.
 

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import failed_cycle
-from ft_launcher.agent.ending_signal import EndingSignal, told_to_end
+from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.failed_cycle import LastEnd, NodeFindings
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
@@ -31,6 +31,7 @@ from ft_launcher.nodes.node_link import Cut, CutReason
 from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
+from ft_launcher.processes.signals import told_to_end
 from ft_launcher.ranks.environment import Relocation
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace

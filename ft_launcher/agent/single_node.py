@@ -26,6 +26,7 @@ from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.ledger.account import Category
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Action, Question, after_request, answer, inputs_of
+from ft_launcher.processes.blocking_call import BlockingCall
 from ft_launcher.ranks.environment import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
@@ -58,28 +59,59 @@ class SingleNode(Membership):
         self._rendezvous: Any = self._group.spec.rdzv_handler
         self._history = History()
         self._next_poll = 0.0
+        self._question: BlockingCall[int] | None = None
+        """To the rendezvous, how many nodes wait to join; None: it is not asked now."""
 
     # As a source of events.
 
+    def descriptors(self) -> set[int]:
+        """Readable when the rendezvous has answered."""
+        if self._question is not None:
+            return {self._question.fileno()}
+        return set()
+
     def next_check(self) -> float | None:
-        """When to ask the rendezvous for new members (monotonic seconds); None where there can be none."""
-        if self._parts.several_nodes:
+        """When to ask the rendezvous for new members (monotonic seconds); None: it is asked now, or none can come."""
+        if self._parts.several_nodes and self._question is None:
             return self._next_poll
         return None
 
     def attend(self, ready: Set[int]) -> list[Event]:
-        """Asks torch's rendezvous whether nodes wait to join, which is an operation on its store."""
+        """Asks torch's rendezvous whether nodes wait to join, and takes its answer once there is one. Does not block.
+
+        The question is an operation on the rendezvous' store, which may take as long as the network does, or for ever.
+        """
         if not self._parts.several_nodes:
             return []
         is_joined = False
-        # Events are never delayed by a store operation, which may take as long as the network does.
-        if not ready:
-            try:
-                is_joined = self._rendezvous.num_nodes_waiting() > 0
-            except Exception as error:  # the training is healthy: a store that does not answer ends nothing
-                self._parts.recorder.store_silent(error)
+        try:
+            if self._question is not None:
+                is_joined = self._answered(self._question)
+            elif time.monotonic() >= self._next_poll:
+                self._plan_poll()
+                self._question = BlockingCall(self._rendezvous.num_nodes_waiting, "ft_waiting_nodes")
+        except Exception as error:  # the training is healthy: a store that does not answer ends nothing
+            self._parts.recorder.store_silent(error)
+        if is_joined:
+            return [CyclePhase.REFORM]
+        return []
+
+    def _answered(self, question: BlockingCall[int]) -> bool:
+        """Takes the answer if there is one; returns whether nodes wait to join."""
+        if not question.is_done:
+            return False
+        self._plan_poll()
+        self._drop_question()
+        return question.result() > 0
+
+    def _plan_poll(self) -> None:
         self._next_poll = time.monotonic() + float(self._group.spec.monitor_interval)
-        return [CyclePhase.REFORM] if is_joined else []
+
+    def _drop_question(self) -> None:
+        """Leaves a question behind, whose answer says nothing any more: another cycle forms, or the job ends."""
+        if self._question is not None:
+            self._question.close()
+            self._question = None
 
     # Forming a cycle.
 
@@ -89,6 +121,8 @@ class SingleNode(Membership):
         if unfit:
             reason = f"this node is unhealthy: {unfit}"
             raise NoFurtherCycle(JobEnd(int(ExitCode.NODE_UNHEALTHY), reason, self._results.stopped()))
+        # The handler takes one call at a time: it forms the cycle once it has answered what it was asked before.
+        self._drop_question()
         self._ending.call(assign_ranks)
         store = self._ending.call(self._open_store)
         self._parts.times.formed(0.0)
@@ -180,3 +214,7 @@ class SingleNode(Membership):
         if decision.action is Action.RESTART:
             return None
         return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
+
+    def leave(self, job_end: JobEnd | None) -> None:
+        """Forgets a question that has no answer yet. torch's launcher closes the rendezvous."""
+        self._drop_question()

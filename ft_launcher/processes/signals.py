@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.kinds import signal_name
 
 _LIBC = ctypes.CDLL(None)
 _ACTION_BYTES = 512  # struct sigaction has 152
@@ -170,6 +171,11 @@ def _action(number: int) -> ctypes.Array[ctypes.c_char]:
     action = ctypes.create_string_buffer(_ACTION_BYTES)
     _LIBC.sigaction(number, None, action)
     return action
+
+
+def told_to_end(number: int) -> str:
+    """Returns why a launcher ends that gets a signal, by the signal's name."""
+    return f"told to end by {signal_name(number)}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,9 @@ from ft_launcher.nodes.node_messages import NO_RANK, JoinRequest
 from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
 from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.processes import descriptor_limit
+from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
+from ft_launcher.rendezvous.guarded_handler import created
 from ft_launcher.rendezvous.handler import NodeRendezvous, OwnRendezvous
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
@@ -131,6 +134,22 @@ def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
         )
 
     _use(config, _SEVERAL_NODES, make)
+
+
+@contextmanager
+def guarded(config: Any, signals: SignalPipe) -> Iterator[None]:
+    """Context in which a handler that torch makes is guarded, unless it is one of ours (`guarded_handler.py`)."""
+    registry: dict[str, Callable[[RendezvousParameters], RendezvousHandler]] = rendezvous_handler_registry._registry
+    backend = config.rdzv_backend
+    create = registry.get(backend)
+    if create is None or backend in (ONE_NODE, _SEVERAL_NODES):
+        yield
+        return
+    registry[backend] = lambda parameters: created(lambda: create(parameters), signals)
+    try:
+        yield
+    finally:  # a program that calls `launch()` may register the same one again, which torch refuses if it is another
+        registry[backend] = create
 
 
 def _use(config: Any, backend: str, make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
