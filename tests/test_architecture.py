@@ -65,7 +65,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.bundle": {"record", "status"},
     "ft_launcher.training_log": {"record"},
     "ft_launcher.zygote": {"processes", "settings"},
-    "ft_launcher.ranks": {"health", "processes", "record", "settings", "zygote"},
+    "ft_launcher.ranks": {"processes", "record", "settings", "zygote"},
     "ft_launcher.rendezvous": {"nodes", "policy", "processes"},
     "ft_launcher.cycle": {"attribution", "policy", "processes", "ranks", "record", "rendezvous", "zygote"},
     "ft_launcher.replay": {"attribution", "cycle", "health", "policy", "record"},

@@ -32,7 +32,6 @@ from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.processes.signals import told_to_end
-from ft_launcher.ranks.environment import Relocation
 from ft_launcher.rendezvous.cycle_store import CycleStore
 from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace
 from rank_monitor.contract.errors import one_line
@@ -129,7 +128,7 @@ class ManyNodes(Membership):
         limit = forgiven_limit(place.decision)
         if limit:
             self._ranks.forgive_learned_limit(limit)
-        self._ranks.relocation = Relocation(suspect_result_in(place.decision))
+        self._ranks.suspect_result = suspect_result_in(place.decision)
         return store
 
     def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
@@ -287,7 +286,7 @@ class ManyNodes(Membership):
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it."""
-        fault, decision = self._last_end.found.fault, decision_of(over.decision)
+        fault = self._last_end.found.fault
         is_preempted = over.exit_code == ExitCode.PREEMPTED
         code = over.exit_code
         if is_preempted:
@@ -296,8 +295,7 @@ class ManyNodes(Membership):
         self._last_end.record(replace(over, exit_code=code))
         if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
             return JobEnd(code, over.reason, self._results.stopped())
-        if decision is not None:
-            return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
+        # `over.decision` may be older: a restart after this node's fault, in which another node took its place.
         return JobEnd(code, over.reason, self._results.failed(fault))
 
     def _after_cut(self) -> JobEnd:

@@ -31,7 +31,7 @@ from ft_launcher.cycle.zombies import Zombies
 from ft_launcher.policy.restart_policy import is_known
 from ft_launcher.processes.orphans import Orphans
 from ft_launcher.processes.process_tree import Ending, Hurry, ProcessTree
-from ft_launcher.ranks.environment import Relocation, cycle_environment, rank_environment
+from ft_launcher.ranks.environment import cycle_environment, rank_environment
 from ft_launcher.ranks.found import Replaced
 from ft_launcher.ranks.function_context import FunctionContext
 from ft_launcher.ranks.monitors import NodeMonitors
@@ -46,7 +46,14 @@ from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
-from rank_monitor.contract.wire.messages import ControlRequest, GroupMade, Message, ProgramFailed, Restarter
+from rank_monitor.contract.wire.messages import (
+    ControlRequest,
+    GroupMade,
+    Message,
+    ProgramFailed,
+    Restarter,
+    ResultInDoubt,
+)
 
 if TYPE_CHECKING:
     from ft_launcher.agent.save_intervals import SaveIntervals
@@ -79,8 +86,8 @@ class Ranks(EventSource):
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
         self.store: CycleStore | None = None
         """The store of the cycle, which the agent sets before the start."""
-        self.relocation = Relocation()
-        """The devices on which the ranks of the next cycle run."""
+        self.suspect_result: ResultInDoubt | None = None
+        """Because of which the ranks of the next cycle run on another node than before; None: they do not."""
         self.request: tuple[int, ControlRequest] | None = None
         self._complaints = Complaints(logger.warning)
         """The first request of this cycle that can be followed, with the global rank that made it."""
@@ -156,7 +163,7 @@ class Ranks(EventSource):
         """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
         settings = self.parts.settings
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
-        of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.relocation)
+        of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.suspect_result)
         of_all |= self.nccl.variables()
         of_all[env.IN_PROCESS_LIMITS] = write_record(self.parts.in_process_limits)
         if self._save_intervals is not None:

@@ -7,7 +7,6 @@ Made by the node agent. Does not weigh faults: `policy/` says what follows, and 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Set
@@ -27,10 +26,8 @@ from ft_launcher.ledger.account import Category
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Action, Question, after_request, answer, inputs_of
 from ft_launcher.processes.blocking_call import BlockingCall
-from ft_launcher.ranks.environment import Relocation, another_device
 from ft_launcher.rendezvous import cycle_store
 from ft_launcher.rendezvous.cycle_store import CycleStore
-from ft_launcher.settings.prescan import gpu_uuids
 from rank_monitor.contract.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
@@ -186,13 +183,11 @@ class SingleNode(Membership):
         fault, life = found.fault, found.life
         assert fault is not None, "a cycle failed without a failed rank"
         spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()
-        relocation = another_device(fault.doubt, int(spec.local_world_size), os.environ, gpu_uuids(), ranks.relocation)
-        question = Question(restart, spec.max_restarts, self._history, life, elsewhere=relocation is not None)
+        question = Question(restart, spec.max_restarts, self._history, life)
         decision, self._history = answer(fault, question, now)
         self._parts.recorder.failed(ranks.cycle, fault, decision, life, inputs_of(fault, question, now))
         if decision.action is not Action.RESTART:
             return JobEnd(decision.exit_code, decision.reason, self._results.failed(fault))
-        ranks.relocation = relocation or Relocation(visible=ranks.relocation.visible)
         ranks.forgive_learned_limit(fault.limit if fault.learned_limit else "")
         # A signal must end the launcher at once during a backoff.
         self._parts.times.begins(Category.BACKOFF)

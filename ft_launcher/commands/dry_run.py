@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ft_launcher.ranks.environment import Relocation, cycle_environment, rank_environment
+from ft_launcher.ranks.environment import cycle_environment, rank_environment
 from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -62,7 +62,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     yield "TORCHELASTIC_MAX_RESTARTS", str(config.max_restarts)
     if "OMP_NUM_THREADS" in environ:
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
-    yield from cycle_environment(job.settings, environ, job.no_python, {}, Relocation()).items()
+    yield from cycle_environment(job.settings, environ, job.no_python, {}, None).items()
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
     yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number).items()

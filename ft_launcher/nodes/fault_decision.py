@@ -28,7 +28,7 @@ class PolicyAnswer:
     """What follows a fault: go on (`exit_code` None), after `wait_s`, or give up; and the new history of restarts.
 
     `faulty_node`: another node's rank held up those of the node whose fault it was; empty: none did.
-    `relocates`: a waiting node is to take the faulty one's place; `swap`: if none waits, a member may change with it.
+    `relocates`: a waiting node, if there is one, is to take the faulty one's place.
     """
 
     reason: str
@@ -37,7 +37,6 @@ class PolicyAnswer:
     history: dict[str, Any]
     wait_s: float = 0.0
     relocates: bool = False
-    swap: bool = False
     faulty_node: str = ""
 
 
@@ -68,7 +67,7 @@ NO_VIEWS = NodeViews()
 class Case:
     """The question to the policy: a fault, and the history of restarts as it was `age_s` seconds ago.
 
-    `elsewhere`: a node waits that could take the faulty one's place. `swap`: a member could change places with it.
+    `elsewhere`: a node waits that could take the faulty one's place.
     `views`: what the nodes saw of their ranks.
     """
 
@@ -76,7 +75,6 @@ class Case:
     history: dict[str, Any]
     age_s: float
     elsewhere: bool
-    swap: bool = False
     views: NodeViews = NO_VIEWS
 
 
@@ -127,7 +125,7 @@ class FaultDecision:
         faults: Mapping[str, Fault],
         reported: bool,
         gone: bool,
-        places: tuple[bool, bool],
+        has_spare: bool,
         why: str,
         now: float,
         views: NodeViews = NO_VIEWS,
@@ -138,7 +136,7 @@ class FaultDecision:
             faults: by node, in the order in which nodes reported them.
             reported: whether a node reported that the cycle failed on it.
             gone: whether a node was lost or left.
-            places: whether a node waits that could take the faulty one's place; whether a member could change with it.
+            has_spare: whether a node waits that could take the faulty one's place.
             why: why the cycle ended.
             views: what the nodes saw of their ranks.
         """
@@ -151,7 +149,7 @@ class FaultDecision:
             self._failed_starts = 0
         self.faulty_node = faulty_node or ""
         if faulty_node is not None:
-            self.answer = self._ask(combined(faults[faulty_node], faults.values()), places, now, views)
+            self.answer = self._ask(combined(faults[faulty_node], faults.values()), has_spare, now, views)
             self.faulty_node = self.answer.faulty_node or faulty_node
         elif self._failed_starts >= MOST_FAILED_STARTS:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
@@ -160,9 +158,9 @@ class FaultDecision:
             self.answer = PolicyAnswer(why, None, {}, self.history)
         return self.answer
 
-    def _ask(self, fault: dict[str, Any], places: tuple[bool, bool], now: float, views: NodeViews) -> PolicyAnswer:
+    def _ask(self, fault: dict[str, Any], has_spare: bool, now: float, views: NodeViews) -> PolicyAnswer:
         try:
-            answer = self._policy(Case(fault, self.history, now - self._history_at, *places, views), now)
+            answer = self._policy(Case(fault, self.history, now - self._history_at, has_spare, views), now)
         except ProtocolError as error:
             answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), {}, self.history)
         self._history_at = now

@@ -2,9 +2,7 @@
 
 Knows no messages: the coordinator fills the roster, and carries out the result.
 
-Where the ranks of a faulty node are to run on other hardware, a node that waits takes its place. Where none waits, and
-only a result is suspect, it changes places with another member, of its own group if there is one, so that each of its
-ranks runs where it did not run before.
+Where the ranks of a faulty node are to run on other hardware, a node that waits takes its place, if there is one.
 """
 
 from __future__ import annotations
@@ -163,9 +161,9 @@ class Formation:
         """Has the policy decide on the fault that ended the cycle. Returns why the job is over, if it is."""
         roster = self._roster
         decision = self._fault_decision
-        places = len(roster.waiting) > len(roster.members), can_swap(roster.waiting.values(), roster.members)
+        has_spare = len(roster.waiting) > len(roster.members)
         faults, views = roster.faults(), roster.node_views()
-        answer = decision.decide(faults, bool(roster.failed), bool(roster.away), places, self.why, now, views)
+        answer = decision.decide(faults, bool(roster.failed), bool(roster.away), has_spare, self.why, now, views)
         self.why = answer.reason
         self._not_before = now + answer.wait_s
         if answer.exit_code is None:
@@ -177,7 +175,7 @@ class Formation:
         arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
         answer = self._fault_decision.answer
         if answer is not None and answer.relocates:
-            return choose_relocated(arrivals, former, size, self._fault_decision.faulty_node, answer.swap)
+            return choose_relocated(arrivals, former, size, self._fault_decision.faulty_node)
         return choose(arrivals, former, size)
 
     def _too_few(self) -> JobOver:
@@ -226,19 +224,10 @@ def choose(arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size) -
     return members
 
 
-def can_swap(arrivals: Collection[JoinRequest], former: Collection[str]) -> bool:
-    """Whether any former member among these could change places with another."""
-    # A node with another number of ranks would give other ranks to the members, and one that insists on its rank stays.
-    alike = len({node.nprocs for node in arrivals}) == 1 and all(node.rank == NO_RANK for node in arrivals)
-    return alike and sum(node.node in former for node in arrivals) > 1
-
-
 def choose_relocated(
-    arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size, faulty_node: str, swap: bool
+    arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size, faulty_node: str
 ) -> list[JoinRequest]:
-    """Returns the members of the next cycle, with the ranks of `faulty_node` on other hardware if there is some.
-
-    `swap`: another member may change places with it.
+    """Returns the members of the next cycle without `faulty_node` if as many are left, else as `choose` does.
 
     Args:
         arrivals, former, size: as for `choose`.
@@ -246,15 +235,7 @@ def choose_relocated(
     others = [node for node in arrivals if node.node != faulty_node]
     if how_many(others, len(former), size) == how_many(arrivals, len(former), size):
         return choose(others, former, size)
-    order, members = list(former), {node.node: node for node in arrivals if node.node in former}
-    if swap and faulty_node in members and can_swap(arrivals, former):
-        group = members[faulty_node].group
-        partner = min(
-            members.keys() - {faulty_node}, key=lambda node: (members[node].group != group, order.index(node))
-        )
-        here, there = order.index(faulty_node), order.index(partner)
-        order[here], order[there] = partner, faulty_node
-    return choose(arrivals, order, size)
+    return choose(arrivals, former, size)
 
 
 def _arrange(arrivals: Sequence[JoinRequest], former: Sequence[str], count: int) -> list[JoinRequest]:

@@ -118,8 +118,7 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
             fault, returned = told, case.views.returned
         before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        elsewhere = case.elsewhere or (has_suspect_result and case.swap)
-        question = Question(settings, max_restarts, before, life, elsewhere)
+        question = Question(settings, max_restarts, before, life, case.elsewhere)
         decision, history = answer(fault, question, now)
         record = asdict(decision) | {"action": decision.action.value, _HEADLINE: headline}
         record[_INPUTS] = inputs_of(fault, question, now, by_views, returned)
@@ -137,7 +136,6 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
             history.to_record(now),
             decision.wait_s,
             relocates,
-            has_suspect_result,
             faulty_node,
         )
 

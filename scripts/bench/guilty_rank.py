@@ -40,7 +40,7 @@ def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     for _ in range(RUNS):
         began, began_cpu = time.perf_counter(), time.process_time()
         seen = {node: json.loads(text) for node, text in sent.items()}
-        answer = policy(Case(record, {}, 0.0, False, False, NodeViews(seen, {}, True)), 0.0)
+        answer = policy(Case(record, {}, 0.0, False, NodeViews(seen, {}, True)), 0.0)
         outcome.add("named_s", time.perf_counter() - began)
         outcome.add("named_cpu_s", time.process_time() - began_cpu)
         outcome.add("sent_by_rank_bytes", sum(map(len, sent.values())) / ranks)

@@ -54,21 +54,36 @@ def actions(agents: Agents) -> list[tuple[str, bool, int | None]]:
     ]
 
 
-def test_two_nodes_change_places_and_the_broken_device_is_named(on_loopback: StartAgents, tmp_path: Path) -> None:
-    agents = start(on_loopback, tmp_path, "--nnodes=2", nproc=1, words=("--broken-node", "n0"))
+def test_a_spare_takes_the_place_of_the_broken_device_which_is_named(on_loopback: StartAgents, tmp_path: Path) -> None:
+    agents = start(on_loopback, tmp_path, "--nnodes=2", "--ft-spares=1", nproc=1, words=("--broken-node", "n0"))
+    agents.until_cycle_of(2)
+    spare = agents.join(nproc=1)
+    spare.until_event("job_start")
+    agents.stay(1)  # the spare has said that it is there
     agents.go()
-    agents.end(17, 17, limit_s=LIMIT_S)
-    before, after = ("0", "1"), ("1", "0")
-    moved = {(rank, node, "rank 0: n0, cpu") for rank, node in zip(after, ("n0", "n1"), strict=True)}
-    assert told(agents) == {(rank, node, "nothing") for rank, node in zip(before, ("n0", "n1"), strict=True)} | moved
-    assert actions(agents) == [("restart", False, None), ("give up", False, 17)], agents.tail()
+    agents.end(17, 17, 17, limit_s=LIMIT_S)
+    assert told(agents) == {
+        ("0", "n0", "nothing"),
+        ("1", "n1", "nothing"),
+        ("0", "n2", "rank 0: n0, cpu"),
+        ("1", "n1", "rank 0: n0, cpu"),
+    }
+    decided = actions(agents)
+    assert set(decided) == {("restart", False, None), ("give up", False, 17)}, agents.tail()
     faults = [line for agent in agents for line in agent.journal("fault")]
     assert {(line["rank"], line["kind"], line["exit_code"]) for line in faults} == {(0, "exit", 16), (0, "exit", 17)}
     for agent in agents:
         (end,) = agent.journal("job_end")
         assert end["reason"].startswith(REASON), agents.tail()
-    assert "Possible persistent error! (rank 0, iteration #3, node n0, device cpu" in agents[1].output
-    assert "The launcher moved this job: rank 0 ran on node n0, device cpu before" in agents[1].output
+    assert "Possible persistent error! (rank 0, iteration #3, node n0, device cpu" in spare.output
+    assert "The launcher moved this job: rank 0 ran on node n0, device cpu before" in spare.output
+
+
+def test_without_a_spare_the_job_ends_for_the_batch_script_to_move_it(on_loopback: StartAgents, tmp_path: Path) -> None:
+    agents = start(on_loopback, tmp_path, "--nnodes=2", nproc=1, words=("--broken-node", "n0"))
+    agents.go()
+    agents.end(16, 16, limit_s=LIMIT_S)
+    assert set(actions(agents)) == {("give up", False, 16)}, agents.tail()
 
 
 def test_a_spare_comes_to_the_same_result_and_goes_on(on_loopback: StartAgents, tmp_path: Path) -> None:

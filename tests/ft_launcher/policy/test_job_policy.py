@@ -195,7 +195,7 @@ def after_hang(views: dict[str, list[Any]], fault: Fault = HANG, nccl: Mapping[s
     record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a hangs"))
     names = {node: f"host of {node}" for node in views}
     seen = NodeViews(views, names, True, nccl or {})
-    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, False, seen), 0.0)
+    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, seen), 0.0)
 
 
 def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
@@ -331,7 +331,7 @@ LOST = Fault(
 )
 def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, float], blamed: tuple[int, ...]) -> None:
     record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a failed"))
-    case = Case(record, {}, 0.0, False, False, NodeViews(returned=returned))
+    case = Case(record, {}, 0.0, False, NodeViews(returned=returned))
     answer = make_policy(RestartSettings(), 3)(case, 0.0)
     found = guilty_in(through_json(answer.decision))
     assert (answer.faulty_node, headline_in(answer.decision)) == ("", "rank 0 on a failed")

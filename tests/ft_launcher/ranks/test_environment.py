@@ -1,4 +1,4 @@
-"""What all ranks of a cycle find in their environment, and which GPUs they see once a result of one is in doubt."""
+"""What all ranks of a cycle find in their environment."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.ranks.environment import Relocation, another_device, cycle_environment
+from ft_launcher.ranks.environment import cycle_environment
 from rank_monitor.contract.settings.config import NcclSettings, RecordSettings, Settings, StartSettings
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 ALIAS, INJECT = "FT_ALIAS_NVRX", "FT_INJECT"
-UUIDS = ["GPU-a", "GPU-b", "GPU-c", None]
 DOUBT = ResultInDoubt("reproducible", 1, 7, "a", "cuda:GPU-1")
 
 
 def found(settings: Settings, environ: Mapping[str, str], is_program: bool = False) -> dict[str, str]:
     """The variables of a first cycle beside NCCL's."""
-    of_cycle = cycle_environment(settings, environ, is_program, {}, Relocation())
+    of_cycle = cycle_environment(settings, environ, is_program, {}, None)
     return {name: text for name, text in of_cycle.items() if "NCCL" not in name}
 
 
@@ -59,7 +58,7 @@ def test_ranks_find_the_file_of_the_running_cycle(tmp_path: Path) -> None:
 def test_nccls_settings_reach_the_ranks_and_not_the_launcher() -> None:
     before, nccl = dict(os.environ), NcclSettings(nccl_collective_timeout=60.0, nccl_async_error_handling=2)
     environ = {"TORCH_NCCL_ENABLE_MONITORING": "0"}
-    assert cycle_environment(Settings(nccl=nccl), environ, False, {}, Relocation()) == {
+    assert cycle_environment(Settings(nccl=nccl), environ, False, {}, None) == {
         "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC": "60",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
@@ -67,36 +66,7 @@ def test_nccls_settings_reach_the_ranks_and_not_the_launcher() -> None:
     assert dict(os.environ) == before
 
 
-def test_ranks_that_moved_are_told_why_and_see_other_devices() -> None:
-    moved = cycle_environment(Settings(), {}, False, {"step": 2.0}, Relocation(DOUBT, "GPU-2,GPU-3"))
+def test_ranks_that_moved_are_told_why() -> None:
+    moved = cycle_environment(Settings(), {}, False, {"step": 2.0}, DOUBT)
     assert json.loads(moved["FT_LIMIT_MULTIPLIERS"]) == {"step": 2.0}
     assert ResultInDoubt(**json.loads(moved["FT_RESULT_IN_DOUBT"])) == DOUBT
-    assert moved["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-3"
-
-
-@pytest.mark.parametrize(
-    ("device", "ranks", "asked", "former", "seen"),
-    [
-        ("cuda:b", 2, "0,1,2", "", "GPU-a,GPU-c"),
-        ("cuda:GPU-b", 2, "0,1,2", "", "GPU-a,GPU-c"),
-        ("cuda:b", 3, "0,1,2", "", "GPU-b,GPU-c,GPU-a"),
-        ("cuda:a", 2, "2,0", "", "GPU-a,GPU-c"),
-        ("cuda:a", 2, "0,1,2", "GPU-a,GPU-c", "GPU-c,GPU-a"),
-        ("cuda:b", 1, "0", "", None),
-        ("cuda:a", 1, "0", "", None),
-        ("cuda:a", 1, "GPU-a,GPU-b", "", "GPU-b"),
-        ("cuda:a", 4, None, "", None),
-        ("cuda:0", 2, "0,1,2", "", None),
-        ("cpu", 2, "0,1,2", "", None),
-    ],
-)
-def test_what_they_see(device: str, ranks: int, asked: str | None, former: str, seen: str | None) -> None:
-    doubt = ResultInDoubt("reproducible", 1, 7, "a", device)
-    environ = {} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}
-    found = another_device(doubt, ranks, environ, UUIDS, Relocation(None, former))
-    assert found == (None if seen is None else Relocation(doubt, seen))
-
-
-def test_without_a_doubt_or_gpus_nothing_moves() -> None:
-    assert another_device(None, 1, {}, ["GPU-a", "GPU-b"], Relocation()) is None
-    assert another_device(ResultInDoubt("reproducible", 1, 7, "a", "cuda:a"), 1, {}, [], Relocation()) is None
