@@ -7,6 +7,7 @@ too, and know whether ranks end for a signal to this launcher or to that of anot
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Set
@@ -42,6 +43,8 @@ class EndingSignal(EventSource):
         self._arrived: list[int] = []
         self.exit_code: int | None = None
         """The launcher's exit code, once `error` was called, unless the job has ended otherwise all the same."""
+        self.grace_ends_at = -math.inf
+        """When the time is over that ranks have to save after a preemption (monotonic seconds)."""
 
     @property
     def number(self) -> int | None:
@@ -153,6 +156,7 @@ class EndingSignal(EventSource):
             The launcher's exit code.
         """
         ranks = self._ranks
+        self.grace_ends_at = time.monotonic() + self._stop.preemption_grace
         ranks.monitors.end_cycle()
         self._signal_ranks(rank_signal(number, ranks.parts.named_signals, self._stop.preemption_signal))
         if self._wait_for_exits(self._stop.preemption_grace):

@@ -246,6 +246,7 @@ class ManyNodes(Membership):
         # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
         is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
         self._preempted = self._ending.preempt(end.signal if is_signal else signal.SIGTERM)
+        self._nodes.ranks_ended()
         if self._ending.number is not None:
             self._end_by_signal()
         if end.exit_code is not None:
@@ -262,7 +263,10 @@ class ManyNodes(Membership):
         number = self._preempting_signal()
         if number and self._ranks.running():  # without ranks the others learn of it when this node leaves
             self._nodes.report_end(EndReason.PREEMPTED, told_to_end(number), number=number)
-        raise self._ending.end_ranks()
+        error = self._ending.end_ranks()
+        if number:
+            self._nodes.ranks_ended()
+        raise error
 
     def _preempting_signal(self) -> int:
         """Returns the signal that preempts this node; 0 for none, and for Ctrl-C, which is no preemption."""
@@ -405,5 +409,23 @@ class ManyNodes(Membership):
         number = self._preempting_signal()
         if number:
             self._why_leaving = told_to_end(number)
+        if self._nodes.hosts_store:
+            self._await_other_ranks()
         self._nodes.leave(self._why_leaving, limit_s, number)
         self._nodes.lease.close()
+
+    def _await_other_ranks(self) -> None:
+        """After a preemption: waits while ranks of other nodes save, which would lose the store that this node hosts.
+
+        For the rest of the time that the ranks of this node had for it, at most. A second signal shortens it.
+        """
+        ends_at = self._ending.grace_ends_at
+        if time.monotonic() >= ends_at:
+            return
+        last = self._nodes.await_ranks()
+        link = self._nodes.link
+        while last and (left := ends_at - time.monotonic()) > 0 and link.cut(time.monotonic()) is None:
+            readable({self._ending.fileno(), link.stopped.fileno()}, min(left, self._nodes.check_s))
+            ends_at = min(ends_at, time.monotonic() + self._ending.time_left())
+            if link.stopped.take(last, 0.0) is not None:
+                return

@@ -69,6 +69,11 @@ def host_key(cycle: int) -> str:
     return f"store/{cycle}"
 
 
+def stopped_key(cycle: int, rank: int) -> str:
+    """Returns the key that the node with this node rank writes once its ranks have ended after a preemption."""
+    return f"stopped/{cycle}/{rank}"
+
+
 def end_key(cycle: int) -> str:
     """Returns the key of the end of a cycle."""
     return f"end/{cycle}"

@@ -26,7 +26,15 @@ from ft_launcher.nodes.attempt import (
 )
 from ft_launcher.nodes.beat_schedule import DEPUTIES, BeatSchedule, look_every, own_limit_s
 from ft_launcher.nodes.connections import Connections
-from ft_launcher.nodes.coordinator_service import BEAT, HOST, CoordinatorService, end_key, host_key, reply_key
+from ft_launcher.nodes.coordinator_service import (
+    BEAT,
+    HOST,
+    CoordinatorService,
+    end_key,
+    host_key,
+    reply_key,
+    stopped_key,
+)
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.key_waiter import Awaited, Box, RingingBox
 from ft_launcher.nodes.lease import Lease
@@ -111,6 +119,8 @@ class NodeLink:
         self._answers = Box(ours=True)
         self._hosts_of_cycles = Box()
         self._ends = RingingBox()
+        self.stopped = RingingBox()
+        """The keys by which other nodes tell that their ranks have ended, as `await_ranks` expects them."""
         self._failed: Cut | None = None
         self._awaited = Awaited(self._connections, self._has_failed)
         self._speaker = threading.Thread(target=self._at_edge, args=(self._speak,), daemon=True, name="ft_node_speak")
@@ -171,6 +181,20 @@ class NodeLink:
     def announce(self, cycle: int, host: str) -> None:
         """Publishes the address at which this node hosts the cycle's store. Returns at once."""
         self._outbox.put({host_key(cycle): host})
+
+    def ranks_ended(self, place: RankAssigned) -> None:
+        """Publishes that the ranks of this node have ended after a preemption of their cycle. Returns at once."""
+        self._outbox.put({stopped_key(place.cycle, place.rank): "1"})
+
+    def await_ranks(self, place: RankAssigned) -> str:
+        """Begins to wait until the ranks of the other nodes have ended, too; returns the key that `stopped` has last.
+
+        Not to be called where the node of `place` was alone. Returns at once.
+        """
+        keys = [stopped_key(place.cycle, rank) for rank in range(place.nodes) if rank != place.rank]
+        for key in keys:
+            self._awaited.expect(key, self.stopped)
+        return keys[-1]
 
     def another_store(self) -> Any:
         """Returns torch's store on a new connection, which the caller should drop soon.
@@ -291,7 +315,9 @@ class NodeLink:
     def _wake(self) -> None:
         """Wakes the thread that waits for an answer; the wait for a cycle's end is ended by the coordinator."""
         with contextlib.suppress(StoreLost):
-            self._awaited.release(self._connections.shared.open(), self._answers)
+            store = self._connections.shared.open()
+            self._awaited.release(store, self._answers)
+            self._awaited.release(store, self.stopped)
 
     # The threads.
 

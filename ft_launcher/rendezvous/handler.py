@@ -224,6 +224,20 @@ class NodeRendezvous(OwnRendezvous):
         if self._link is not None and self.place is not None:
             self._link.send(Ended(self._me.node, self.place.cycle, end_reason.value, reason, exit_code, number))
 
+    def ranks_ended(self) -> None:
+        """Reports to the hosts of the ranks' stores that those of this node have ended after a preemption."""
+        if self._link is not None and self.place is not None:
+            self._link.ranks_ended(self.place)
+
+    def await_ranks(self) -> str:
+        """Begins to wait until the ranks of the cycle have ended on the other nodes, too. Returns at once.
+
+        Returns the key that `link.stopped` has last; empty: nothing is to be waited for.
+        """
+        if self._link is None or self._closed or self.place is None or self.place.nodes == 1:
+            return ""
+        return self._link.await_ranks(self.place)
+
     def bring(self, fault: dict[str, Any], views: dict[str, Any] | None = None) -> None:
         """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
 

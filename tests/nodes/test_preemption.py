@@ -151,3 +151,58 @@ def test_a_node_that_is_told_to_end_while_a_cycle_forms_is_heard(
     agents.end(PREEMPTED, PREEMPTED, limit_s=20)
     other = agents[1 - told]
     assert "told to end by SIGTERM" in other.journal("job_end")[0]["reason"], other.tail()
+
+
+SAVER = """
+import datetime, os, pathlib, signal, sys, time
+import torch.distributed as dist
+folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+(folder / f"runs-{rank}").touch()
+while not told:
+    time.sleep(0.01)
+(folder / f"saves-{rank}").touch()
+while rank == 1 and not (folder / "saved").exists():
+    time.sleep(0.01)
+store = dist.TCPStore(*address, is_master=False, timeout=datetime.timedelta(seconds=10))
+store.set("saved", str(rank))
+print("rank", rank, "has saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "apart"), [(0, False), (1, False), (0, True)], ids=["the host", "the other", "the host of the cycle's"]
+)
+def test_the_host_of_a_store_stays_while_ranks_of_another_node_save(
+    on_loopback: StartAgents, tmp_path: Path, told: int, apart: bool
+) -> None:
+    """Longer than a node has to leave, and than a lease: the ranks there lose neither the store nor their lives."""
+    script = tmp_path / "script.py"
+    script.write_text(SAVER)
+    agents = on_loopback(0, Plan(), *PAIR, store_apart=apart, script=script)
+    for number in (0, 1):
+        agents.join(f"--node-rank={number}", nproc=1)
+    agents.until(lambda: all((tmp_path / f"runs-{rank}").exists() for rank in (0, 1)), "the ranks")
+    assert agents[0].global_ranks(0) == {0}, agents.tail()
+    agents[told].process.send_signal(signal.SIGTERM)
+    agents.until(lambda: "rank 0 has saved" in agents[0].output, "the end of rank 0")
+    agents.stay(12)
+    (tmp_path / "saved").touch()
+    agents.end(PREEMPTED, PREEMPTED, limit_s=20)
+    assert "rank 1 has saved" in agents[1].output, agents.tail()
+
+
+def test_the_host_of_a_store_does_not_stay_beyond_its_grace(on_loopback: StartAgents, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SAVER)
+    agents = on_loopback(0, Plan(), *PAIR, script=script)
+    for number, grace_s in ((0, 2), (1, 3600)):
+        agents.join(f"--node-rank={number}", f"--ft-preemption-grace={grace_s}", nproc=1)
+    agents.until(lambda: all((tmp_path / f"runs-{rank}").exists() for rank in (0, 1)), "the ranks")
+    agents[0].process.send_signal(signal.SIGTERM)
+    agents.until((tmp_path / "saves-1").exists, "rank 1 to save")
+    assert agents[0].finish(30) == PREEMPTED, agents.tail()
+    (tmp_path / "saved").touch()
+    agents.until(lambda: agents[1].process.poll() is not None, "the end of the other node")
