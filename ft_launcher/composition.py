@@ -37,6 +37,7 @@ from ft_launcher.health.node_health import NodeHealth
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.processes.end_limit import EndLimit
 from ft_launcher.processes.process_tree import become_subreaper
+from ft_launcher.processes.shared_memory_cleanup import SharedMemoryCleanup
 from ft_launcher.processes.signals import SignalPipe, time_to_end, to_handle
 from ft_launcher.ranks import nccl
 from ft_launcher.ranks.runtime import Runtime
@@ -213,6 +214,7 @@ def _run_recorded(
             status=asked[0],
             asking=asked[1],
             memory=MemoryReclaim(job.settings.stop, runtime.tag),
+            shared_memory=SharedMemoryCleanup(is_on=not within),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=limits_set(job.settings.monitor, job.sources),

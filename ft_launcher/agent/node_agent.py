@@ -32,6 +32,7 @@ from ft_launcher.agent.single_node import SingleNode
 from ft_launcher.agent.status_feed import StatusFeed
 from ft_launcher.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.processes.descriptor_limit import Reserve
+from ft_launcher.record.contained import contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.processes.wait import readable
 
@@ -121,6 +122,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 self._parts.times.stopped()
             if job_end is not None:
                 return job_end
+            with contained("what dead processes left in /dev/shm is not removed"):
+                self._parts.shared_memory.begin()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """torch's hook: forms the next cycle, and says where its ranks meet."""

@@ -20,6 +20,9 @@ from ft_launcher.health.reading import changes, node_state
 from ft_launcher.ledger.account import Category
 from ft_launcher.record.contained import contained
 
+_REMOVAL_S = 2.0
+"""Seconds that an unhealthy node waits for it: a thousand processes are read in half a second."""
+
 
 def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     """Checks the health of this node; then waits, within bounds, until the memory of its GPUs is free again.
@@ -37,6 +40,9 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     try:
         parts.memory.begin()
         readings = ending.call(parts.health.check)
+        # What the ranks of the last cycle left in /dev/shm is no reason to leave if it is being removed.
+        if not node_state(readings).healthy and ending.call(lambda: parts.shared_memory.settle(_REMOVAL_S)):
+            readings = ending.call(parts.health.check)
         state = node_state(readings)
         parts.recorder.checked(cycle, readings, state)
         if not state.healthy:

@@ -8,6 +8,7 @@ from ft_launcher.agent.times import NodeTimes
 from ft_launcher.cycle.fault_drill import Injected
 from ft_launcher.health.memory_reclaim import MemoryReclaim
 from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.processes.shared_memory_cleanup import SharedMemoryCleanup
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.record.cycle_files import CycleInfo
@@ -42,6 +43,7 @@ class NodeParts:
     status: NodeStatus
     asking: Asking
     memory: MemoryReclaim
+    shared_memory: SharedMemoryCleanup
     injected: Injected
     cycle_info: CycleInfo
     in_process_limits: LimitsSet

@@ -95,7 +95,7 @@ class Ranks(EventSource):
         """Those of this cycle."""
         stop = parts.settings.stop
         self._failed_programs = FailedPrograms(stop.workers_stop_timeout, stop.linger, work_of)
-        self._orphans = Orphans(parts.adopt_orphans)
+        self._orphans = Orphans(parts.adopt_orphans, parts.shared_memory.note)
         self._sessions: set[int] = set()
         """Those of all processes that were ranks of the present or last cycle."""
         self.hurry: Hurry | None = None
@@ -206,6 +206,7 @@ class Ranks(EventSource):
         """Forgets the last cycle. To be called right before the start."""
         # Read before the start: a rank may be killed for memory in its first second.
         self.oom_kills_before = oom_kills()
+        self.parts.shared_memory.cycle_begins()
         self.zombies = Zombies()
         self._warnings.begin_cycle()
         self.nccl.begin_cycle()
@@ -218,6 +219,7 @@ class Ranks(EventSource):
         """Takes the ranks that have just started, and has the monitors watch them."""
         assert self.store is not None
         self._processes = processes
+        processes.on_reaped = self.parts.shared_memory.note
         ranks = {local_rank: (self.global_rank(local_rank), pid) for local_rank, pid in processes.pids().items()}
         for local_rank, (rank, pid) in ranks.items():
             self.monitors.begin_rank(self.cycle, local_rank, rank, pid, processes.started_ns)
@@ -387,7 +389,12 @@ class Ranks(EventSource):
     def tree(self, among: Callable[[int, int], bool] = lambda pid, session: True) -> ProcessTree:
         """Returns the processes of the cycle; `among` says of a process by its pid and session whether it counts."""
         return ProcessTree(
-            self.parts.runtime.tag, self._running_pids(), self._own_pids(), self.parts.adopt_orphans, among
+            self.parts.runtime.tag,
+            self._running_pids(),
+            self._own_pids(),
+            self.parts.adopt_orphans,
+            among,
+            self.parts.shared_memory.note,
         )
 
     def _running_pids(self) -> set[int]:

@@ -10,7 +10,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -89,7 +89,7 @@ class InProcess:
         state = RungState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
         self._rungs = Rungs(state, start.inprocess == "auto")
         self._threads = StoreThreads(store.host, store.port)
-        self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout)
+        self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout, ranks.on_reaped)
         self._servers: dict[str, dict[int, object]] = {}
         """For each call, by the prefix of its keys: the store servers of its iterations."""
         self._oom_kills = oom_kills()
@@ -304,13 +304,14 @@ class RankLossNotifier:
     Args:
         threads: at the cycle's store; close them before `notified`.
         stop_s: from SIGTERM to SIGKILL for processes that a dead rank left (seconds).
+        on_reaped: called with the pid of each of these whose exit code was taken, in the thread.
 
     Attributes:
         notified: the notifications that ended.
     """
 
-    def __init__(self, threads: StoreThreads, stop_s: float) -> None:
-        self._threads, self._stop_s = threads, stop_s
+    def __init__(self, threads: StoreThreads, stop_s: float, on_reaped: Callable[[int], None]) -> None:
+        self._threads, self._stop_s, self._on_reaped = threads, stop_s, on_reaped
         self.notified: Mailbox[LossNotified] = Mailbox()
 
     def notify(self, order: NotifyLoss, pid: int) -> None:
@@ -323,7 +324,7 @@ class RankLossNotifier:
             else:
                 depart(keys, order.member, record, order.limit_s)
             # After the notice: the others must not wait while a data loader of the dead rank takes its time.
-            SessionTree(pid).stop(signal.SIGTERM, self._stop_s)
+            SessionTree(pid, self._on_reaped).stop(signal.SIGTERM, self._stop_s)
 
         def end(problem: str) -> None:
             self.notified.put(LossNotified(order.local_rank, problem))

@@ -9,7 +9,7 @@ single processes only, never that of any child: the launcher's own children, and
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from ft_launcher.processes.process_tree import Stat, all_stats
@@ -24,10 +24,12 @@ class Orphans:
     Args:
         adopts: every child of this process that it has not started itself is one; False inside a user's program, where
             only those in a rank's session are.
+        on_reaped: called with the pid of each orphan whose exit code was taken.
     """
 
-    def __init__(self, adopts: bool) -> None:
+    def __init__(self, adopts: bool, on_reaped: Callable[[int], None] = lambda pid: None) -> None:
         self._adopts = adopts
+        self._on_reaped = on_reaped
         self._seen_at: dict[tuple[int, float], float] = {}
         """Zombies by pid and start, and when each was first seen (monotonic seconds)."""
 
@@ -50,7 +52,8 @@ class Orphans:
         }
         for pid in self.orphans_among(zombies, sessions, now):
             with suppress(OSError):  # one whose threads live on has no code yet
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None:
+                    self._on_reaped(pid)
 
     def orphans_among(self, zombies: Mapping[int, Stat], sessions: Collection[int], now: float) -> set[int]:
         """Returns which of these zombies are orphans as far as that is certain now. Arguments as of `reap`.

@@ -179,6 +179,7 @@ class ProcessTree:
         keep: pids of the launcher's own processes (template and monitors), which are left out with their descendants.
         adopt_orphans: whether every other child of this process belongs to the cycle (not so inside a user's program).
         among: selects processes of the cycle by pid and session; by default all.
+        on_reaped: called with the pid of each orphan whose exit code was taken.
     """
 
     def __init__(
@@ -188,9 +189,11 @@ class ProcessTree:
         keep: set[int],
         adopt_orphans: bool,
         among: Callable[[int, int], bool] = lambda pid, session: True,
+        on_reaped: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self._tag = tag
         self._among = among
+        self._on_reaped = on_reaped
         self._ranks = ranks
         self._keep = keep
         self._adopt_orphans = adopt_orphans
@@ -205,7 +208,8 @@ class ProcessTree:
         for pid in found - self._ranks:
             if stats[pid].state == "Z" and stats[pid].parent == own:
                 with contextlib.suppress(OSError):  # one whose threads live on has no code yet
-                    os.waitpid(pid, os.WNOHANG)
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        self._on_reaped(pid)
         return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
 
     def _belongs(self, pid: int, stats: dict[int, Stat], own: int) -> bool:
@@ -314,8 +318,8 @@ class ProcessTree:
 class SessionTree(ProcessTree):
     """The processes that a single dead rank left in its session. Those in other sessions end with the cycle."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__("", set(), set(), adopt_orphans=False)
+    def __init__(self, rank: int, on_reaped: Callable[[int], None] = lambda pid: None) -> None:
+        super().__init__("", set(), set(), adopt_orphans=False, on_reaped=on_reaped)
         self._session = rank
 
     def _belongs(self, pid: int, stats: dict[int, Stat], own: int) -> bool:

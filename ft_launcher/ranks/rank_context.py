@@ -15,7 +15,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +127,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
         self.ignored: set[int] = set()
+        self.on_reaped: Callable[[int], None] = lambda pid: None
+        """Called with the pid of each rank whose exit code was taken; set by `Ranks.begin`."""
         self._given_up: dict[int, int] = {}
         self._started_again: dict[int, float] = {}
         self._first_failed = -1
@@ -330,6 +332,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
                 exit_code = process.returncode = given_up
             self.exits[local_rank] = RankExit(exit_code, time.monotonic())
             os.close(self.pidfds.pop(local_rank))
+            self.on_reaped(process.pid)
         return self.exits[local_rank]
 
     def reap_all(self) -> None:

@@ -36,7 +36,7 @@ def threads(server: TCPStore) -> StoreThreads:
 
 @pytest.fixture
 def departures(threads: StoreThreads) -> Iterator[RankLossNotifier]:
-    departures = RankLossNotifier(threads, stop_s=DEADLINE_S)
+    departures = RankLossNotifier(threads, stop_s=DEADLINE_S, on_reaped=lambda pid: None)
     yield departures
     threads.close()
     until(have_ended)
@@ -115,7 +115,7 @@ def test_the_end_of_the_cycle_ends_a_wait(
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
     monkeypatch.setattr("ft_launcher.cycle.store_threads._CONNECT_S", 0.1)
     threads = StoreThreads(HOST, 1)
-    gone = RankLossNotifier(threads, stop_s=0.0)
+    gone = RankLossNotifier(threads, stop_s=0.0, on_reaped=lambda pid: None)
     gone.notify(notify(), dead)
     assert taken(gone).problem
     threads.close()

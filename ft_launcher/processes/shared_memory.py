@@ -1,0 +1,120 @@
+"""Decides which files in /dev/shm were left by dead processes of this job and may be removed.
+
+Pure. A library that shares memory by files removes them when its process ends, and cannot where SIGKILL ends that: the
+next cycle has less room, in the end none. `shared_memory_cleanup.py` reads what is decided on, and removes the files.
+Checkpoints, data sets and folders have other names, and are never looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+NAMES = {
+    # aten/src/ATen/MapAllocator.cpp, `NewProcessWideShmHandle`: pid, random number, and (since 1.9) a counter. Tensors
+    # of the sharing strategy "file_system" and the counters of CUDA's IPC have such a file until they are freed, those
+    # of "file_descriptor" for a moment.
+    "torch": re.compile(r"torch_([1-9]\d{0,9})_\d{1,10}(?:_\d{1,20})?"),
+    # Lib/multiprocessing/heap.py, `Arena`: pid, and eight characters of `tempfile`; removed right after it is made.
+    "Python's multiprocessing": re.compile(r"pym-([1-9]\d{0,9})-[a-z0-9_]{8}"),
+}
+"""Library -> the names of its files, with the pid of the process that made them.
+
+Names without a pid tell nobody whose the file is, so these stay: `nccl-XXXXXX` of NCCL, `psm_XXXXXXXX` of Python's
+`multiprocessing.shared_memory`, `sem.mp-XXXXXXXX` of its semaphores. Gloo makes no files here.
+"""
+_MOST_LISTED = 5
+"""Files in the line about them: with data loaders there may be thousands."""
+
+
+@dataclass(frozen=True)
+class ReapedProcess:
+    """A process that this launcher reaped: it can have made files from `began` to `ended` (seconds of wall time)."""
+
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """A file in /dev/shm: `mode` as of stat(2), `size` in bytes of memory, `changed_at` in seconds of wall time."""
+
+    name: str
+    mode: int
+    uid: int
+    size: int
+    inode: int
+    changed_at: float
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """What /proc says of a process that may have opened the files in question.
+
+    Attributes:
+        holds: the names of these files that it has open or mapped; None: that cannot be read, and it may have some.
+        sees_folder: whether it is in another pid namespace and has the folder mounted, so that pids in names may be of
+            its namespace. True where that cannot be read.
+    """
+
+    pid: int
+    holds: frozenset[str] | None = frozenset()
+    sees_folder: bool = False
+
+
+def maker_of(name: str) -> int | None:
+    """Returns the pid in the name of a library's file; None for all other names."""
+    for pattern in NAMES.values():
+        match = pattern.fullmatch(name)
+        if match is not None:
+            return int(match[1])
+    return None
+
+
+def candidates(files: Iterable[SharedFile], ended: Mapping[int, ReapedProcess], uid: int) -> list[SharedFile]:
+    """Returns the regular files of this user that are named and timed as those of processes that were reaped.
+
+    Args:
+        ended: the reaped processes by pid. A pid is used again, so a file must have been made during the life.
+    """
+    found = []
+    for file in files:
+        maker = maker_of(file.name)
+        if maker is None or file.uid != uid or not stat.S_ISREG(file.mode):
+            continue
+        life = ended.get(maker)
+        if life is not None and life.began <= file.changed_at <= life.ended:
+            found.append(file)
+    return found
+
+
+def removable(found: Collection[SharedFile], processes: Collection[ProcessView]) -> list[SharedFile]:
+    """Returns which candidates nobody can use any more; none of them where that is uncertain.
+
+    Args:
+        processes: all that may have opened them.
+    """
+    if any(process.holds is None or process.sees_folder for process in processes):
+        return []
+    living = {process.pid for process in processes}
+    held = frozenset[str]().union(*(process.holds or () for process in processes))
+    return [file for file in found if file.name not in held and maker_of(file.name) not in living]
+
+
+def line_about(removed: Collection[SharedFile]) -> str:
+    """Returns the console's line about files that were removed, the largest ones first."""
+    by_size = sorted(removed, key=lambda file: -file.size)
+    listed = ", ".join(f"{file.name} ({_size(file.size)})" for file in by_size[:_MOST_LISTED])
+    if len(by_size) > _MOST_LISTED:
+        all_of_it = _size(sum(file.size for file in by_size))
+        listed += f" and {len(by_size) - _MOST_LISTED} more, {all_of_it} in all"
+    return f"removed from /dev/shm what processes of this job that have ended left there: {listed}"
+
+
+def _size(count: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count} bytes"
