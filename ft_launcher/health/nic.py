@@ -124,12 +124,13 @@ def _mapped(work: dict[str, Any], nics: list[str]) -> dict[str, str]:
         OSError, ValueError: the topology file, or the driver's list of GPUs, is not readable.
     """
     from ft_launcher.health.visible_devices import nics_of, visible
+    from rank_monitor.contract.wire.foreign import MAX_USER_FILE_BYTES, read_file
 
     gpus = sorted(os.listdir(work["gpus"]))  # noqa: PTH208
     uuids = [_uuid(Path(work["gpus"]) / gpu / "information") for gpu in gpus]
     used = [gpus[index] for index in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)[0]]
     at = {nic: Path(work["infiniband"], nic, "device").resolve().name for nic in nics}
-    return nics_of(Path(work["topology"]).read_text(), used, at)
+    return nics_of(read_file(work["topology"], MAX_USER_FILE_BYTES, follow_link=True).decode(), used, at)
 
 
 def _uuid(information: Path) -> str | None:

@@ -149,7 +149,7 @@ class NodeHealth(CheckRound):
         yield Reading("space", *worst(found))
         remote = [folder for folder in self._folders if folder not in local]
         if remote:
-            yield self._order("space", {"folders": remote})
+            yield self._order("space", {"folders": remote}, "warning")
 
     def _mounts(self, table: list[storage.Mount]) -> Order | Reading:
         found = [mount for mount in table if mount.kind in storage.NETWORK]

@@ -26,7 +26,8 @@ class Order:
     Attributes:
         argv: the command line of the process.
         answers: the process prints its findings as JSON; else its exit code is the result.
-        late: the state of the reading when no answer comes in time.
+        late: the state of the reading when no answer comes in time. A warning stays one where the process hangs in the
+            kernel: of the launcher's own folders, which the training can do without.
     """
 
     check: str
@@ -99,14 +100,17 @@ def too_late(order: Order, output: bytes, took_s: float, left_pid: int | None) -
     """The reading of a process that did not end in time.
 
     Args:
-        left_pid: its pid when SIGKILL did not end it either: it hangs inside the kernel, which is evidence enough.
+        left_pid: its pid when SIGKILL did not end it either: it hangs inside the kernel, which is evidence enough
+            against storage or a driver.
     """
     last = _last_line(output)
     reason = f"no answer within {took_s:.3g} s"
     if last:
         reason = f"{reason}; the last it said: {last}"
     if left_pid is not None:
-        return Reading(order.check, "unhealthy", f"{reason}; process {left_pid} hangs in the kernel", took_s)
+        reason = f"{reason}; process {left_pid} hangs in the kernel"
+        if order.late != "warning":
+            return Reading(order.check, "unhealthy", reason, took_s)
     return Reading(order.check, order.late, reason, took_s)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -113,7 +114,10 @@ def free_space(folder: str, needed: bool) -> Finding:
 
 def _try(path: Path) -> Finding:
     try:
-        if not path.is_dir():
+        mode = path.stat().st_mode
+        if stat.S_ISFIFO(mode):
+            return "unhealthy", f"{path} is a FIFO, and no file or folder of storage"
+        if not stat.S_ISDIR(mode):
             with path.open("rb") as file:
                 file.read(_BYTES)
             return "ok", ""

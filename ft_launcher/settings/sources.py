@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,6 +19,7 @@ from rank_monitor.contract.errors import ConfigError, nearest, one_line
 from rank_monitor.contract.settings import config, kinds
 from rank_monitor.contract.settings.config import Settings, SourceSettings
 from rank_monitor.contract.settings.declaration import parse
+from rank_monitor.contract.wire.foreign import MAX_USER_FILE_BYTES, read_file
 
 DEFAULT = "default"
 SECTION = "fault_tolerance"
@@ -196,15 +196,15 @@ def yaml_section(path: str, named_by: str, ignore_missing: bool, may_be_empty: b
         ConfigError: the file cannot be read, is not YAML, is not a mapping, or has no such mapping.
     """
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        document = yaml.safe_load(read_file(path, MAX_USER_FILE_BYTES, follow_link=True).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if ignore_missing:
             return {}
         hint = "Check the path, or add --ft-ignore-missing-cfg"
         raise NoSuchFile("cfg_path", path, named_by, "there is no such file", hint) from None
     except OSError as error:
-        hint = "Name a file that this user can read"
-        raise ConfigError("cfg_path", path, named_by, f"cannot be read: {error.strerror}", hint) from None
+        hint = "Name a regular file that this user can read"
+        raise ConfigError("cfg_path", path, named_by, f"cannot be read: {error.strerror or error}", hint) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         hint = "Correct the file"
         raise ConfigError("cfg_path", path, named_by, f"is not YAML: {_yaml_problem(error)}", hint) from None

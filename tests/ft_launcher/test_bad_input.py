@@ -69,6 +69,8 @@ TABLE = [
     Row("YAML list", "--ft-cfg-path {folder}/list.yaml train.py", ("list.yaml", "is a list")),
     Row("missing file", "--fault-tol-cfg-path no.yaml train.py", ("no.yaml", "--fault-tol-cfg-path", "no such file")),
     Row("unreadable file", "--ft-cfg-path {folder} train.py", ("--ft-cfg-path", "cannot be read")),
+    Row("a pipe for YAML", "--ft-cfg-path {folder}/pipe train.py", ("--ft-cfg-path", "/pipe", "not a regular file")),
+    Row("a pipe for YAML to validate", "validate --ft-cfg-path {folder}/pipe", ("--ft-cfg-path", "not a regular file")),
     Row("script not found", "no.py", ("no.py", "no such file", "{folder}")),
     Row("no execute permission", "--no-python ./train.py", ("./train.py", "chmod +x")),
     Row("command not found", "--no-python no-such-command", ("no-such-command", "no such command")),

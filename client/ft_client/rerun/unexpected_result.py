@@ -15,7 +15,6 @@ import socket
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from ft_client.rerun.result import Result, from_json, to_json
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.complaints import Complaints
+from rank_monitor.contract.wire.foreign import open_regular
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.messages import ResultInDoubt
 from rank_monitor.contract.wire.own_file import open_own
@@ -147,7 +147,8 @@ def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int
     which computes nothing again, an iteration counts that stopped the same rank twice, and no other rank.
     """
     try:
-        text = Path(tracker_file_name).read_text()
+        with open_regular(tracker_file_name, follow_link=True) as file:
+            text = file.read().decode()
     except FileNotFoundError:
         return []
     skipped = set()

@@ -16,6 +16,8 @@ from typing import IO, Any, NoReturn
 
 MAX_FILE_BYTES = 64 * 1024
 """A traceback of 500 frames has about 50 KB; no record that ranks write for us is larger."""
+MAX_USER_FILE_BYTES = 16 << 20
+"""Of a file that the user names: YAML, which may have the settings of other programs, or a map of devices."""
 MAX_DEPTH = 32
 """Our own records are nested at most six deep; torch's error files three."""
 _MAX_NUMBER = 32

@@ -212,14 +212,23 @@ def test_a_mount_that_hangs(places: Places, tmp_path: Path) -> None:
     assert f"the last it said: {point} (nfs4 from server:/export)" in reading.reason
 
 
+def test_a_pipe_is_no_storage(places: Places, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    settings = HealthSettings(storage_health_check_path=(str(tmp_path / "pipe"),), health_timeout=60.0)
+    (reading,) = [found for found in NodeHealth(settings, places=places).check() if found.check == "storage"]
+    assert (reading.state, "is a FIFO" in reading.reason) == ("unhealthy", True)
+
+
 def test_a_folder_of_the_job_on_a_mount_that_hangs(places: Places, tmp_path: Path) -> None:
-    """Its room is unknown or it hangs in the kernel; either way the agent goes on."""
+    """The training does without logs and temporary files of the launcher: the node stays."""
     point = tmp_path / "hanging"
     Path(places.mountinfo).write_text(row(point))
     with hanging(point):
-        found = NodeHealth(HealthSettings(health_timeout=3.0), (str(point / "logs"),), places=places).check()
+        health = NodeHealth(HealthSettings(health_timeout=3.0), (str(point / "logs"),), places=places)
+        found, again = health.check(), health.check()
+    assert [node_state(readings).healthy for readings in (found, again)] == [True, True]
     by_process = [reading for reading in found if reading.check == "space" and reading.took_s > 0]
-    assert [reading.state for reading in by_process] == ["unhealthy"]
+    assert [reading.state for reading in by_process] == ["warning"]
     assert "hangs in the kernel" in by_process[0].reason
 
 

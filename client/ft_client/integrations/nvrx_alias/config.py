@@ -18,6 +18,7 @@ from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.declaration import default_of, json_value, parse
 from rank_monitor.contract.settings.kinds import means_none
+from rank_monitor.contract.wire.foreign import MAX_USER_FILE_BYTES, read_file
 
 logger = logging.getLogger("ft_client")
 
@@ -152,7 +153,7 @@ def _default(key: str) -> Any:
 
 def _read(cfg_path: str) -> Mapping[str, Any]:
     try:
-        document = yaml.safe_load(Path(cfg_path).read_text())
+        document = yaml.safe_load(read_file(cfg_path, MAX_USER_FILE_BYTES, follow_link=True).decode())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadValue("cfg_path", cfg_path, "FaultToleranceConfig", f"cannot be read: {error}") from None
     found = next(_sections(document), None)
