@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from ft_launcher.etcd.store_base import WaitingStore
 from rank_monitor.contract.errors import StoreLost, one_line
+from rank_monitor.contract.iterations.barrier import value_now
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -159,7 +160,9 @@ class JobStore:
         since = range(count + 1 - _LOOKED_AT, count + 1)
         with _lost():
             keys = [key for key in (f"{_INBOX}/{number}" for number in before) if self._store.check([key])]
-            texts = [bytes(self._store.get(key)) for key in keys]
+            # Another coordinator may have removed them since.
+            found = [value_now(self._store, key) for key in keys]
+            texts = [text for text in found if text is not None]
             texts += [self._put_if_absent(f"{_INBOX}/{number}", _VOID) for number in since]
         return [text for text in texts if text != _VOID.encode()]
 
@@ -188,7 +191,8 @@ class JobStore:
         """Waits up to `limit_s` seconds for the value of a key; None if it has none."""
         with _lost():
             if self._wait(key, limit_s):
-                return bytes(self._store.get(key))
+                # Another reader may have removed it since; a `get` would wait for it. Who waited has been woken.
+                return value_now(self._store, key)
             return None
 
     def count(self, key: str) -> int:

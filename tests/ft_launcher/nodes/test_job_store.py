@@ -242,6 +242,40 @@ def test_a_lost_connection_that_is_told_late_is_no_silence(server: TCPStore, mon
         store.receive("x", 0.001)
 
 
+class Removing:
+    """A store of which another process removes each key once it was seen."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        def called(keys: Any, *more: Any) -> Any:
+            found = getattr(self._store, name)(keys, *more)
+            if name in ("check", "wait"):
+                for key in keys:
+                    self._store.delete_key(key)
+            return found
+
+        return called
+
+
+@pytest.mark.parametrize("limit_s", [0.0, PATIENT_S], ids=["look", "wait"])
+def test_no_read_waits_for_a_value_that_was_removed(store: JobStore, limit_s: float) -> None:
+    store.publish({"reply/a/1": "x"})
+    store.post("one")
+    store._store = Removing(store._store)
+    ended: list[object] = []
+
+    def read() -> None:
+        ended.append(store.receive("reply/a/1", limit_s))
+        ended.append(store.rescue(0, 1 << 20))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(PATIENT_S / 4)
+    assert ended == [None, []]
+
+
 CONNECT_S = str(round(patient(2)))
 """Seconds. More than the look-up of a host's name takes that nobody answers: 1 s with the settings of CI."""
 NO_HOST: dict[str, dict[str, Any]] = {
