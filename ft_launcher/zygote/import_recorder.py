@@ -165,6 +165,12 @@ class ImportRecorder(MetaPathFinder):
         self._active = True
         return self
 
+    def take_outside(self) -> list[str]:
+        """Returns what was done to the process since the last call while no module's code ran, in words."""
+        self._charge()
+        effects, self.outside.effects = self.outside.effects, []
+        return effects
+
     def __exit__(self, *failure: object) -> None:
         self._charge()
         self._active = False

@@ -1,15 +1,25 @@
-"""Whether a package is installed: NVIDIA's, beside which we keep our hands off its names.
+"""Whether a package is installed: NVIDIA's, beside which we keep our hands off its names. Whether a file is of one.
 
-The launcher asks for the program of the same name, the client's alias for the modules.
+The launcher asks for the program of the same name, the client's alias for the modules. Both ask for files of modules.
 """
 
 from __future__ import annotations
 
 import os
-from importlib.machinery import ModuleSpec, all_suffixes
 from pathlib import Path
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
 _CACHE = "__pycache__"
+_FOLDERS = frozenset({"site-packages", "dist-packages"})
+"""What Python and Debian call the folders into which packages are installed."""
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is one of an installed package. One that is installed as a link to a working tree is none."""
+    return not _FOLDERS.isdisjoint(Path(file).parts)
 
 
 def file_of(spec: ModuleSpec | None) -> str | None:
@@ -22,6 +32,8 @@ def file_of(spec: ModuleSpec | None) -> str | None:
         return None
     if spec.origin is not None:
         return spec.origin
+    from importlib.machinery import all_suffixes  # here: a rank asks for files alone, and loads no more than it must
+
     suffixes = tuple(all_suffixes())
     for location in spec.submodule_search_locations or ():
         for folder, folders, files in os.walk(location):

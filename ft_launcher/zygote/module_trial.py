@@ -1,0 +1,158 @@
+"""Tries, in a child of this process and at low priority, the imports that a rank has told of; then makes them here.
+
+Called by `fork_server.py` in a fork of the zygote which is to become the next one; ranks run meanwhile, and the zygote
+of before serves the agent. So nobody waits for the child, nor for the pauses between the imports of this process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from typing import Any
+
+from ft_launcher.zygote import learned_modules
+from ft_launcher.zygote.first_import import imports
+from ft_launcher.zygote.import_effects import ImportEffects
+from ft_launcher.zygote.import_recorder import Part, root
+from ft_launcher.zygote.learned_modules import Choice, Surroundings, Tried
+from rank_monitor.contract.installed import is_installed
+from rank_monitor.contract.processes.wait import readable
+
+_TRIAL_S = 600.0
+"""Seconds for the child: its imports take 2 to 3 s of CPU, of which the ranks may leave it little."""
+_LOWEST = 19
+_REST = 3.0
+"""This process rests three times as long as it works: the training has the rest of the core."""
+
+
+def learn(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> dict[str, Any]:
+    """Imports those of these modules of which no script can tell; returns what the journal has of that.
+
+    Args:
+        names, environ: as of `learned_modules.choose`.
+        settle: what the child calls first.
+    """
+    choice = _try(names, environ, settle)
+    before_kib, pause = _anonymous_kib(), _Pause()
+    with imports.recording(pause):
+        for name in choice.names:
+            importlib.import_module(name)
+            pause()
+    mib = (_anonymous_kib() - before_kib) / 1024
+    return {"names": list(choice.names), "left_out": dict(choice.left_out), "mib": round(mib, 1)}
+
+
+def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> Choice:
+    report = os.memfd_create("ft_trial")
+    try:
+        child = os.fork()
+        if child == 0:
+            _run_child(report, names, environ, settle)
+        pidfd = os.pidfd_open(child)
+        try:
+            if not readable([pidfd], _TRIAL_S):
+                os.kill(child, 9)  # this process has not taken its code: the pid is the child's
+            _, status = os.waitpid(child, 0)
+        finally:
+            os.close(pidfd)
+        if status != 0:
+            return Choice([], {"": f"the trial ended with {os.waitstatus_to_exitcode(status)}"})
+        with os.fdopen(os.dup(report), "rb") as file:
+            file.seek(0)
+            return Choice(**json.load(file))
+    finally:
+        os.close(report)
+
+
+def _run_child(report: int, names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> None:
+    """Does all that the child does, and ends it."""
+    try:
+        settle()
+        os.nice(_LOWEST)
+        printed = os.memfd_create("ft_printed")
+        for number in range(3):  # the console is not for what is tried, and a module that prints is left out
+            os.dup2(printed, number)
+        choice = learned_modules.choose(names, *_import_all(names), environ)
+    except BaseException as error:  # the edge of a process
+        choice = Choice([], {"": f"the trial failed ({type(error).__name__}: {error})"})
+    try:
+        with os.fdopen(report, "w") as file:
+            json.dump({"names": choice.names, "left_out": choice.left_out}, file)
+    finally:
+        os._exit(0)
+
+
+def _import_all(names: Sequence[str]) -> tuple[Mapping[str, Tried], Mapping[str, str]]:
+    failed: dict[str, str] = {}
+    led: dict[str, bool] = {}
+    imports.give_back()  # the state of torch is one that is observed
+    with ImportEffects() as effects, imports.recording(effects) as recorder:
+        for name in names:
+            package = root(name)
+            if name in sys.modules:
+                continue
+            if package not in led:
+                led[package] = package in sys.modules or _leads_to_installed(package)
+            if not led[package]:
+                failed[name] = "sys.path leads elsewhere for it"
+                continue
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                failed[name] = f"its import failed ({type(error).__name__})"
+            strays = recorder.take_outside()
+            if strays:
+                failed.setdefault(name, f"its import {strays[0]}")
+    tried = {
+        name: Tried(
+            needs=part.needs,
+            reads=part.reads,
+            effects=part.effects,
+            sets={variable.name: variable.after for variable in part.environ},
+            installed=_is_installed(part),
+        )
+        for name, part in recorder.parts.items()
+    }
+    return tried, failed
+
+
+def _leads_to_installed(package: str) -> bool:
+    spec = PathFinder.find_spec(package)
+    if spec is None:
+        return False
+    return all(map(is_installed, [spec.origin] if spec.origin else spec.submodule_search_locations or ()))
+
+
+def _is_installed(part: Part) -> bool:
+    """Whether a module is of an installed package; True for one that another module has made, or a bare folder."""
+    spec = getattr(part.module, "__spec__", None)
+    if spec is None or not spec.has_location:
+        return True
+    of_python = os.path.dirname(os.__file__)  # noqa: PTH120 (compared as text)
+    return is_installed(spec.origin) or spec.origin.startswith(of_python)
+
+
+class _Pause:
+    """What is called between modules: sleeps in proportion to the CPU time since the last call."""
+
+    def __init__(self) -> None:
+        self._worked_s = time.process_time()
+
+    def __call__(self) -> Sequence[str]:
+        time.sleep(_REST * (time.process_time() - self._worked_s))
+        self._worked_s = time.process_time()
+        return ()
+
+
+def _anonymous_kib() -> int:
+    """Returns the memory of this process that is no file's."""
+    with open("/proc/self/status", "rb") as file:  # noqa: PTH123 (a Path of this process would be one more import)
+        for line in file:
+            if line.startswith(b"RssAnon"):
+                return int(line.split()[1])
+    return 0
