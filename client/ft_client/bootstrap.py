@@ -44,8 +44,11 @@ def rank() -> Rank:
     return Rank(main_of(arguments, first_path), prepare())
 
 
-def prepare() -> Report:
+def prepare(tells_modules: bool = False) -> Report:
     """Connects this process to its monitor as the rank, and sets torch's default timeout. Raises nothing.
+
+    Args:
+        tells_modules: whether the rank is to send which modules its program has imported: a fork may be asked to.
 
     Returns:
         What reports how the rank ends: called with the exception, with None where the rank exits with an error and
@@ -63,7 +66,7 @@ def prepare() -> Report:
             nvrx_alias.install_if_asked()
         after_import.set_collective_timeout()
         after_import.answer_monitor()
-        process.start(own=True)
+        process.start(own=True, tells_modules=tells_modules)
         exception_report.keep_stderr()
         return exception_report.report
     except Exception as error:

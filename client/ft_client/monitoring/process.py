@@ -22,13 +22,14 @@ _link: Link | None = None
 _forked = False
 
 
-def start(own: bool = False, environment: Mapping[str, str] | None = None) -> Link | None:
+def start(own: bool = False, environment: Mapping[str, str] | None = None, tells_modules: bool = False) -> Link | None:
     """Returns the link of this process; the first call connects it, if the environment names a monitor.
 
     Args:
         own: whether the launcher started this very process for the rank.
         environment: names the socket and the stack file of a monitor that was started for this very process, which may
             be a forked child. None: the variables of this process name the rank's monitor.
+        tells_modules: whether the rank is to send which modules its program has imported.
 
     Returns:
         None without a monitor. With the rank's: None in a forked child of a process that had a link.
@@ -46,7 +47,7 @@ def start(own: bool = False, environment: Mapping[str, str] | None = None) -> Li
     os.register_at_fork(after_in_child=_in_child)
     _link.reconnect()
     with contextlib.suppress(OSError, AttributeError, RuntimeError):
-        Watchdog(_link).start(stack_signal)
+        Watchdog(_link, tells_modules).start(stack_signal)
     return _link
 
 

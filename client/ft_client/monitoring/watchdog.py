@@ -9,13 +9,21 @@ state also while the main thread hangs. The state itself is not interpreted here
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 
-from ft_client.monitoring import hidden_thread
+from ft_client.monitoring import hidden_thread, imported_modules
 from ft_client.monitoring.link import Link
 from rank_monitor.contract.wire import codec
-from rank_monitor.contract.wire.messages import FIRST_PERIOD_S, GroupMade, IterationReached, Progress
+from rank_monitor.contract.wire.messages import (
+    FIRST_PERIOD_S,
+    NO_ITERATION,
+    GroupMade,
+    IterationReached,
+    ModulesImported,
+    Progress,
+)
 
 # Where nothing asks for a shorter one: each stamp wakes this process and its monitor.
 _PERIOD_S = 30.0
@@ -23,6 +31,9 @@ _PERIOD_S = 30.0
 _AFTER_ERROR_S = 1.0
 # `sem_t` has 32 bytes with glibc on 64-bit Linux.
 _SEMAPHORE_BYTES = 128
+# From a rank's first process group on. By then a training without a report of its steps has taken some: what its first
+# step imports is imported.
+_IMPORTED_S = 30.0
 
 
 class Stamp:
@@ -55,14 +66,23 @@ class Stamp:
 
 
 class Watchdog:
-    """The watchdog's thread and its state."""
+    """The watchdog's thread and its state.
 
-    def __init__(self, link: Link) -> None:
+    Args:
+        tells_modules: whether it is to send which modules the program has imported; see `ModulesImported`.
+    """
+
+    def __init__(self, link: Link, tells_modules: bool = False) -> None:
         self.errors = 0
         self._link = link
         self._stamp = Stamp(time.monotonic_ns())
         self._iteration: int | None = None
         self._backends = ""
+        self._environ: dict[str, str] | None = None
+        """That of the start, until the modules have been told; None: they are not to be told."""
+        if tells_modules:
+            self._environ = dict(os.environ)
+        self._group_seen_ns: int | None = None
         self._ticked_ns = self._due_ns = time.monotonic_ns()
 
     def start(self, stack_signal: int | None = None) -> None:
@@ -97,7 +117,7 @@ class Watchdog:
         """Seconds from one stamp to the next: at most what the settings allow, and what a wrapper asks for."""
         settings, wrapper_link = self._link.settings, self._link.wrapper_link
         unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
-        if settings is None or unseen:
+        if settings is None or unseen or self._environ is not None:
             period_s = FIRST_PERIOD_S
         else:
             period_s = _PERIOD_S
@@ -120,6 +140,8 @@ class Watchdog:
                 self._backends = backends
             else:
                 self._backends = ""
+        if backends and self._group_seen_ns is None:
+            self._group_seen_ns = now_ns
         iteration = megatron_iteration()
         if iteration is not None and iteration != self._iteration:
             self._iteration = iteration
@@ -127,6 +149,18 @@ class Watchdog:
                 link.speaker.iteration = iteration
             # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
             link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
+        if self._environ is not None and self._has_trained(now_ns):
+            # Once, whether it arrives or not: without it the next cycle imports as this one did.
+            before, self._environ = self._environ, None
+            names = imported_modules.after_torch(dict(sys.modules))
+            changed = imported_modules.changed(before, dict(os.environ))
+            link.post(ModulesImported(names, changed), now_ns)
+
+    def _has_trained(self, now_ns: int) -> bool:
+        """Whether the program has reported a step, or has had a process group for so long that it has taken some."""
+        if self._link.speaker is not None and self._link.speaker.iteration != NO_ITERATION:
+            return True
+        return self._group_seen_ns is not None and now_ns - self._group_seen_ns >= _IMPORTED_S * 1e9
 
 
 def group_backends() -> str:

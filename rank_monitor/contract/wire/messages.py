@@ -154,6 +154,17 @@ class ControlRequest(Message, kind=21):
     description: str
 
 
+@dataclass(frozen=True)
+class ModulesImported(Message, kind=97):
+    """The modules of installed packages that the rank has imported after torch, in the order in which their imports
+    ended, and the variables of the environment that have changed since its start, with their values (None: removed).
+    Sent once, by the one rank of a node that was asked for it at its start. The launcher may import them before it
+    forks the ranks of the next cycle."""
+
+    names: list[str]
+    changed: dict[str, Any]
+
+
 class _Text(str, Enum):
     """Base of enums that are sent as text: each member is equal to its text and has the same hash."""
 
@@ -292,6 +303,7 @@ FROM_RANK_TO_LAUNCHER = (
     LimitsSet,
     Guard,
     GroupMade,
+    ModulesImported,
     InterruptedAgain,
     Restarter,
     SectionTimes,
