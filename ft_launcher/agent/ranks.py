@@ -50,6 +50,7 @@ from rank_monitor.contract.wire.messages import (
     ControlRequest,
     GroupMade,
     Message,
+    ModulesImported,
     ProgramFailed,
     Restarter,
     ResultInDoubt,
@@ -271,6 +272,9 @@ class Ranks(EventSource):
         In this order, since a verdict or an exception explains the death that follows it.
         """
         self.parts.zygotes.handle()
+        learned = self.parts.zygotes.take_learned()
+        if learned is not None:
+            self.parts.recorder.modules_preloaded(learned.names, learned.left_out, learned.mib, learned.seconds)
         self.processes.attend()
         unreaped = self.zombies.unreaped
         # Ranks that ended without an exit code so far are tried again at each event.
@@ -343,6 +347,8 @@ class Ranks(EventSource):
                 self._failed_programs.begin(local_rank, pid, exit_code, time.monotonic())
             case GroupMade():
                 self._warnings.made_group(local_rank, message)
+            case ModulesImported() if self.group.spec.max_restarts > 0:
+                self.parts.zygotes.learn(message.names, message.changed)
             case Restarter():
                 self.in_process.heard(local_rank, message)
             case Suspected(is_wrapped=is_wrapped):

@@ -355,6 +355,13 @@ class Recorder:
         logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
         self.journal.write(events.LimitDoubled(limit, factor))
 
+    @contained("an event cannot be recorded")
+    def modules_preloaded(self, names: Sequence[str], left_out: Mapping[str, str], mib: float, seconds: float) -> None:
+        """The ranks of the next cycle find modules imported which those of this cycle have imported."""
+        logger.info("%d modules that the ranks import are preloaded for the next cycle (%.0f MiB)", len(names), mib)
+        packages = sorted({name.partition(".")[0] for name in names})
+        self.journal.report(events.ModulesPreloaded(len(names), packages, dict(left_out), mib, round(seconds, 3)))
+
     def headline(self, fault: Fault) -> str:
         """Returns a fault of this node in one line, which other nodes show."""
         return console_text.headline(fault, self.files.node)

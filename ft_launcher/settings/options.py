@@ -209,6 +209,8 @@ def _shown(kind: kinds.Kind, default: object) -> str:
         return kinds.signal_name(default)
     if default is None or default in ((), {}):
         return "none"
+    if isinstance(default, tuple) and kind is kinds.PRELOAD:
+        return ",".join(default)
     if isinstance(default, tuple):
         return ":".join(f"{bound:g}" for bound in default)
     if isinstance(default, bool):

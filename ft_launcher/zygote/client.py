@@ -21,6 +21,7 @@ import ft_launcher
 from ft_launcher.processes.process_tree import subreaper
 from ft_launcher.zygote import fork_server
 from ft_launcher.zygote.forked_rank import ForkedRank
+from ft_launcher.zygote.learned_modules import Surroundings
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.wait import readable
 
@@ -54,12 +55,14 @@ class RankOrder:
     """What starts one rank: `[-m] SCRIPT ARGS`, its whole environment, and descriptors of its streams by number.
 
     `channel`: a further descriptor for a rank of a function; its number in the rank becomes the last of `arguments`.
+    `tells_modules`: it is to send which modules its program has imported.
     """
 
     arguments: Sequence[str]
     environ: Mapping[str, str]
     streams: Mapping[int, int]
     channel: int | None = None
+    tells_modules: bool = False
 
 
 @dataclass
@@ -67,7 +70,7 @@ class ZygoteProcess:
     """A zygote, a child of this process.
 
     `environ`: the environment in which torch was imported. `ready`: all its imports are done. `loaded`: its top-level
-    modules by then, each with its file.
+    modules by then, each with its file. `learned`: of one that another one forked, what `module_trial.learn` returned.
     """
 
     pid: int
@@ -77,6 +80,7 @@ class ZygoteProcess:
     process: subprocess.Popen[bytes] | None = None
     ready: bool = False
     loaded: Mapping[str, str | None] = field(default_factory=dict)
+    learned: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def fork(cls, path: Sequence[str], unwanted: Collection[int]) -> ZygoteProcess | ForkedRank:
@@ -174,6 +178,7 @@ class ZygoteProcess:
         if "loaded" not in answer:
             raise self._lost("it does not speak")
         self.loaded = answer["loaded"]
+        self.learned = answer.get("learned", {})
         self.ready = True
         return True
 
@@ -216,16 +221,20 @@ class ZygoteProcess:
                 "arguments": list(order.arguments),
                 "environ": dict(order.environ),
                 "streams": streams,
+                "tells_modules": order.tells_modules,
             }
             if order.channel is not None:
                 rank["channel"] = len(descriptors)
                 descriptors.append(order.channel)
             ranks.append(rank)
+        return self._ask_for({"all": _surroundings(), "ranks": ranks}, descriptors)
+
+    def _ask_for(self, request: dict[str, Any], descriptors: Sequence[int]) -> list[int]:
+        """Has it fork what the request names; returns the pids of children of this process."""
         try:
             self.connection.settimeout(_ANSWER_S)
-            surroundings = _surroundings()
             with subreaper():  # a user's program is none at other times; from before the first rank can be an orphan
-                fork_server.send(self.connection, {"all": surroundings, "ranks": ranks}, descriptors)
+                fork_server.send(self.connection, request, descriptors)
                 taken = fork_server.receive(self.connection)
         except (OSError, ValueError) as error:
             raise self._lost(f"it gave no answer ({error})") from None
@@ -236,6 +245,30 @@ class ZygoteProcess:
             raise NoRanks(answer["error"])
         pids: list[int] = answer["pids"]
         return pids
+
+    def learn(self, names: Sequence[str], environ: Surroundings) -> ZygoteProcess:
+        """Has it fork a zygote that imports more modules; returns that one, which is not ready. This one goes on.
+
+        Args:
+            names, environ: as of `learned_modules.choose`.
+
+        Raises:
+            ZygoteLost: no answer arrived in time.
+            NoRanks: the system refuses.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                request = {
+                    "learn": list(names),
+                    "differing": sorted(environ.differing),
+                    "changed": dict(environ.changed),
+                }
+                (pid,) = self._ask_for(request, [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return ZygoteProcess(pid, os.pidfd_open(pid), ours, self.environ)
 
     def reap(self) -> int:
         """Ends it, by SIGKILL if it does not end itself; returns its exit code. Running ranks go on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import logging
@@ -18,15 +19,16 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 from ft_launcher.processes import proc_view
 from ft_launcher.settings import rank_program, warm_start
-from ft_launcher.zygote import forked_rank, start_again
+from ft_launcher.zygote import forked_rank, module_trial, start_again
 from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkedRank
+from ft_launcher.zygote.learned_modules import Surroundings
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.processes import proc
@@ -156,7 +158,9 @@ class Zygote:
                     break
                 request, descriptors = taken
                 if "ranks" in request:
-                    answer = self._start_ranks(request, descriptors)
+                    answer = self._fork(self._fork_ranks, request, descriptors)
+                elif "learn" in request:
+                    answer = self._fork(self._fork_next, request, descriptors)
                 else:
                     answer = self._prepare(request)
                 if isinstance(answer, ForkedRank):
@@ -193,6 +197,10 @@ class Zygote:
         from ft_client import bootstrap  # here: it is not the agent's to know
 
         bootstrap.load()
+        return self._ready()
+
+    def _ready(self) -> dict[str, Any]:
+        """Hides what is loaded, for the ranks; returns the loaded modules."""
         loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name}
         self._hide_launcher()
         forked_rank.mark_preloaded()
@@ -206,10 +214,15 @@ class Zygote:
         for name in [name for name in loggers if name.partition(".")[0] == "ft_launcher"]:
             del loggers[name]
 
-    def _start_ranks(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | ForkedRank:
-        """Forks the requested ranks; returns their pids or the error. In a rank, returns that rank.
+    def _fork(
+        self, forks: Callable[..., dict[str, Any] | ForkedRank], request: dict[str, Any], descriptors: list[int]
+    ) -> dict[str, Any] | ForkedRank:
+        """Has a process in between fork others; returns their pids or the error. In these, returns what `forks` does.
 
         Closes no descriptor in a rank: by then the numbers belong to other files.
+
+        Args:
+            forks: called in the process in between, with the request, the descriptors and where to write the pids.
         """
         reader, writer = os.pipe()
         try:
@@ -221,12 +234,40 @@ class Zygote:
         else:
             if between == 0:
                 os.close(reader)
-                return self._fork_ranks(request, descriptors, writer)
+                return forks(request, descriptors, writer)
             os.close(writer)
             answer = _answer_of(between, reader)
         for descriptor in (reader, *descriptors):
             os.close(descriptor)
         return answer
+
+    def _fork_next(self, request: dict[str, Any], descriptors: list[int], writer: int) -> dict[str, Any]:
+        """Forks the zygote that is to take the place of this one, which goes on. Returns in that one, when it is ready.
+
+        It has a connection of its own to the agent, the only descriptor of the request.
+        """
+        between = os.getpid()
+        try:
+            pid = os.fork()
+            if pid != 0:
+                os.write(writer, json.dumps({"pids": [pid]}).encode())
+                os._exit(0)
+            os.close(writer)
+            self._connection.close()
+            self._connection = socket.socket(fileno=descriptors[0])
+            while os.getppid() == between:  # or `_settle` would have its end be that of this process
+                time.sleep(0.0002)
+            self._settle(())
+            gc.disable()  # `mark_preloaded` enables it
+            this = os.getpid()
+            environ = Surroundings(request["differing"], request["changed"])
+            learned = module_trial.learn(request["learn"], environ, lambda: end_with_parent(this))
+            why = _against_this_process()
+            if why:
+                return {"unfit": why}
+            return {**self._ready(), "learned": learned}
+        except BaseException as error:  # the edge of a process, of which nobody waits for an answer
+            return {"unfit": f"{type(error).__name__}: {error}"}
 
     def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> ForkedRank:
         """Forks the ranks in the process in between, which ends here. After a failure its ranks are never let go."""
@@ -250,6 +291,7 @@ class Zygote:
         streams: dict[str, int] = fields.pop("streams")
         arguments: list[str] = fields["arguments"]
         place = fields.pop("channel", None)
+        tells_modules: bool = fields.pop("tells_modules", False)
         if place is None:
             channel = set()
         else:
@@ -288,7 +330,7 @@ class Zygote:
             first_path = fields["cwd"] or ""
 
         def make() -> bootstrap.Rank:
-            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare())
+            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(tells_modules))
             start_again.FirstImport(order, report_to, channel, program.act_on_loaded).begin()
             return program
 

@@ -76,6 +76,9 @@ def mark_preloaded() -> None:
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         # Their objects are torch's and stay; without this each rank would run them at its end.
         finalizer.atexit = False
+    if "tempfile" in sys.modules:
+        # An import may have asked for the folder (`torch._dynamo`); a script that sets TMPDIR later is to get its own.
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
     imports.take_back()
     importlib.invalidate_caches()
     # Collections in ranks then leave these objects alone, whose pages are shared.

@@ -7,6 +7,7 @@ Used by `first_import.py` in the zygote and in its ranks. Loggers and filters of
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 
@@ -19,6 +20,8 @@ class HiddenParts:
     def __init__(self) -> None:
         self.all: dict[str, Part] = {}
         self._hidden: set[str] = set()
+        self._set: dict[str, str | None] = {}
+        """Variables that imports have set in this process, or removed."""
 
     def hide(self) -> None:
         """Hides all of them."""
@@ -48,6 +51,10 @@ class HiddenParts:
         """Returns the variables that were read when these modules were imported."""
         return {variable for name in names if name in self._hidden for variable in self.all[name].reads}
 
+    def have_set(self, name: str) -> bool:
+        """Whether a variable of the environment is as the import of one of them has set it."""
+        return name in self._set and os.environ.get(name) == self._set[name]
+
     def show(self, names: Collection[str]) -> list[Part]:
         """Gives back those of the modules that are hidden, and does what their imports did with the process."""
         shown = [part for name, part in self.all.items() if name in names and name in self._hidden]
@@ -60,6 +67,7 @@ class HiddenParts:
                 atexit.register(function, *args, **kwargs)
             for variable in part.environ:
                 variable.apply()
+                self._set[variable.name] = variable.after
         return shown
 
 

@@ -12,13 +12,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.settings import warm_start
 from ft_launcher.zygote import fork_server
 from ft_launcher.zygote.client import NoRanks, RankOrder, ZygoteLost, ZygoteProcess, ZygoteUnfit
 from ft_launcher.zygote.forked_rank import ForkedRank
+from ft_launcher.zygote.learned_modules import Surroundings
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.settings.config import StartSettings
 
@@ -34,6 +36,19 @@ _SLOW_PRELOAD_S = 10.0
 
 class NoWarmStart(FtError):
     """The user requires a warm start (`--ft-warm-start=on`), and ranks cannot be forks."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The modules that the next ranks find imported, after `seconds` of work beside the present ones.
+
+    `left_out`: why others are not, of those with a reason of their own; `mib`: memory that all ranks share.
+    """
+
+    names: Sequence[str]
+    left_out: Mapping[str, str]
+    mib: float
+    seconds: float
 
 
 class ZygotePool:
@@ -55,6 +70,14 @@ class ZygotePool:
         self._arguments: Sequence[str] = ()
         """Of the script; empty for a function."""
         self._respawns = 0
+        self._next: ZygoteProcess | None = None
+        """The zygote that imports what ranks were seen to import, and takes the place of the present one then."""
+        self._learns = False
+        """Whether ranks are still to tell what they import: not yet told, and wanted."""
+        self._next_since = 0.0
+        self._learned: Learned | None = None
+        self._differing: set[str] = set()
+        """Variables in which the ranks that were started last differ from the zygote."""
         self._apart, self._first = apart, False
         self._reports: tuple[int, int] | None = None
         self._source = ""
@@ -109,6 +132,7 @@ class ZygotePool:
             ConfigError: a module to preload cannot be imported, or a required warm start is impossible.
         """
         self._settings, self._tag = settings, tag
+        self._learns = settings.learns_modules
         try:
             self._why_not = self._against_command(arguments) or self._why_not or self._preload()
         finally:
@@ -121,7 +145,7 @@ class ZygotePool:
 
     def _preload(self) -> str:
         """Has the zygote import the preloaded modules and waits for them; returns why it cannot be used, or empty."""
-        modules = self._settings.preload
+        modules = self._settings.preloaded
         self._first = True
         if self._zygote is None:
             return "no zygote was forked"
@@ -155,6 +179,7 @@ class ZygotePool:
             ConfigError: a required warm start is impossible.
         """
         self._settings, self._tag = settings, tag
+        self._learns = settings.learns_modules
         self._why_not = self._against_command(arguments, function)
         if not self._why_not:
             self._first = True
@@ -205,7 +230,10 @@ class ZygotePool:
         why = self._why_not or self._against(orders, numa)
         if not why and self._zygote is not None:
             try:
+                if self._learns and orders:
+                    orders = [replace(orders[0], tells_modules=True), *orders[1:]]
                 pids = self._zygote.start_ranks(orders, self._report_to())
+                self._differing = _differing(orders, self._zygote.environ)
                 # A zygote that has forked ranks works: losses before it no longer count.
                 self._respawns, self._logged = 0, ""
                 return pids
@@ -223,18 +251,17 @@ class ZygotePool:
         return None
 
     def pids(self) -> set[int]:
-        """The zygote's pid, while there is one."""
-        if self._zygote:
-            return {self._zygote.pid}
-        return set()
+        """Those of the zygote and of the next one, while there are some."""
+        return {one.pid for one in (self._zygote, self._next) if one is not None}
 
     def descriptors(self) -> set[int]:
         """Readable when `handle` has something to do."""
         found = set()
         if self._reports is not None:
             found.add(self._reports[0])
-        if self._zygote is not None:
-            found |= self._zygote.descriptors()
+        for one in (self._zygote, self._next):
+            if one is not None:
+                found |= one.descriptors()
         return found
 
     def handle(self, timeout_s: float = 0.0) -> None:
@@ -244,6 +271,7 @@ class ZygotePool:
             ConfigError: a rank starts again by exec, and the user requires a warm start.
         """
         self._hear_ranks()
+        self._await_next()
         current = self._zygote
         if current is None:
             return
@@ -263,13 +291,66 @@ class ZygotePool:
     def close(self) -> None:
         """Ends the zygote; ranks that run go on."""
         self._restore()
-        current, self._zygote = self._zygote, None
         self._why_not = self._why_not or "the launcher is ending"
-        if current is not None:
-            current.reap()
+        self._end_all()
         for descriptor in self._reports or ():
             os.close(descriptor)
         self._reports = None
+
+    def _end_all(self) -> None:
+        for one in (self._zygote, self._next):
+            if one is not None:
+                one.reap()
+        self._zygote = self._next = None
+
+    # Learning.
+
+    def learn(self, names: Sequence[str], changed: Mapping[str, str | None]) -> None:
+        """Has the zygote prepare another one that has imported these modules, once. Does not wait for that.
+
+        Args:
+            names: what a rank has imported.
+            changed: variables that have changed in it, with their values (None: removed).
+        """
+        if self._zygote is None or not self._zygote.ready or not self._learns:
+            return
+        self._learns = False
+        try:
+            self._next = self._zygote.learn(names, Surroundings(self._differing, changed))
+            self._next_since = time.monotonic()
+        except NoRanks as refusal:
+            logger.warning("No modules of the ranks are preloaded: %s.", refusal)
+        except ZygoteLost as lost:
+            self._lose(self._zygote, str(lost))
+
+    def take_learned(self) -> Learned | None:
+        """Returns what the next ranks find imported, once."""
+        learned, self._learned = self._learned, None
+        return learned
+
+    def _await_next(self) -> None:
+        """Puts the next zygote in the place of the present one when it is ready."""
+        following = self._next
+        if following is None:
+            return
+        why = ""
+        try:
+            if not following.await_ready(0.0):
+                if not following.ended():
+                    return
+                why = "the process that imports them ended"
+        except (ZygoteLost, ZygoteUnfit) as problem:
+            why = str(problem)
+        self._next = None
+        before, self._zygote = self._zygote, following
+        why = why or self._against_loaded()
+        if why:
+            self._zygote, before = before, following
+            logger.warning("No modules of the ranks are preloaded: %s.", why)
+        else:
+            self._learned = Learned(**following.learned, seconds=time.monotonic() - self._next_since)
+        if before is not None:
+            before.reap()
 
     # Losing one.
 
@@ -294,7 +375,7 @@ class ZygotePool:
             path = None
         try:
             self._zygote = ZygoteProcess.spawn(self._tag, path)
-            self._zygote.prepare(self._tag, self._settings.preload)
+            self._zygote.prepare(self._tag, self._settings.preloaded)
         except ZygoteLost:
             pass  # `handle` takes note of its end
         except OSError as error:
@@ -319,13 +400,15 @@ class ZygotePool:
             return
         if not lines or self._why_not:
             return
+        if self._zygote is not None and self._zygote.learned:
+            # It may be for a module that was learned: without these the ranks of the first cycle were forks.
+            self._lose(self._zygote, f"it has modules that are not what a rank needs: {lines[0]}")
+            return
         self._why_not = self._logged = lines[0]
         if self._settings.warm_start == "on":
             raise self._refused()
         logger.info("Ranks start by exec from now on: %s.", lines[0])
-        current, self._zygote = self._zygote, None
-        if current is not None:
-            current.reap()
+        self._end_all()
 
     # Asking one.
 
@@ -361,6 +444,13 @@ class ZygotePool:
         if self._zygote and self._zygote.ready:
             return self._zygote
         return None
+
+
+def _differing(orders: Sequence[RankOrder], zygote: Mapping[str, str]) -> set[str]:
+    """Returns the variables that not all ranks have as the zygote has them."""
+    of_ranks = [order.environ for order in orders]
+    names = set(zygote).union(*of_ranks)
+    return {name for name in names if any(environ.get(name) != zygote.get(name) for environ in of_ranks)}
 
 
 def _how_ended(code: int) -> str:

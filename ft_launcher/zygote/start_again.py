@@ -157,7 +157,8 @@ class FirstImport:
         if self._decided or imports.over:
             return
         what = what or f"imports {name}"
-        changed = warm_start.read_by_imports(self._beginning.changed(), read, in_c)
+        by_script = {variable for variable in self._beginning.changed() if not imports.parts.have_set(variable)}
+        changed = warm_start.read_by_imports(by_script, read, in_c)
         if changed:
             self._start_again(f"the script changes {', '.join(changed)} before it {what}")
         elif imports.leads_elsewhere(name):

@@ -105,6 +105,17 @@ report.tell(before=before, after={**after, **report.of_torch()})
 """
 
 
+LEARNED_END = """
+import report
+before = report.state()
+import torch
+after = report.state()
+import torch._dynamo
+later = report.state()
+report.tell(before=before, after=after, later={**later, **report.of_torch()})
+"""
+
+
 @dataclass(frozen=True)
 class Prologue:
     """Lines above `import torch`.
@@ -124,9 +135,9 @@ class Prologue:
     def __str__(self) -> str:
         return self.name
 
-    def probe(self) -> Probe:
+    def probe(self, end: str = END) -> Probe:
         """The script."""
-        return Probe(self.name, self.lines + END, self.words, {"report.py": REPORT, **self.files})
+        return Probe(self.name, self.lines + end, self.words, {"report.py": REPORT, **self.files})
 
 
 SETTINGS = {"settings.py": "import os\nos.environ['OMP_NUM_THREADS'] = '2'\n"}
@@ -143,6 +154,13 @@ logging.config.dictConfig({"version": 1, "formatters": {"simple": {"format": "[%
     "root": {"level": "INFO", "handlers": ["file"]}, "disable_existing_loggers": False})
 log = logging.getLogger(__name__)
 """
+BEFORE_LEARNED = [
+    Prologue("dictConfig", DICT_CONFIG),
+    Prologue("variables of others", "import os\nos.environ['HF_HOME'] = '/tmp'\nimport numpy\nnumpy.random.seed(3)\n"),
+    Prologue("sympy first", "import sympy, warnings\nwarnings.simplefilter('ignore')\n"),
+    Prologue("a variable of its own", "import os\nos.environ['TORCHDYNAMO_VERBOSE'] = '1'\n", "TORCHDYNAMO_VERBOSE"),
+]
+"""Lines above `import torch` and `import torch._dynamo`, where both were imported before the fork."""
 PROLOGUES = [
     Prologue("nothing", "", slow=False),
     Prologue("literal", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\n", OMP),

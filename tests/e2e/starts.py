@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -84,10 +85,24 @@ def ended(process: Any) -> int:
     return int(process.poll())
 
 
+def learn(zygotes: ZygotePool) -> None:
+    """Has the zygote import what `DistributedDataParallel()` does, as after a rank's report."""
+    zygotes.learn(["torch._dynamo"], {})
+    deadline, learned = time.monotonic() + LIMIT_S, None
+    while learned is None and time.monotonic() < deadline:
+        select.select(list(zygotes.descriptors()), [], [], 1.0)
+        zygotes.handle()
+        learned = zygotes.take_learned()
+    assert learned is not None and learned.names == ["torch._dynamo"], learned
+
+
 def main(table: Path, ways: Sequence[str], zygotes: ListeningPool) -> None:
     become_subreaper()
-    zygotes.prepare(["nothing.py"], StartSettings(warm_start="on"), "a test", "tag-of-a-test")
+    zygotes.prepare(["nothing.py"], StartSettings(warm_start="on", preload=("auto",)), "a test", "tag-of-a-test")
     starts = {"plain": by_exec(), "exec": by_exec(rank_program.bootstrap()), "forked": by_fork(zygotes)}
+    if "learned" in ways:
+        learn(zygotes)
+        starts["learned"] = by_fork(zygotes)
     found: list[dict[str, Any]] = []
     for number, run in enumerate(json.loads(table.read_text())):
         found.append({way: came_to(table.parent, number, run, starts[way]) for way in ways})

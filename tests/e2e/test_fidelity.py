@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.probes import PROBES, SEEDS, Probe
-from tests.e2e.prologues import PROLOGUES, Prologue
+from tests.e2e.prologues import BEFORE_LEARNED, LEARNED_END, PROLOGUES, Prologue
 from tests.patience import patient
 from tests.program import clean_environment, run
 
@@ -89,6 +89,8 @@ IN_EVERY_RANK = {"modules of Python", "exit functions"}
 """Also where the rank was started anew: it has one exit function of ours, which tells that its program is done."""
 BEFORE = {"logger class"}
 """Those before it alone."""
+LATER = {"tempfile"}
+"""Those after a later import that was made before the fork."""
 LINES = [
     pytest.param(prologue, id=str(prologue), marks=[pytest.mark.slow] if prologue.slow else [])
     for prologue in PROLOGUES
@@ -119,6 +121,22 @@ def test_a_script_sees_a_fresh_interpreter_before_and_after_it_imports_torch(
             if plain[phase][key] != forked[phase][key]
         }
         assert not differing, f"{phase} the import: {differing}"
+
+
+def test_a_script_cannot_tell_that_modules_were_learned(tmp_path: Path) -> None:
+    came = run_all(tmp_path, [prologue.probe(LEARNED_END) for prologue in BEFORE_LEARNED], "plain", "learned")
+    for prologue, result in zip(BEFORE_LEARNED, came, strict=True):
+        assert prologue.again in result["said"] and bool(prologue.again) == bool(result["said"]), result
+        (plain, text), (learned, other) = (report_of(result[way]) for way in ("plain", "learned"))
+        assert other == text, prologue
+        for phase in ("before", "after", "later"):
+            hidden = IN_EVERY_RANK if prologue.again else DIFFERENT | (LATER if phase == "later" else BEFORE)
+            differing = {
+                key: (plain[phase][key], learned[phase][key])
+                for key in plain[phase].keys() - hidden
+                if plain[phase][key] != learned[phase][key]
+            }
+            assert not differing, f"{prologue}, {phase}: {differing}"
 
 
 def report_of(came: list[Any]) -> tuple[dict[str, Any], list[Any]]:

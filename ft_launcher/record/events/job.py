@@ -249,3 +249,21 @@ class LinesDropped(Event, name="lines_dropped"):
 
     lines: int
     """How many."""
+
+
+@dataclass(frozen=True)
+class ModulesPreloaded(Event, name="modules_preloaded"):
+    """Modules that the ranks have imported after torch are imported once, for all ranks of the next cycle
+    (`--ft-preload`)."""
+
+    modules: int
+    """Their number."""
+    packages: list[str]
+    """The packages that they are of."""
+    left_out: Mapping[str, str]
+    """Modules that are not, since a script could tell, and why: of at most 40 with a reason of their own. Those that
+    need one of these are left out too."""
+    mib: float
+    """The memory that they take (MiB), which all ranks share."""
+    seconds: float
+    """From the rank's report until the next zygote was ready; nothing waits for that."""

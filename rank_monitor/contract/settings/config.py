@@ -109,7 +109,11 @@ class StartSettings:
     """How ranks start."""
 
     warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
-    preload: tuple[str, ...] = setting((), kinds.TEXTS, "modules imported before the ranks fork")
+    preload: tuple[str, ...] = setting(
+        (kinds.NONE,),
+        kinds.PRELOAD,
+        "modules imported before the ranks fork; auto: what the ranks of the first cycle import; names may be added",
+    )
     inprocess: str = setting(
         "auto", kinds.choice("auto", "off"), "ranks with an in-process wrapper restart in process first"
     )
@@ -122,6 +126,16 @@ class StartSettings:
     dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
     alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours")
     inject: tuple[str, ...] = setting((), injection.SETTING, "a fault on purpose, for drills; may be given again")
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """The modules that `preload` names."""
+        return tuple(name for name in self.preload if name not in (kinds.AUTO, kinds.NONE))
+
+    @property
+    def learns_modules(self) -> bool:
+        """Whether modules that ranks import are preloaded for those of the next cycle."""
+        return kinds.AUTO in self.preload
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 NONE_TEXTS = frozenset({"", "none", "null"})
 AUTO = "auto"
+NONE = "none"
 _TRUE = frozenset({"true", "yes", "1"})
 _FALSE = frozenset({"false", "no", "0"})
 BOOLEAN_TEXTS = _TRUE | _FALSE
@@ -131,6 +132,13 @@ def _texts(raw: object) -> tuple[str, ...]:
     if isinstance(raw, (list, tuple)):
         return tuple(_text(item) for item in raw)
     return tuple(text for text in (part.strip() for part in _text(raw).split(",")) if text)
+
+
+def _preload(raw: object) -> tuple[str, ...]:
+    """The names of modules; auto among them says that more are learned, none stands for no name."""
+    if means_none(raw):
+        return (NONE,)
+    return tuple(text.lower() if text.lower() in (AUTO, NONE) else text for text in _texts(raw))
 
 
 def _codes(raw: object) -> tuple[int, ...]:
@@ -283,6 +291,7 @@ BOOLEAN = Kind("true|false", _boolean)
 REJOIN = Kind("true|false|now", _rejoin)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
 PATH_OR_NONE = _or_none(Kind("path", _text))
+PRELOAD = Kind("auto|none|a,b,...", _preload)
 TEXTS = _or_empty("a,b,...", _texts, tuple)
 EXIT_CODE = Kind("exit code", _exit_code)
 CODES = _or_empty("exit codes", _codes, tuple)

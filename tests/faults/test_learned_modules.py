@@ -1,0 +1,90 @@
+"""Modules that the ranks of the first cycle import, and that those of the next find imported (`--ft-preload auto`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.faults.conftest import StartJob
+from tests.faults.job import Job
+from tests.faults.test_attribution import script
+from tests.faults.training import Plan
+
+TRAINING = """
+import os, pathlib, signal, sys, time
+
+ran = []
+sys.addaudithook(lambda event, words: ran.append(words[0].co_filename) if event == "exec" else None)
+cycle = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+is_hidden = "torch._dynamo" not in sys.modules and "_dynamo" not in vars(torch) and "sympy" not in sys.modules
+had = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+if cycle == 1 and pathlib.Path("differs").exists():
+    os.environ["TORCHDYNAMO_VERBOSE"] = "1"
+    import torch._dynamo
+import ft_client as ft
+
+dist.init_process_group("gloo")
+client = ft.RankMonitorClient()
+client.init_workload_monitoring()
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 1)).sum().backward()
+optimizer.step()
+client.report_iteration(cycle)
+times = sum(name.endswith(("/torch/_dynamo/__init__.py", "/sympy/__init__.py")) for name in ran)
+print(f"cycle {cycle}: hidden {is_hidden}, ran {times}, had {had}, has {os.environ['TORCHINDUCTOR_CACHE_DIR'] != had}, "
+      f"there {torch._dynamo is sys.modules['torch._dynamo']}")
+if cycle == 0:
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+client.shutdown_workload_monitoring()
+dist.destroy_process_group()
+"""
+"""What a rank of each cycle sees of what `DistributedDataParallel()` imports; each run of code is an audit event."""
+LEARNS_S = 90.0
+
+
+def run(start_job: StartJob, folder: Path, preload: str = "auto") -> Job:
+    """A job of which a rank dies after it has told what it imports."""
+    job = start_job(Plan(), 2, "--max-restarts=1", f"--ft-preload={preload}", script=script(folder, TRAINING))
+    job.until(lambda: job.output.count("cycle 0: hidden True, ran 2, had None, has True") == 2, "the first step")
+    return job
+
+
+def learned(job: Job) -> dict[str, Any]:
+    (line,) = job.until(lambda: job.journal("modules_preloaded"), "the next zygote", LEARNS_S)
+    return line
+
+
+def test_ranks_find_imported_what_those_before_them_have_imported(start_job: StartJob, tmp_path: Path) -> None:
+    job = run(start_job, tmp_path)
+    line = learned(job)
+    assert {"torch", "sympy"} <= set(line["packages"]) and line["modules"] > 100, line
+    (tmp_path / "go").touch()
+    assert job.finish() == 0, job.tail()
+    assert job.output.count("cycle 1: hidden True, ran 0, had None, has True, there True") == 2, job.tail()
+
+
+def test_none_learns_nothing(start_job: StartJob, tmp_path: Path) -> None:
+    job = run(start_job, tmp_path, "none")
+    (tmp_path / "go").touch()
+    assert job.finish() == 0, job.tail()
+    assert job.output.count("cycle 1: hidden True, ran 2, had None, has True, there True") == 2, job.tail()
+    assert job.journal("modules_preloaded") == []
+
+
+def test_a_script_that_changes_later_what_they_read_imports_anew(start_job: StartJob, tmp_path: Path) -> None:
+    job = run(start_job, tmp_path)
+    learned(job)
+    (tmp_path / "differs").touch()
+    (tmp_path / "go").touch()
+    assert job.finish() == 0, job.tail()
+    assert job.output.count("cycle 1: hidden True, ran 2, had None, has True, there True") == 2, job.tail()
+    assert "it has modules that are not what a rank needs" in job.output, job.tail()
