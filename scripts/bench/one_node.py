@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 from .job import Job, cpu_s, deaths, descendants, memory_mib
 from .launchers import Launcher
@@ -13,6 +15,8 @@ CRASHES = 3
 STOP_S = 2.0
 LIMITS_S = {"heartbeat": 3.0, "section": 1.5}
 SETTLE_S = 2.0
+LEARNS_S = 120.0
+"""The report takes up to 5 s, and the trial 3 s of CPU time at the lowest priority."""
 IDLE_S, BEATING_S = 30.0, 20.0
 
 
@@ -66,14 +70,33 @@ def crashes(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
         job.end_well(30)
 
 
-def crash_each_cycle(job: Job, count: int, outcome: Outcome) -> None:
-    """From the SIGKILL of a rank to the group ready on all, `count` times; then the job may end."""
-    job.wait_ranks("ready")
+def first_steps(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
+    """P2b: as P2, to the first step of a DDP model, once the launcher has learned what its ranks import."""
+    with tempfile.TemporaryDirectory(prefix="ftb") as journal:
+        flags = []
+        if launcher.name == "ours":
+            flags = [f"--ft-journal-dir={journal}", "--ft-preload=auto"]
+        with Job(launcher, ranks, ["first_step", str(CRASHES)], flags, max_restarts=CRASHES) as job:
+            job.wait_ranks("stepped")
+            deadline = time.monotonic() + LEARNS_S
+            while flags and not _has_learned(Path(journal)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            crash_each_cycle(job, CRASHES, outcome, "stepped", "step_s")
+            job.end_well(30)
+
+
+def _has_learned(journal: Path) -> bool:
+    return any('"modules_preloaded"' in file.read_text() for file in journal.rglob("*.jsonl"))
+
+
+def crash_each_cycle(job: Job, count: int, outcome: Outcome, until: str = "ready", metric: str = "recover_s") -> None:
+    """From the SIGKILL of a rank to the stamp `until` of all, `count` times; then the job may end."""
+    job.wait_ranks(until)
     for cycle in range(count):
         job.tell(f"go.{cycle}")
         (crash,) = job.wait_ranks("crash", cycle, count=1)
-        ready = job.wait_ranks("ready", cycle + 1)
-        outcome.add("recover_s", (max(s.t for s in ready) - crash.t) / 1e9)
+        ready = job.wait_ranks(until, cycle + 1)
+        outcome.add(metric, (max(s.t for s in ready) - crash.t) / 1e9)
     job.tell(f"go.{count}")
 
 

@@ -18,6 +18,7 @@ ROWS = (
     ("P1", "launch_s", "launch to the last process group ready", "s"),
     ("P1b", "exit_s", "last rank's end to the launcher's end", "s"),
     ("P2", "recover_s", "a rank's SIGKILL to all process groups ready", "s"),
+    ("P2b", "step_s", "a rank's SIGKILL to the first step of a DDP model on all ranks", "s"),
     ("P5", "heartbeat_dead_ms", "hang: the rank dead, after the limit", "ms"),
     ("P6", "heartbeat_p50_us", "`send_heartbeat`, p50", "us"),
     ("P6", "section_p50_us", "`start_section` + `end_section`, p50", "us"),

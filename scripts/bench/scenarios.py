@@ -68,6 +68,16 @@ SCENARIOS = (
         trials=one_node.CRASHES,
     ),
     Scenario(
+        keys=("P2b",),
+        title="a rank's SIGKILL to the first step of a DDP model on all ranks, from the first fault after learning",
+        marks="p50 below 0.15 / 0.4 s at 2 / 8, at least 10 / 18 times faster than torchrun",
+        sizes=(2, 8),
+        once=one_node.first_steps,
+        floor=floors.nothing,
+        variants={"ours": [OURS], "torchrun": [TORCHRUN_OWN_STORE]},
+        trials=one_node.CRASHES,
+    ),
+    Scenario(
         keys=("P5",),
         title="hang: last sign of life to signal and death, minus the limit",
         marks="signal within 5 ms p99, dead within 30 ms",

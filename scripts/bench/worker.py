@@ -89,6 +89,24 @@ def crash(crashes: int, ignore_sigterm: bool = False) -> None:
     dist.barrier()
 
 
+def first_step(crashes: int) -> None:
+    """P2b: as `crash`, with the first step of a DDP model in each cycle."""
+    make_group()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    stamp("stepped")
+    if CYCLE == 0 and os.environ.get("BENCH_CLIENT"):
+        make_client().report_iteration(0)  # where this is missing, the launcher learns 30 s after the group
+    wait_for(f"go.{CYCLE}")
+    if crashes > CYCLE and CYCLE % WORLD == RANK:
+        stamp("crash")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if crashes > CYCLE:
+        dist.barrier()
+
+
 def hang(kind: str, jitter_s: float) -> None:
     """P5: show life for a moment of random length, stamp the last sign, stand still."""
 
@@ -247,6 +265,8 @@ def main() -> None:
         launch()
     elif mode in ("crash", "stubborn"):
         crash(int(arguments[0]), ignore_sigterm=mode == "stubborn")
+    elif mode == "first_step":
+        first_step(int(arguments[0]))
     elif mode == "hang":
         hang(arguments[CYCLE], float(arguments[-1]))
     elif mode == "calls":
