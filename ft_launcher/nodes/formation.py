@@ -53,7 +53,7 @@ class Rules:
         size: how many.
         last_call_s: from the minimum to the formation, unless that can be at once.
         join_s: how long too few nodes wait for more.
-        keep_healthy: a failed node does not end the cycle while the minimum of nodes is healthy.
+        keep_healthy: neither a failed node nor one that waits ends the cycle while the minimum of nodes is healthy.
         rank_claim_s: how long a node waits whose node rank is held by another, which may be dead.
         hosts: the coordinator's node hosts the store, so the job ends when it leaves.
         hint: text that is added to the reason where nodes turn out to be too few.
@@ -113,8 +113,11 @@ class Formation:
     def grows(self, now: float) -> bool:
         """Whether a healthy cycle is to end now so that waiting nodes take part.
 
-        A cycle in which a node is done with its work does not begin again for that.
+        A cycle in which a node is done with its work does not begin again for that. Nor does one that is to go on while
+        enough nodes are healthy: a lost node would cost two restarts, the second when another node is there.
         """
+        if self._rules.keep_healthy:
+            return False
         roster, size, grown_to = self._roster, self._rules.size, 0
         if roster.waiting and size.may_grow and not roster.done:
             possible = how_many((roster.living | roster.waiting).values(), len(roster.members), size)

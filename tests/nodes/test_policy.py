@@ -29,6 +29,22 @@ def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loop
     agents.end(0, 0)
 
 
+def test_with_min_healthy_a_lost_node_costs_one_restart(on_loopback: StartAgents) -> None:
+    """A node that comes while the others are enough takes part once they are not, and interrupts nobody before."""
+    flags = ("--nnodes=2:3", *QUICK, "--ft-restart-policy=min-healthy", "--max-restarts=2")
+    agents = on_loopback(2, Plan(), *flags, nproc=1, script=Path(lone_worker.__file__))
+    cycle = agents.until_cycle_of(2)
+    agents.join(nproc=1).until_event("job_start")
+    agents.stay(3)
+    agents.lose(agents[1])
+    agents.until(lambda: agents[2].event("cycle_start", cycle=cycle + 1, nodes=2), "the next cycle")
+    agents.join(nproc=1).until_event("job_start")
+    agents.stay(3)
+    (agents.folder / lone_worker.END).touch()
+    agents.end_well()
+    assert [agent.cycles for agent in agents] == [[0, 1], [0], [1], []], agents.tail()
+
+
 def test_a_node_that_is_done_waits_for_the_others_so_long_and_leaves_them_at_work(on_loopback: StartAgents) -> None:
     """It hosts no store: the node of rank 0, which hosts that of the ranks, would stay as long as they run."""
     flags = ("--nnodes=2", *QUICK, "--ft-exit-barrier-timeout=1")

@@ -424,6 +424,17 @@ def test_with_keep_healthy_the_cycle_goes_on_until_the_minimum_is_lost() -> None
     assert story.come("d") == ["cycle 1: acd"]
 
 
+def test_with_keep_healthy_a_node_that_comes_waits_for_the_next_formation() -> None:
+    """So a lost node costs one restart, whether another comes before the formation or after it."""
+    story = running("abc", minimum=2, maximum=3, keep_healthy=True)
+    story.lost("c")
+    assert story.failed("b") == ["end 0: failed"]
+    assert story.come("ab") == ["cycle 1: ab"]
+    assert story.come("d") == [] and story.wait(100.0) == []
+    assert story.lost("b") == ["end 1: lost"]
+    assert story.come("e") == [] and story.come("a") == ["cycle 2: ade"]
+
+
 def test_with_keep_healthy_members_that_are_gone_are_named() -> None:
     """By node rank: the others keep theirs."""
     story = running("abcd", minimum=2, maximum=4, keep_healthy=True)
