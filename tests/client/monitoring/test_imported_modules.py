@@ -34,7 +34,7 @@ def test_modules_of_installed_packages_after_torch() -> None:
         "torch._dynamo": module("torch._dynamo", f"{SITE}/torch/_dynamo/__init__.py"),
         "asyncio": module("asyncio", "/usr/lib/python3/dist-packages/asyncio/__init__.py"),
         "ft_client": module("ft_client", f"{SITE}/ft_client/__init__.py"),
-        "mine": module("mine", "/home/me/mine.py"),
+        "mine": module("mine", "/srv/me/mine.py"),
         "bare": module("bare", None),
         "itself": object(),
         "lazy": Lazy("lazy"),
