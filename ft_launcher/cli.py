@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ft_launcher.settings import prescan
 from ft_launcher.settings.options import UsageError
 from ft_launcher.zygote.pool import ZygotePool
+from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import FtError, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 from rank_monitor.contract.installed import file_of
@@ -64,7 +66,7 @@ def launch() -> ForkedRank:
     arguments = sys.argv[1:]
     zygotes = ZygotePool()
     try:
-        with _errors_shown():
+        with _errors_shown(is_subcommand(arguments)):
             _must_have_folder()
             seen = prescan.prepare_threads(prescan.scan(arguments, os.environ), os.environ)
             if seen.starts_ranks and not is_subcommand(arguments):
@@ -114,7 +116,7 @@ def main(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> N
         arguments: the command line without the program's name.
         seen: the result of its scan before torch was imported.
     """
-    with _errors_shown():
+    with _errors_shown(is_subcommand(arguments)):
         if is_subcommand(arguments):
             code = _subcommand(arguments)
         else:
@@ -123,8 +125,11 @@ def main(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> N
 
 
 @contextlib.contextmanager
-def _errors_shown() -> Iterator[None]:
+def _errors_shown(is_command: bool) -> Iterator[None]:
     """Turns errors into lines on the console and exit codes.
+
+    Args:
+        is_command: the lines are the answer of a command, without a time; else those of a job.
 
     Raises:
         SystemExit: with the code.
@@ -133,7 +138,7 @@ def _errors_shown() -> Iterator[None]:
         yield
         return
     except FtError as error:
-        print(f"ft_launcher: {error}", file=sys.stderr)
+        _show(str(error), is_command)
         _reply(error)
         code = error.exit_code
     except KeyboardInterrupt:
@@ -141,12 +146,20 @@ def _errors_shown() -> Iterator[None]:
     except Exception as error:
         refused = why_refused(error)
         if refused:
-            print(f"ft_launcher: the system refused: {refused}", file=sys.stderr)
+            _show(f"the system refused: {refused}", is_command)
         else:
             traceback.print_exc()
         _reply(error)
         code = int(ExitCode.LAUNCHER_ERROR)
     sys.exit(code)
+
+
+def _show(text: str, is_command: bool) -> None:
+    if is_command:
+        line = f"ft_launcher: {text}"
+    else:
+        line = console_line(text, time.time())
+    print(line, file=sys.stderr)
 
 
 def _reply(error: Exception) -> None:

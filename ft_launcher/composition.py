@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,6 +59,7 @@ from ft_launcher.status.listening import answering, tracing
 from ft_launcher.status.node_status import NodeStatus
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract import env
+from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import local_address, resolver
@@ -109,7 +111,7 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         with resolver.usual():
             code = conduct(job, runtime, zygotes, signals).code
     except FtError as error:
-        console_text.show_lines(f"ft_launcher: {error}")
+        console_text.show_lines(console_line(str(error), time.time()))
         write_reply(error)
         return error.exit_code
     # The user can replace that of a preemption; journal and nodes use the fixed codes of docs/exit_codes.md.
@@ -288,6 +290,10 @@ def _outcome(
     launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None], summary: Callable[[ChildFailedError], str]
 ) -> Outcome:
     """Runs `launch` and returns the outcome, with the exit code to use where the agent has none."""
+
+    def say(text: str) -> None:
+        show(console_line(text, time.time()))
+
     try:
         values = launch()
     except ChildFailedError as error:
@@ -297,19 +303,20 @@ def _outcome(
         return Outcome(died_of(error.sigval), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {one_line(error)}"
-        show(f"ft_launcher: {reason.rstrip('.')}. Check --rdzv-endpoint or --master-addr, and the other nodes")
+        remedy = "Check --rdzv-endpoint or --master-addr, and the other nodes"
+        say(f"{reason.rstrip('.')}. {remedy}")
         return Outcome(int(ExitCode.RENDEZVOUS_FAILED), reason, error=error)
     except FtError as error:
-        show(f"ft_launcher: {error}")
+        say(str(error))
         return Outcome(error.exit_code, str(error), error=error)
     except Exception as error:
         refused = why_refused(error)
         if refused:
             reason = f"the system refused: {refused}"
-            show(f"ft_launcher: {reason}")
+            say(reason)
             return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
         reason = f"{type(error).__name__}: {one_line(error)}"
-        show(f"ft_launcher: error of the launcher itself: {reason}")
+        say(f"error of the launcher itself: {reason}")
         show(traceback.format_exc())
         return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
     return Outcome(int(ExitCode.OK), "all ranks succeeded", values)
@@ -357,6 +364,7 @@ def _must_resolve(host: str, endpoint: str) -> None:
 def _set_up_logging(job: Job, files: FileThread) -> None:
     """Sends our own log lines to stderr, and to a file, by its thread, if one is configured."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers[0].setFormatter(console_text.ConsoleFormatter())
     logfile = job.settings.record.nvrx_logfile
     if logfile:
         try:
@@ -366,7 +374,7 @@ def _set_up_logging(job: Job, files: FileThread) -> None:
         except OSError as error:
             source = job.sources.get("nvrx_logfile", "settings")
             raise ConfigError("nvrx_logfile", logfile, source, str(error.strerror), "Name a file to write") from None
-    for handler in handlers:
+    for handler in handlers[1:]:
         handler.setFormatter(console_text.LineFormatter("%(asctime)s ft_launcher %(levelname)s: %(message)s"))
     logger.handlers = handlers
     logger.propagate = False

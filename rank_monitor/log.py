@@ -22,7 +22,10 @@ _STDERR = 2  # the descriptor: `sys.stderr` buffers
 
 
 class Log:
-    """Writes `[LEVEL] [name] text` lines at or above a level."""
+    """Writes `12:34:56 [LEVEL] [name] text` lines at or above a level.
+
+    After the local time of day they have the form of NVIDIA's monitors, which other programs search for.
+    """
 
     def __init__(self, name: str) -> None:
         self.level = "INFO"
@@ -64,7 +67,7 @@ class Log:
         self.copy(text)
         if _LEVELS[level] < _LEVELS[self.level]:
             return
-        line = f"[{level}] [{self.name}] {_printable(text)}\n"
+        line = f"{time.strftime('%H:%M:%S')} [{level}] [{self.name}] {_printable(text)}\n"
         try:
             if self._descriptor != _STDERR or _takes(_STDERR):
                 os.write(self._descriptor, line.encode(errors="backslashreplace"))

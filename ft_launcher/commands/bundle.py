@@ -23,7 +23,7 @@ from ft_launcher import __version__
 from ft_launcher.bundle import allowed
 from ft_launcher.bundle.incident import Incident, page, stacks
 from ft_launcher.commands.status import RunningJob, running_job
-from ft_launcher.record.console_text import printable, say
+from ft_launcher.record.console_text import answer, printable
 from ft_launcher.record.journal_reader import Problems, journals_in, read_journal
 from ft_launcher.settings.options import UsageError
 
@@ -75,7 +75,7 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
             contents.append(("stacks.txt", "where ranks were: main threads, the innermost frame first"))
         archive.writestr(_PAGE, page(incident, time.time(), __version__, contents))
     for line in findings.warnings():
-        say(line)
+        answer(line)
     print(printable(f"{output}: {output.stat().st_size / 1e6:.1f} MB, {_TEXTS if with_texts else _NO_TEXTS}"))
 
 

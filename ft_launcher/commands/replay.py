@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ft_launcher.commands.report import JOURNALS, RUN_ID, found_journals
-from ft_launcher.record.console_text import printable, say
+from ft_launcher.record.console_text import answer, printable
 from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journal
 from ft_launcher.replay.replay import Replay
 
@@ -38,7 +38,7 @@ def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
     found_journals(journals)
     found, findings = decide_again(journals, run_id)
     for line in findings.warnings():
-        say(line)
+        answer(line)
     for line in as_lines(found, findings):
         print(printable(line))
     if found.differences:

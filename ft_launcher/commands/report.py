@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ft_launcher.record.console_text import printable, say
+from ft_launcher.record.console_text import answer, printable
 from ft_launcher.record.events import Evidence, Stacks
 from ft_launcher.record.journal_reader import Problems, journals_in, read_in_turn
 from ft_launcher.report import terminal_text
@@ -111,7 +111,7 @@ def _read(paths: Sequence[Path], run_id: str | None) -> tuple[Collection, JobFin
     if findings is None:
         raise _nothing(paths, reading, run_id)
     for line in [*reading.warnings(), *_warnings(files, collection, findings, run_id)]:
-        say(line)
+        answer(line)
     return collection, findings
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from ft_launcher.record.console_text import printable, say
+from ft_launcher.record.console_text import answer, printable
 from ft_launcher.report.job_findings import as_text
 from ft_launcher.settings.options import UsageError
 from ft_launcher.status.listening import SOCKET
@@ -88,7 +88,7 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
         else:
             found = job.ask("/stacks")
     except OSError as error:
-        say(str(error))
+        answer(str(error))
         sys.exit(NOBODY)
     if as_json:
         print(json.dumps(found, indent=1))
@@ -255,7 +255,7 @@ def running_job(run: str | None, if_none: str = "") -> RunningJob:
     what = "no job of this user runs on this host"
     if run is not None:
         what = f"no job of this user with a name or run id that begins with {run!r} runs on this host"
-    say(if_none or what)
+    answer(if_none or what)
     sys.exit(NOBODY)
 
 

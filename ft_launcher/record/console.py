@@ -21,6 +21,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
+from rank_monitor.contract.console_line import console_line
+
 MAX_HELD_BYTES = 4 << 20
 """As many lines as a terminal shows in a few seconds. What ranks print is in their log files as well."""
 STALLED_S = 1.0
@@ -116,7 +118,8 @@ class Console:
             with self._changed:
                 if self._skips and not self._held:
                     self._skips = False
-                    self._append(f"ft_launcher: the console did not read; lines not shown: {self.dropped}\n".encode())
+                    line = console_line(f"the console did not read; lines not shown: {self.dropped}", time.time())
+                    self._append(f"{line}\n".encode())
 
     def _put(self, data: bytes) -> None:
         while data:

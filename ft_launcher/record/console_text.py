@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.policy.restart_policy import Action, Decision
+from rank_monitor.contract.console_line import console_line
 
 # ECMA-48 codes, as every terminal has them.
 _BOLD_RED, _BOLD_GREEN, _RESET = "\033[1;31m", "\033[1;32m", "\033[0m"
+_NEXT = "next: "
 # The block must be seen at once in a log that goes on; everything else is in the record.
 _MAX_LINES = 10
 _INTERRUPTIONS = {
@@ -33,17 +36,17 @@ _OTHERS = 2
 """Lines about other ranks. At a hang room is kept for them: where the other ranks are explains most."""
 
 
-def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path | None, colour: bool = False) -> str:
+def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path | None, at: float) -> list[str]:
     """Returns the block: what happened, where, the likely cause, the next step, and where the full record is.
 
     Args:
         record: the folder of the run; None when nothing is kept.
-        colour: with ANSI colours, for a terminal.
+        at: when it is shown (seconds since 1970).
 
     Returns:
-        At most ten lines.
+        At most ten lines, the next step among the last two.
     """
-    head = f"ft_launcher: {headline(fault, node)}"
+    head = console_line(headline(fault, node), at)
     tail = [next_step(decision)]
     if record is not None:
         tail.append(f"record: {record}")
@@ -62,12 +65,15 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
     lines += [f"| {line}" for line in fault.detail[: room - kept_free]]
     room = _MAX_LINES - 1 - len(lines) - len(tail)
     lines += [f"also: {line}" for line in fault.others[: max(0, min(room, _OTHERS))]]
-    head, lines, tail = printable(head), list(map(printable, lines)), list(map(printable, tail))
-    if colour:
-        head = f"{_BOLD_RED}{head}{_RESET}"
-        if decision.action is Action.RESTART:
-            tail[0] = f"{_BOLD_GREEN}{tail[0]}{_RESET}"
-    return "\n".join([head, *(f"  {line}" for line in (*lines, *tail))])
+    return [printable(head), *(f"  {printable(line)}" for line in (*lines, *tail))]
+
+
+def in_colour(lines: Sequence[str]) -> list[str]:
+    """Returns a block with ANSI colours, for a terminal."""
+    head, *rest = lines
+    restart = f"  {_NEXT}{Action.RESTART.value} "
+    coloured = [f"{_BOLD_GREEN}{line}{_RESET}" if line.startswith(restart) else line for line in rest]
+    return [f"{_BOLD_RED}{head}{_RESET}", *coloured]
 
 
 def headline(fault: Fault, node: str) -> str:
@@ -123,7 +129,7 @@ def _failed(rank: int, failure: Any, ended_by_us: bool, hidden: bool) -> Iterato
 
 def next_step(decision: Decision) -> str:
     """Returns the next step and its reason, in one line."""
-    step = f"next: {decision.action.value} - {decision.reason}"
+    step = f"{_NEXT}{decision.action.value} - {decision.reason}"
     if decision.action is Action.RESTART:
         step += f", {decision.restarts_left} left"
     if decision.wait_s:
@@ -182,8 +188,25 @@ class LineFormatter(logging.Formatter):
         return printable(super().formatException(ei), "\t\n")
 
 
+class ConsoleFormatter(LineFormatter):
+    """Formats log lines for the console: those of level INFO as other lines of the launcher, the others with their
+    level."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        text = printable(record.message)
+        if record.levelno != logging.INFO:
+            text = f"{record.levelname}: {text}"
+        return console_line(text, record.created)
+
+
 def say(text: str) -> None:
-    """Writes one line to standard error, with the launcher's name before it, escaped. Never raises."""
+    """Writes one line to standard error, with the time and the launcher's name before it, escaped. Never raises."""
+    show(console_line(text, time.time()))
+
+
+def answer(text: str) -> None:
+    """Writes one line to standard error as the answer of a command, escaped. Never raises."""
     show(f"ft_launcher: {text}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -336,9 +337,10 @@ class Recorder:
         else:
             record = None
         with contained("the block of the fault cannot be shown"):
-            colour = sys.stderr is not None and sys.stderr.isatty()
-            block = console_text.block(fault, decision, cycle, self.files.node, record, colour)
-            console_text.show_lines(block, escape=False)
+            block = console_text.block(fault, decision, cycle, self.files.node, record, time.time())
+            if sys.stderr is not None and sys.stderr.isatty():
+                block = console_text.in_colour(block)
+            console_text.show_lines("\n".join(block), escape=False)
             self.shown = fault
 
     @contained("an event cannot be recorded")

@@ -22,6 +22,7 @@ from ft_launcher.record.console import Console
 from ft_launcher.record.console_lines import PARTIAL_S
 from ft_launcher.record.contained import contained
 from ft_launcher.record.log_pump import CHUNK, Stream, WrittenFiles, identity
+from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.wire.foreign import open_regular
 
 logger = logging.getLogger(__name__)
@@ -202,7 +203,8 @@ class SpoolStream(Stream):
         self.file.seek(place)
         self._spool.give_back(_READER, place)
         held, self.partial, self._held_since = self.partial, b"", math.inf
-        self._put(held + f"\nft_launcher: the console did not read; bytes not shown: {place - before}\n".encode())
+        line = console_line(f"the console did not read; bytes not shown: {place - before}", time.time())
+        self._put(held + f"\n{line}\n".encode())
 
     def _without_open_line(self, content: bytes, now: float, last: bool) -> bytes:
         """Returns what is to be shown now of what was held back and of `content`."""

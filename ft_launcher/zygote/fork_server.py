@@ -30,6 +30,7 @@ from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkedRank
 from ft_launcher.zygote.learned_modules import Surroundings
 from rank_monitor.contract import env
+from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.descriptor import moved_up
@@ -168,7 +169,8 @@ class Zygote:
                 send(self._connection, answer)
         except BaseException as error:  # the frames below are the agent's: nothing may come out
             if not isinstance(error, OSError):
-                print(f"ft_launcher: the zygote ends: {type(error).__name__}: {error}", file=sys.stderr)
+                text = f"the zygote ends: {type(error).__name__}: {error}"
+                print(console_line(text, time.time()), file=sys.stderr)
         os._exit(0)
 
     def _settle(self, unwanted: Collection[int]) -> None:
@@ -314,7 +316,8 @@ class Zygote:
             self._wait_to_go(go)
         except BaseException as error:  # the edge of a process; what goes wrong here must not end the training
             # By exec it needs nothing of what failed here.
-            print(f"ft_launcher: this rank starts by exec: {type(error).__name__}: {error}", file=sys.stderr)
+            text = f"this rank starts by exec: {type(error).__name__}: {error}"
+            print(console_line(text, time.time()), file=sys.stderr)
             with contextlib.suppress(BaseException):
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 for descriptor in channel:

@@ -21,6 +21,7 @@ from ft_launcher.zygote import fork_server
 from ft_launcher.zygote.client import NoRanks, RankOrder, ZygoteLost, ZygoteProcess, ZygoteUnfit
 from ft_launcher.zygote.forked_rank import ForkedRank
 from ft_launcher.zygote.learned_modules import Surroundings
+from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.settings.config import StartSettings
 
@@ -166,7 +167,8 @@ class ZygotePool:
             return f"the zygote was lost: {lost}"
         took_s = time.monotonic() - began
         if modules and took_s > _SLOW_PRELOAD_S:
-            print(f"ft_launcher: --ft-preload {','.join(modules)} took {took_s:.0f} s", file=sys.stderr)
+            text = f"--ft-preload {','.join(modules)} took {took_s:.0f} s"
+            print(console_line(text, time.time()), file=sys.stderr)
         return self._against_loaded()
 
     def prepare_apart(self, arguments: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ft_launcher.settings import rank_program, warm_start
 from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkOrder
 from rank_monitor.contract import env
+from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire import sealed_pickle
 
@@ -184,11 +186,11 @@ class FirstImport:
                 os.execve(sys.executable, [*command, *map(str, pickles)], dict(order.environ))
             except OSError as error:
                 refusal = f"the system refuses ({error.strerror})"
-        print(
-            f"ft_launcher: {why}. This has no effect on what the rank was forked with, and the rank cannot start again "
-            f"by exec: {refusal}. Use --ft-warm-start=off, or set it before the job starts",
-            file=sys.stderr,
+        text = (
+            f"{why}. This has no effect on what the rank was forked with, and the rank cannot start again by exec: "
+            f"{refusal}. Use --ft-warm-start=off, or set it before the job starts"
         )
+        print(console_line(text, time.time()), file=sys.stderr)
 
     def _report(self, why: str) -> None:
         """Reports to the agent, which starts all ranks by exec from then on."""

@@ -6,6 +6,7 @@ A row with `runs` needs the running launcher and is a process of its own; the ot
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -165,7 +166,7 @@ def test_bad_input(
     assert code == row.code, err
     assert out == ""
     assert "Traceback" not in err
-    (message,) = [line for line in err.splitlines() if line.startswith("ft_launcher: ")]
+    (message,) = [line for line in err.splitlines() if re.match(r"(\d\d:\d\d:\d\d )?ft_launcher: ", line)]
     for says in row.says:
         assert says.format(folder=place, port=port) in message
     assert sorted(place.rglob("*")) == before
@@ -175,7 +176,7 @@ def test_bad_input(
 def test_ranks_per_gpu_without_a_gpu(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, _, message = run_here(["--nproc-per-node", "gpu", "train.py"], capfd)
     assert code == 2
-    assert message.startswith("ft_launcher: nproc_per_node='gpu' (from --nproc-per-node): ")
+    assert " ft_launcher: nproc_per_node='gpu' (from --nproc-per-node): " in message
     assert not list((place / "tmp").iterdir())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ def test_whatever_happens_the_runtime_is_closed(launcher: FakeLauncher, error: B
 def test_a_wrong_line_ends_with_2_and_closes(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--nproc-per-node", "2", "--tee", "9", "train.py") == 2
     assert launcher.events == ["start", "close"]
-    assert capsys.readouterr().err.startswith("ft_launcher: tee='9' (from --tee): ")
+    assert re.match(r"\d\d:\d\d:\d\d ft_launcher: tee='9' \(from --tee\): ", capsys.readouterr().err)
 
 
 def test_a_dry_run_prints_and_starts_nothing(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:

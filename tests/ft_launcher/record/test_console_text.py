@@ -1,7 +1,9 @@
 """The console block: at most ten lines, with what a person needs first; and the summary of torch's failures."""
 
 import logging
+import re
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,19 +13,22 @@ from ft_client.inprocess.attribution import Interruption
 from ft_launcher.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.policy.restart_policy import Action, Decision
 from ft_launcher.record import console_text
-from ft_launcher.record.console_text import block, failed_ranks
+from ft_launcher.record.console_text import block, failed_ranks, in_colour
 
 FAULT = Fault(
     FaultKind.HANG, 3, 1, 4711, -9, "hangs: section step open for 5.0 s", "in section step at iteration 9",
     "the process is stopped", detail=tuple(f"train.py:{n} in f{n}" for n in range(20)),
     others=tuple(f"rank {n} was running" for n in range(9)), fault_class=FaultClass.HANG,
 )  # fmt: skip
+MORNING = datetime(2026, 2, 3, 4, 5, 6).timestamp()
+AT = "04:05:06"
 RESTART = Decision(Action.RESTART, "restart 1 of 3", True, 2)
 
 
 def test_says_everything_in_ten_lines() -> None:
-    text = block(FAULT, RESTART, 2, "node7", Path("/logs/run"))
-    assert len(text.splitlines()) == 10
+    lines = block(FAULT, RESTART, 2, "node7", Path("/logs/run"), MORNING)
+    assert len(lines) == 10 and lines[0].startswith(f"{AT} ft_launcher: rank 3 on node7 hangs")
+    text = "\n".join(lines)
     for part in (
         "rank 3 on node7 hangs",
         "iteration 9; class: hang",
@@ -36,18 +41,24 @@ def test_says_everything_in_ten_lines() -> None:
 
 
 def test_giving_up_names_the_exit_code() -> None:
-    text = block(replace(FAULT, detail=(), others=()), Decision(Action.GIVE_UP, "spent", exit_code=85), 0, "n", None)
+    text = block(
+        replace(FAULT, detail=(), others=()), Decision(Action.GIVE_UP, "spent", exit_code=85), 0, "n", None, MORNING
+    )[-1]
     assert "give up - spent; exit code 85" in text
 
 
 def test_a_wait_is_said() -> None:
-    text = block(FAULT, replace(RESTART, wait_s=4.0), 2, "node7", None)
+    text = block(FAULT, replace(RESTART, wait_s=4.0), 2, "node7", None, MORNING)[-1]
     assert "restart 1 of 3, 2 left, after a wait of 4 s" in text
 
 
-def test_colour_only_when_asked() -> None:
-    assert "\033" not in block(FAULT, RESTART, 0, "n", None)
-    assert "\033" in block(FAULT, RESTART, 0, "n", None, colour=True)
+@pytest.mark.parametrize("decision", [RESTART, Decision(Action.GIVE_UP, "spent", exit_code=85)])
+def test_the_headline_and_a_restart_are_coloured(decision: Decision) -> None:
+    plain = block(FAULT, decision, 0, "n", Path("/logs/run"), MORNING)
+    coloured = in_colour(plain)
+    assert "\033" not in "".join(plain) and coloured[0] == f"\033[1;31m{plain[0]}\033[0m"
+    restart = [line for line in coloured[1:] if "\033" in line]
+    assert restart == [f"\033[1;32m{plain[-2]}\033[0m"] * (decision.action is Action.RESTART)
 
 
 def failure(local_rank: int, exit_code: int) -> ProcessFailure:
@@ -107,8 +118,19 @@ def test_control_characters_of_a_rank_are_escaped(capsys: pytest.CaptureFixture[
     escaped = r"bad\x1b[2J\r\nft_launcher: all is well\x07 \u202e \udcff"
     console_text.show(hostile)
     fault = replace(FAULT, what=hostile, hint=hostile, detail=(hostile,), others=(hostile,))
-    console_text.show_lines(console_text.block(fault, RESTART, 0, "node", None), escape=False)
+    console_text.show_lines("\n".join(block(fault, RESTART, 0, "node", None, MORNING)), escape=False)
     shown = capsys.readouterr().err
     assert shown.count(escaped) == 5 and "\x1b" not in shown and "\r" not in shown
     record = logging.LogRecord("name", logging.WARNING, "file", 1, "rank says %s", (hostile,), None)
     assert console_text.LineFormatter("%(message)s").format(record) == f"rank says {escaped}"
+    record.created = MORNING
+    assert console_text.ConsoleFormatter().format(record) == f"{AT} ft_launcher: WARNING: rank says {escaped}"
+    record.levelno = logging.INFO
+    assert console_text.ConsoleFormatter().format(record) == f"{AT} ft_launcher: rank says {escaped}"
+
+
+def test_a_line_says_when_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    console_text.say("all is well")
+    console_text.answer("nobody asked")
+    line, answer = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d ft_launcher: all is well", line) and answer == "ft_launcher: nobody asked"
