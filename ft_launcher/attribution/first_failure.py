@@ -28,7 +28,7 @@ from ft_launcher.attribution.fault import (
 )
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.rank_view import RankView
-from ft_launcher.attribution.scene import Whereabouts
+from ft_launcher.attribution.scene import Whereabouts, numbered
 from ft_launcher.attribution.wrapped_errors import errors_inside
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.same_error import digest
@@ -290,9 +290,28 @@ def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
 
 
 def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
-    """Describes the end of each other rank; those without an exception, whose stacks say more, come first."""
-    others = sorted((rank for rank in ranks if rank is not first), key=lambda rank: rank.exception is not None)
-    return tuple(state(rank) for rank in others)
+    """Describes the end of each other rank, in this order:
+
+    1. those whose error is the consequence of this fault, in one line: their tracebacks are on the console before it;
+    2. those without an exception, whose stacks say more;
+    3. the others.
+    """
+    lost: list[RankEvidence] = []
+    if first.collateral < 1:
+        lost = [rank for rank in ranks if rank is not first and rank.exception is not None and rank.collateral == 1]
+    others = sorted(
+        (rank for rank in ranks if rank is not first and rank not in lost), key=lambda rank: rank.exception is not None
+    )
+    return (*_in_consequence([rank.rank for rank in lost]), *(state(rank) for rank in others))
+
+
+def _in_consequence(ranks: Sequence[int]) -> tuple[str, ...]:
+    """Says that the errors of these ranks have their cause in the fault; nothing without ranks."""
+    if not ranks:
+        return ()
+    if len(ranks) == 1:
+        return (f"{numbered(ranks)} failed in consequence: its traceback is not the cause",)
+    return (f"{numbered(ranks)} failed in consequence: their tracebacks are not the cause",)
 
 
 def what_was_raised(exception: RankException) -> str:

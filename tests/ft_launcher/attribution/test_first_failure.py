@@ -476,8 +476,9 @@ def test_where_others_were_is_told_of_those_without_an_error_first() -> None:
     ranks = [raises("bad", "ValueError"), raises(PAIR, at=1.1), was_at(2, LOADS), was_at(3, IN_ALL_REDUCE)]
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
     assert fault is not None
-    assert fault.others[1] == f"rank 3 ended by SIGTERM, at {IN_ALL_REDUCE[-1]}"
-    assert [line[:6] for line in fault.others] == ["rank 2", "rank 3", "rank 1"]
+    assert fault.others[0].startswith("rank 1 failed in consequence")
+    assert fault.others[2] == f"rank 3 ended by SIGTERM, at {IN_ALL_REDUCE[-1]}"
+    assert [line[:6] for line in fault.others] == ["rank 1", "rank 2", "rank 3"]
 
 
 @pytest.mark.parametrize(
@@ -662,3 +663,25 @@ def test_a_rank_that_was_stopped_is_told_so_before_its_limit() -> None:
     assert (
         fault is not None and fault.what == "hangs: it is stopped, and 1 rank waits for it; in section:step for 5.1 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("lost", "line"),
+    [
+        ([], []),
+        ([2], ["rank 2 failed in consequence: its traceback is not the cause"]),
+        ([0, 2], ["ranks 0, 2 failed in consequence: their tracebacks are not the cause"]),
+    ],
+)
+def test_errors_in_consequence_are_one_line_that_comes_first(lost: list[int], line: list[str]) -> None:
+    """Their tracebacks may stand between that of the cause and the block."""
+    ranks = [rank(1, **raises("bad", "ValueError", at=1.0)), rank(3), rank(4, **raises("bad", "ValueError", at=1.2))]
+    ranks += [rank(number, **raises(PAIR, at=0.9)) for number in lost]
+    fault = attribute(sorted(ranks, key=lambda rank: rank.rank), NODE, stop_began=1.5)
+    assert fault is not None and fault.rank == 1
+    assert list(fault.others) == [*line, "rank 3 was running", "rank 4 ended with code 1"]
+
+
+def test_a_loss_whose_cause_is_unknown_is_no_consequence() -> None:
+    fault = attribute([rank(number, **raises(PAIR, at=0.9)) for number in range(2)], NODE, stop_began=1.5)
+    assert fault is not None and fault.others == ("rank 1 ended with code 1",)
