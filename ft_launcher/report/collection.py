@@ -21,6 +21,8 @@ from rank_monitor.contract.wire.json_record import real
 
 _MAX_TEXT = 500
 """Characters of a text of a rank in a report."""
+_MOST_LINES = 10
+"""Lines kept of a traceback or a stack, and of what the other ranks did: a block on the console has no more."""
 _MAX_RANKS = 1 << 20
 _WITH_ALL_POINTS = 4
 """Node ranks whose points are all kept: the account is taken from the lowest one that has a cycle. Points take 8 KB in
@@ -85,7 +87,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class FaultEvent:
-    """An event that tells of a fault: `fault`, `in_process_fault`, `in_process_restart`, or `cycle_end` elsewhere."""
+    """An event that tells of a fault: `fault`, `in_process_fault`, `in_process_restart`, or `cycle_end` elsewhere.
+
+    `detail` and `others` are as in the event `fault`, with 10 lines at most.
+    """
 
     event: str
     launch: Launch
@@ -99,6 +104,8 @@ class FaultEvent:
     collateral: bool = False
     iteration: int = -1
     took_s: float = 0.0
+    detail: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 @dataclass
@@ -249,7 +256,17 @@ def _fault(launch: Launch, entry: JournalEntry) -> FaultEvent:
         collateral=facts.get("collateral") is True,
         iteration=-1 if iteration is None else iteration,
         took_s=min(_MAX_S, max(0.0, real(facts, "took_s") or 0.0)),
+        detail=_lines(facts, "detail"),
+        others=_lines(facts, "others"),
     )
+
+
+def _lines(facts: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Returns the first lines of a list of texts, each cut at 500 characters; what is no text is left out."""
+    value = facts.get(name)
+    if not isinstance(value, list):
+        return ()
+    return tuple(line[:_MAX_TEXT] for line in value[:_MOST_LINES] if isinstance(line, str))
 
 
 def _fewer(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -195,6 +195,8 @@ def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: fl
         lost_s=lost_s,
         ranks=ranks,
         rank_s=(recovery_s + lost_s) * ranks,
+        detail=event.detail,
+        others=event.others,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ft_launcher.report.section_durations import WatchedSection
@@ -35,6 +36,8 @@ class FaultFindings:
         lost_s: seconds of steps that were done in vain for it.
         ranks: how many the job had; 0: unknown.
         rank_s: seconds of recovery and lost steps times ranks.
+        detail: lines of the traceback, or the frames of the rank that hangs, the innermost first.
+        others: where the other ranks were, with their collectives: ranks at the same place are one line.
     """
 
     kind: str
@@ -53,6 +56,8 @@ class FaultFindings:
     lost_s: float
     ranks: int
     rank_s: float
+    detail: Sequence[str] = ()
+    others: Sequence[str] = ()
 
     @property
     def cost_s(self) -> float:
@@ -157,6 +162,12 @@ class JobFindings:
     def as_json(self) -> dict[str, Any]:
         """Returns the findings as JSON has them."""
         return {"version": VERSION} | asdict(self)
+
+
+def moment(t: float) -> str:
+    """Returns a moment (seconds since 1970) as local date and time of day: `2026-02-03 12:34:56`."""
+    # A journal may hold a moment before the year 1, which has no date.
+    return datetime.fromtimestamp(max(0.0, t)).isoformat(" ", "seconds")
 
 
 def as_text(seconds: float) -> str:

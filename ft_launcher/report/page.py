@@ -11,7 +11,7 @@ from html import escape
 from ft_launcher.ledger.palette import DARK, LIGHT, WEAK, look_of
 from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import Advice
-from ft_launcher.report.job_findings import JobFindings, as_text, counted
+from ft_launcher.report.job_findings import FaultFindings, JobFindings, as_text, counted
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -24,6 +24,7 @@ body { color: var(--text); background: var(--back); font: 16px/1.5 system-ui, sa
 table { border-collapse: collapse; min-width: 50%; }
 th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.6rem; border-bottom: 1px solid var(--faint); }
 th { vertical-align: bottom; }
+pre { white-space: pre-wrap; }
 h1, p, td { overflow-wrap: anywhere; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 svg { width: 100%; height: 2.5rem; margin-bottom: 0.5rem; }
@@ -124,7 +125,7 @@ def _faults(findings: JobFindings) -> list[str]:
     if not findings.faults:
         return []
     rows = (
-        (terminal_text.headline(fault), terminal_text.costs(fault), fault.what)
+        (terminal_text.headline(fault), terminal_text.costs(fault), _what(fault))
         for fault in terminal_text.costliest(findings)
     )
     classes = (
@@ -140,6 +141,16 @@ def _faults(findings: JobFindings) -> list[str]:
         "<h2>Nodes by faults</h2>",
         _table(("node", "faults"), nodes, {1}),
     ]
+
+
+def _what(fault: FaultFindings) -> str:
+    """What happened, and where the ranks were then, which is folded."""
+    scene = terminal_text.scene(fault)
+    if not scene:
+        return fault.what
+    lines = escape("\n".join(scene))
+    folded = f"<details><summary>stacks and collectives</summary><pre>{lines}</pre></details>"
+    return _Markup(escape(fault.what) + folded)
 
 
 class _Markup(str):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ft_launcher.report.advice import Advice
-from ft_launcher.report.job_findings import FaultFindings, JobFindings, as_text, counted
+from ft_launcher.report.job_findings import FaultFindings, JobFindings, as_text, counted, moment
 from ft_launcher.report.section_durations import WatchedSection
 
 COSTLIEST = 5
@@ -76,7 +76,7 @@ def costliest(findings: JobFindings) -> list[FaultFindings]:
 
 
 def headline(fault: FaultFindings) -> str:
-    """Returns who failed and how."""
+    """Returns when a fault was written down, who failed and how."""
     if fault.rank is None:
         who = fault.kind
     else:
@@ -85,7 +85,12 @@ def headline(fault: FaultFindings) -> str:
         who += f" on {fault.node}"
     if fault.cycle is not None:
         who += f", cycle {fault.cycle}"
-    return f"{who}, attempt {fault.attempt} ({fault.fault_class})"
+    return f"{moment(fault.t)} {who}, attempt {fault.attempt} ({fault.fault_class})"
+
+
+def scene(fault: FaultFindings) -> list[str]:
+    """Returns where the ranks were: the lines of the traceback or the stack, and those about the other ranks."""
+    return [*(f"| {line}" for line in fault.detail), *(f"also: {line}" for line in fault.others)]
 
 
 def costs(fault: FaultFindings) -> str:
@@ -133,6 +138,7 @@ def _of_faults(findings: JobFindings) -> list[str]:
         lines += [f"  {headline(fault)}", f"    {costs(fault)}"]
         if fault.what:
             lines.append(f"    {fault.what}")
+        lines += [f"    {line}" for line in scene(fault)]
     lines += ["", "Faults by class"]
     for of_class in findings.classes:
         lines.append(

@@ -95,7 +95,7 @@ def test_texts_of_ranks_are_texts() -> None:
     lines = [
         start(0, hostile, hostile),
         begins(1, 0),
-        fault(5, 0, what=hostile, kind=hostile, fault_class=hostile),
+        fault(5, 0, what=hostile, kind=hostile, fault_class=hostile, detail=[hostile], others=[hostile]),
         limits(6) | {"sections": {hostile: 5.0}},
         part(0, 0, 20, seconds={f"custom:{hostile}": 5.0}, durations={hostile: durations(500, 9.0)}),
         end(20, 80) | {"reason": hostile},

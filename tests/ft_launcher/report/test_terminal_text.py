@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ft_launcher.report import terminal_text
 from ft_launcher.report.advice import advise
 from tests.ft_launcher.report.lines import (
@@ -10,6 +12,7 @@ from tests.ft_launcher.report.lines import (
     begins,
     durations,
     end,
+    fault,
     found,
     limits,
     part,
@@ -17,6 +20,8 @@ from tests.ft_launcher.report.lines import (
     steps,
     verdict,
 )
+
+MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
 def test_two_attempts_of_two_nodes() -> None:
@@ -30,10 +35,23 @@ def test_two_attempts_of_two_nodes() -> None:
     assert any(line.startswith("  largest loss (up to ") for line in lines)
     text = "\n".join(lines)
     assert "  reschedule                       40.0 s   30.5%" in text
-    assert "  signal of rank 3 on b, cycle 0, attempt 1 (memory)" in lines
+    assert any(
+        re.fullmatch(rf"  {MOMENT} signal of rank 3 on b, cycle 0, attempt 1 \(memory\)", line) for line in lines
+    )
     assert "    13.2 s, 0.0147 rank-hours: detection 1.2 s, stop 2.0 s, rendezvous 500 ms, start 3.0 s" in text
     assert "lost progress 5.0 s" in text
     assert "  checkpoint interval: 2 faults are too few to say how often to save" in text
+
+
+def test_a_fault_has_its_moment_its_stack_and_the_collectives_of_the_others() -> None:
+    """In a journal from elsewhere these may be anything."""
+    others = ["ranks 0,2: in all_reduce 4 of group dp, at train.py:40 in step (iteration 3)", 5, *["x" * 9999] * 99]
+    hang = fault(5, 0, kind="hang", what="hangs: ...", detail=["train.py:28 in load"], others=others)
+    strange = fault(-1e11, 1, detail="no list", others={"no": "list"})
+    lines = terminal_text.as_lines(found([start(0), begins(1, 0), hang, strange, part(0, 0, 10), end(11)]), ())
+    place = next(number for number, line in enumerate(lines) if re.match(rf"  {MOMENT} hang of rank 1", line))
+    assert lines[place + 2 : place + 5] == ["    hangs: ...", "    | train.py:28 in load", f"    also: {others[0]}"]
+    assert sum("also: x" in line for line in lines) == 8 and max(map(len, lines)) < 600
 
 
 def test_a_healthy_job() -> None:
