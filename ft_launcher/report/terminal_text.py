@@ -63,6 +63,8 @@ def verdict(findings: JobFindings) -> str:
         sentences.append("No fault is known.")
     if findings.exit_code is None:
         sentences.append("The journal has no end: the job runs, or its launcher was killed.")
+    elif findings.exit_code and not findings.reason:
+        sentences.append(f"It ended with exit code {findings.exit_code}.")
     elif findings.exit_code:
         sentences.append(f"It ended with exit code {findings.exit_code}: {findings.reason.rstrip('.')}.")
     else:
@@ -77,10 +79,11 @@ def costliest(findings: JobFindings) -> list[FaultFindings]:
 
 def headline(fault: FaultFindings) -> str:
     """Returns when a fault was written down, who failed and how."""
-    if fault.rank is None:
-        who = fault.kind
-    else:
-        who = f"{fault.kind} of rank {fault.rank}"
+    who = fault.kind
+    if who == "unknown":
+        who = "a fault of unknown kind"
+    if fault.rank is not None:
+        who += f" of rank {fault.rank}"
     if fault.node:
         who += f" on {fault.node}"
     if fault.cycle is not None:

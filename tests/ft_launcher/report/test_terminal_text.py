@@ -54,6 +54,13 @@ def test_a_fault_has_its_moment_its_stack_and_the_collectives_of_the_others() ->
     assert sum("also: x" in line for line in lines) == 8 and max(map(len, lines)) < 600
 
 
+def test_a_fault_of_which_nothing_is_known() -> None:
+    known = {"rank": None, "kind": None, "what": None, "fault_class": None}
+    text = "\n".join(terminal_text.as_lines(found([start(0), begins(1, 0), fault(5, 0) | known, end(9)]), ()))
+    assert re.search(rf"\n  {MOMENT} a fault of unknown kind on a, cycle 0, attempt 1 \(unknown\)\n", text)
+    assert "None" not in text
+
+
 def test_a_healthy_job() -> None:
     findings = found([start(0), begins(1, 0), steps(0, 0, 20, 0, 9), part(None, 20, 21), end(21)])
     text = "\n".join(terminal_text.as_lines(findings, ()))
@@ -64,6 +71,8 @@ def test_a_healthy_job() -> None:
 
 def test_how_it_ended() -> None:
     assert terminal_text.verdict(found([start(0), end(3, 85)])).endswith("It ended with exit code 85: why.")
+    silent = [start(0), {**end(3, 85), "reason": None}]
+    assert terminal_text.verdict(found(silent)).endswith("It ended with exit code 85.")
     finished = [start(0), {**end(3, 85), "reason": "the store is lost."}]
     assert terminal_text.verdict(found(finished)).endswith("It ended with exit code 85: the store is lost.")
     assert terminal_text.verdict(found([start(0)])).endswith("its launcher was killed.")
