@@ -221,6 +221,7 @@ class Ranks(EventSource):
         assert self.store is not None
         self._processes = processes
         processes.on_reaped = self.parts.shared_memory.note
+        processes.files = self.parts.recorder.files.thread
         ranks = {local_rank: (self.global_rank(local_rank), pid) for local_rank, pid in processes.pids().items()}
         for local_rank, (rank, pid) in ranks.items():
             self.monitors.begin_rank(self.cycle, local_rank, rank, pid, processes.started_ns)

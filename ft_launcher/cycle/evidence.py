@@ -25,7 +25,7 @@ from ft_launcher.attribution.first_failure import find
 from ft_launcher.attribution.own_lock import waits_in_own_lock
 from ft_launcher.attribution.rank_view import views
 from ft_launcher.ranks.monitors import NodeMonitors
-from ft_launcher.ranks.rank_context import RankContext, RankExit
+from ft_launcher.ranks.rank_context import ERROR_FILES_S, RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
 from rank_monitor.contract.wire.foreign import open_regular, read_file
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
@@ -71,10 +71,10 @@ def gather(
         # A rank under --no-python has no client of ours, and one whose monitor died reported to nobody.
         if exception is None and end is not None and end.exit_code:
             with contained(f"what rank {worker.global_rank} wrote of its error cannot be read"):
-                exception, exception_at = _in_file(Path(ranks.error_files[local_rank]))
+                exception, exception_at = _in_file(ranks, Path(ranks.error_files[local_rank]))
                 # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
                 if exception is None and end.exit_code > 0:
-                    exception, exception_at = _printed(end, found.last_output, ranks.stderrs[local_rank])
+                    exception, exception_at = _printed(ranks, end, found.last_output, ranks.stderrs[local_rank])
                     if exception is not None:
                         exception = replace(exception, before_group=found.before_group)
         if exception is None:
@@ -104,25 +104,30 @@ def fault_in(evidence: CycleEvidence) -> Fault | None:
     return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
 
 
-def _printed(end: RankExit, last_output: str, path: str) -> tuple[RankException | None, float | None]:
+def _printed(
+    ranks: RankContext, end: RankExit, last_output: str, path: str
+) -> tuple[RankException | None, float | None]:
     """Returns the last error that a rank printed, as it reported it or from its stderr file, and when it ended."""
     exception = of_output(last_output)
     if exception is None:
         with suppress(OSError):
-            exception = of_output(read_file(path, _MOST_OUTPUT, tail=True).decode(errors="replace"))
+            content = ranks.files.ask(partial(read_file, path, _MOST_OUTPUT, tail=True), ERROR_FILES_S)
+            exception = of_output(content.decode(errors="replace"))
     if exception is None:
         return (None, None)
     return (exception, end.at)
 
 
-def _in_file(path: Path) -> tuple[RankException | None, float | None]:
+def _in_file(ranks: RankContext, path: Path) -> tuple[RankException | None, float | None]:
     """Returns the exception in torch's error file, and when that was written (monotonic seconds)."""
     try:
-        # The file has wall-clock time; all other moments of a fault are monotonic.
-        age_s = max(0.0, time.time() - path.stat().st_mtime)
-        exception = of_error_file(read_file(path))
+        # In the thread of files: the folder of logs or temporary files may not answer.
+        written_at, content = ranks.files.ask(lambda: (path.stat().st_mtime, read_file(path)), ERROR_FILES_S)
     except OSError:
         return None, None
+    # The file has wall-clock time; all other moments of a fault are monotonic.
+    age_s = max(0.0, time.time() - written_at)
+    exception = of_error_file(content)
     if exception is None:
         return (None, None)
     return (exception, time.monotonic() - age_s)

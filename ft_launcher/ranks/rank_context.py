@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.processes.process_tree import start_ticks
 from ft_launcher.record.cycle_files import open_application_log
+from ft_launcher.record.file_thread import FileThread, NoAnswer
 from ft_launcher.record.log_pump import LogPump, streams_of
 from ft_launcher.record.logs import MOST_KEPT
 from ft_launcher.record.spool import Spool, SpooledOutput
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 _LAST_THREADS_S = 1.0
 """Seconds. /proc shows a zombie when the main thread has ended, and an exit code exists when all threads have."""
+
+ERROR_FILES_S = 2.0
+"""Seconds that the agent waits for an error file, which a file server that is slow gives in tenths."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.exits: dict[int, RankExit] = {}
         self.started_ns = 0
         self.ignored: set[int] = set()
+        self.files = FileThread()
+        """Does what is done with the ranks' error files; replaced by that of the run in `Ranks.begin`."""
         self.on_reaped: Callable[[int], None] = lambda pid: None
         """Called with the pid of each rank whose exit code was taken; set by `Ranks.begin`."""
         self._given_up: dict[int, int] = {}
@@ -192,7 +199,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.envs[local_rank] = {**self.envs[local_rank], **more}
         error_file = Path(self.error_files[local_rank])
         with suppress(OSError):
-            error_file.rename(error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}"))
+            former = error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}")
+            self.files.ask(partial(error_file.rename, former), ERROR_FILES_S)
         self._start_rank_again(local_rank)
         pid: int = self.pids()[local_rank]
         self.pidfds[local_rank] = end_of(pid)
@@ -215,7 +223,11 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         """Has torch see only the ranks that failed by themselves, `first` as the root cause. Call it at the end."""
         self._first_failed = first
         for local_rank in local_ranks:
-            _set_aside_unreadable(Path(self.error_files[local_rank]))
+            try:
+                self.files.ask(partial(_set_aside_unreadable, Path(self.error_files[local_rank])), ERROR_FILES_S)
+            except NoAnswer:
+                # torch reads none that is no regular file.
+                self.error_files[local_rank] = os.devnull
         self.ignore(set(range(self.nprocs)) - set(local_ranks))
 
     def hides_errors(self, local_rank: int) -> bool:

@@ -210,6 +210,8 @@ class KeptFiles:
 
     def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
         self._files = run.files
+        self.thread = run.files
+        """Reads and writes what is in the user's folders."""
         self.journal = Journal(settings.journal_max_mb, run.files)
         self.node = socket.gethostname()
         self._run = run

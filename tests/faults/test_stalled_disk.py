@@ -34,6 +34,8 @@ cycle = os.environ["TORCHELASTIC_RESTART_COUNT"]
 open(f"{folder}/began{cycle}", "w").close()
 while not os.path.exists(f"{folder}/go{cycle}"):
     time.sleep(0.01)
+if cycle == "0" and os.path.exists(f"{folder}/silent"):
+    os._exit(3)
 if cycle == "0":
     raise ValueError("a fault while the disk stands still")
 open(f"{folder}/trained", "w").close()
@@ -152,6 +154,20 @@ def test_restarts_go_on_without_the_journal(start: Callable[..., StalledJob], st
     assert (job.folder / "trained").exists()
     events = job.events()
     assert (events.count("fault"), events.count("decision"), events[-1]) == (1, 1, "job_end")
+
+
+@pytest.mark.parametrize("stall", [QUEUED, SERVED], ids=lambda stall: stall.name)
+def test_restarts_go_on_without_the_log_folder(start: Callable[..., StalledJob], stall: Stall) -> None:
+    """The agent looks there for the error of the rank, and the health checks for room: neither holds it up for long."""
+    job = start("--log-dir={disk}/logs", "--max-restarts=1", "--nproc-per-node=1", "--ft-health-timeout=2")
+    (job.folder / "silent").touch()
+    job.begin(stall)
+    job.go(0)
+    job.wait((job.folder / "began1").exists, "the restart")
+    job.end(stall)
+    job.go(1)
+    assert job.process.wait(LIMIT_S) == 0, job.out
+    assert (job.folder / "trained").exists()
 
 
 @pytest.mark.parametrize("stall", [QUEUED, SERVED], ids=lambda stall: stall.name)
