@@ -31,6 +31,7 @@ from typing import Any
 
 from rank_monitor.contract.errors import ConfigError, ProtocolError
 from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.runtime_folder import remove_abandoned
 from rank_monitor.contract.processes.wait import await_child
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -132,7 +133,7 @@ class TemplateProcess:
             self._read_from = request.settings
         # A collection in a monitor would write to the headers of all objects, and so copy the shared pages.
         gc.freeze()
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             self._become_monitor(listener, agent, request.local_rank, lease)
         self._monitors.add(pid)
@@ -225,7 +226,7 @@ def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob
             and ends when it receives anything.
         unwanted: descriptors of this process that would keep others from seeing its end.
     """
-    pid = os.fork()
+    pid = fork()
     if pid:
         launcher.close()
         return pid

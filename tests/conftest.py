@@ -62,6 +62,7 @@ EVERY_TORCH = (
     "tests/client/inprocess/test_gloo_connections.py::",
     "tests/client/inprocess/restart/test_coordination.py::",
     "tests/client/inprocess/standalone/test_store_host.py::",
+    "tests/rank_monitor/contract/processes/test_fork.py::",
     "tests/rank_monitor/contract/wire/test_json_record.py::",
     "tests/rank_monitor/test_stacks.py::",
     "tests/rank_monitor/test_rank_process.py::",

@@ -23,6 +23,7 @@ from ft_launcher.zygote import fork_server
 from ft_launcher.zygote.forked_rank import ForkedRank
 from ft_launcher.zygote.learned_modules import Surroundings
 from rank_monitor.contract import env
+from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.wait import readable
 
 # Seconds for one request. Forks take milliseconds: a zygote without an answer in this time is stuck or stopped.
@@ -96,7 +97,7 @@ class ZygoteProcess:
         # Asked before the fork: the zygote compares its parent with this, in case the agent has ended by then.
         agent = os.getpid()
         try:
-            pid = os.fork()
+            pid = fork()
         except OSError:
             ours.close()
             theirs.close()

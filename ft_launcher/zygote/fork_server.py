@@ -34,6 +34,7 @@ from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.descriptor import moved_up
+from rank_monitor.contract.processes.fork import fork
 
 # prctl(2).
 _PR_SET_PDEATHSIG = 1
@@ -229,7 +230,7 @@ class Zygote:
         reader, writer = os.pipe()
         try:
             # Orphans of the process in between go to the agent, which is a child subreaper: so it can wait for them.
-            between = os.fork()
+            between = fork()
         except OSError as error:
             os.close(writer)
             answer: dict[str, Any] = {"error": f"{error.strerror} when forking"}
@@ -278,7 +279,7 @@ class Zygote:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in _IGNORED})
         for rank in request["ranks"]:
             try:
-                pid = os.fork()
+                pid = fork()
             except OSError as error:
                 answer = {"error": f"{error.strerror} when forking"}
                 break
@@ -371,7 +372,7 @@ def is_safe_path() -> bool:
 
 def _against_this_process() -> str:
     """Returns why this process cannot be forked into ranks; empty: it can."""
-    child = os.fork()  # libraries with a handler for forks (OpenBLAS) end their threads for it
+    child = fork()  # libraries with a handler for forks (OpenBLAS) end their threads for it
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)

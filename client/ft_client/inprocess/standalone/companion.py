@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from ft_client.monitoring import hidden_thread
 from rank_monitor.contract import env
 from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.descriptor import moved_up
+from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel
@@ -281,9 +281,7 @@ def _may_fork() -> bool:
 
 
 def _fork(order: CompanionOrder, make_store: MakeStore | None) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for threads of C libraries
-        between = os.fork()
+    between = fork()
     if between == 0:
         companion_process.become(order, make_store)
     with contextlib.suppress(ChildProcessError):  # the script reaps every child by itself

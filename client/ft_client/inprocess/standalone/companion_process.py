@@ -40,6 +40,7 @@ from ft_client.inprocess.wait_daemon import COMPANION
 from rank_monitor.contract.iterations.iteration import depart
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
 from rank_monitor.contract.processes import proc, resolver
+from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire import channel
@@ -97,7 +98,7 @@ def become(order: CompanionOrder, make_store: MakeStore | None = None) -> NoRetu
     try:
         os.setsid()
         proc.name_this_process(COMPANION)  # the fork inherits it: who finds its pid finds it by its name
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             _live(order, make_store)
         pid_file(order.folder).write_text(str(pid))
