@@ -251,7 +251,7 @@ class Zygote:
         """
         between = os.getpid()
         try:
-            pid = os.fork()
+            pid = fork()
             if pid != 0:
                 os.write(writer, json.dumps({"pids": [pid]}).encode())
                 os._exit(0)

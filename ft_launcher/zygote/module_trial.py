@@ -21,6 +21,7 @@ from ft_launcher.zygote.import_effects import ImportEffects
 from ft_launcher.zygote.import_recorder import Part, root
 from ft_launcher.zygote.learned_modules import Choice, Surroundings, Tried
 from rank_monitor.contract.installed import is_installed
+from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.wait import readable
 
 _TRIAL_S = 600.0
@@ -50,7 +51,7 @@ def learn(names: Sequence[str], environ: Surroundings, settle: Callable[[], None
 def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> Choice:
     report = os.memfd_create("ft_trial")
     try:
-        child = os.fork()
+        child = fork()
         if child == 0:
             _run_child(report, names, environ, settle)
         pidfd = os.pidfd_open(child)
