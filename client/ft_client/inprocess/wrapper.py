@@ -101,6 +101,7 @@ class Wrapper:
             ):
                 log.warning("%s", warning)
             coordination = meet(self.arguments, self._make_store, state)
+            log.debug("rank %s of %s: a wrapped call begins", state.initial_rank, state.initial_world_size)
             Wrapper._is_in_call = True
             try:
                 return self._call_at(coordination, function, state)
@@ -111,6 +112,7 @@ class Wrapper:
             finally:
                 Wrapper._is_in_call = False
                 coordination.close()
+                log.debug("rank %s of %s: the wrapped call has ended", state.initial_rank, state.initial_world_size)
 
     def _call_at(self, coordination: Coordination, function: Callable[[CallWrapper], Any], state: State) -> Any:
         call: Call | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import logging
 import os
 import signal
@@ -200,6 +201,16 @@ def advised(note: Note) -> Any:
     wrapper._nccl_version = lambda: (2, 27, 3)
     distributed_c10d.default_pg_nccl_timeout = seconds(60)
     return Wrapper(**QUICK)(me)()
+
+
+def told_at_debug_level(note: Note) -> Any:
+    """Nothing fails, and the program has asked for all that its loggers say."""
+    stream = io.StringIO()
+    logging.basicConfig(level=logging.DEBUG, stream=stream, force=True)
+    result = Wrapper(**QUICK)(me)()
+    for line in stream.getvalue().splitlines():
+        note(line)
+    return result
 
 
 def unhealthy(note: Note) -> Any:

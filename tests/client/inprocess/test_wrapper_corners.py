@@ -112,6 +112,15 @@ def test_the_advice_about_nccl_is_given_at_the_call() -> None:
     assert any("set NCCL_NVLS_ENABLE=0" in note for note in told[0].notes)
 
 
+def test_a_call_without_a_fault_says_at_debug_level_when_it_begins_and_ends() -> None:
+    with job(1, corner_mains.told_at_debug_level) as made:
+        told = made.end(SOON_S)
+    assert [note for note in told[0].notes if "ft_client.inprocess:" in note] == [
+        "DEBUG:ft_client.inprocess:rank 0 of 1: a wrapped call begins",
+        "DEBUG:ft_client.inprocess:rank 0 of 1: the wrapped call has ended",
+    ]
+
+
 def test_a_store_that_nobody_serves_is_named() -> None:
     with job(2, corner_mains.nobody_serves, hosted=False) as made:
         told = made.end(SOON_S)
